@@ -1,0 +1,32 @@
+# Every target runs what CI runs. `make help` lists them.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint protos envoy-config bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.installed ## create the virtual environment with everything in it
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+test: setup ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+protos: setup ## regenerate epp/pb from protos/
+	$(BIN)/python -m bench.protos
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist demo-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Typed configuration: strict decoding, errors that name file, key and fix."""

@@ -1,0 +1,1 @@
+"""From a measured request to a decision: filter, policy, tie-break, reservation; records."""

@@ -1,0 +1,1 @@
+"""Envoy configuration built from typed messages; running a local Envoy."""

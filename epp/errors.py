@@ -1,0 +1,56 @@
+"""Errors that cross module borders.
+
+EppError
+├── ConfigError      an operator's file is wrong: names the file, the key and the fix
+├── ClientError      a request is wrong: carries the HTTP status and words for the client
+└── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
+"""
+
+from __future__ import annotations
+
+
+class EppError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(EppError):
+    """A configuration file, or a value in it, cannot be used.
+
+    Args:
+        source: the file (or ``<text>``) the value came from.
+        key: dotted path of the key, ``""`` for the file as a whole.
+        problem: what is wrong.
+        fix: what to write instead.
+    """
+
+    def __init__(self, source: str, key: str, problem: str, fix: str = "") -> None:
+        self.source, self.key, self.problem, self.fix = source, key, problem, fix
+        place = f"{source}: {key}" if key else source
+        super().__init__(f"{place}: {problem}" + (f" ({fix})" if fix else ""))
+
+
+class ClientError(EppError):
+    """A request that cannot be served as sent; becomes an HTTP error in the words of its API.
+
+    Args:
+        status: HTTP status code, 4xx.
+        message: one sentence for the person who wrote the client.
+        param: the offending field of the body, if one can be named.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        self.status, self.message, self.param = status, message, param
+        super().__init__(message)
+
+
+class NoEndpointError(EppError):
+    """No endpoint is eligible; becomes 503.
+
+    Args:
+        rule: the rule that removed the last candidate, e.g. ``"pool-empty"`` or ``"model"``.
+        message: one sentence that names the rule and what it asked for.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        self.rule, self.message = rule, message
+        super().__init__(message)

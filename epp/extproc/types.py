@@ -1,0 +1,108 @@
+"""What goes in and out of the protocol machine besides the ext_proc messages themselves.
+
+The machine is fed `ProcessingRequest` messages and answers with a list of outputs, each either a
+`ProcessingResponse` to send to Envoy, in order, or one of the events below for the shell. `PickNeeded` is
+the one event that asks for an answer: the shell calls back `picked`, `refused` or `pass_through`, at once or later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Cause(Enum):
+    """How an exchange ended, as far as the ext_proc stream tells."""
+
+    COMPLETED = "completed"  # the response was seen to its end
+    STREAM_END = "stream-end"  # Envoy closed the stream; what became of the response is not known here
+    CLIENT_GONE = "client-gone"  # the stream was cut before the response ended
+    REFUSED = "refused"  # answered by an immediate response
+    PROTOCOL_ERROR = "protocol-error"  # Envoy sent what the protocol does not allow here
+    UNOBSERVED = "unobserved"  # the stream was ended by us after the pick
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request as far as Envoy has shown it.
+
+    Attributes:
+        method: ``:method``.
+        path: ``:path`` with its query.
+        headers: all headers, names lower-cased, the last value of each.
+        body: the whole body; None when the request has none (headers end the stream).
+        metadata: ``metadata_context.filter_metadata`` as plain values, namespace -> fields.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    metadata: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The shell's answer: where the request goes.
+
+    Attributes:
+        destination: ``host:port`` or an ordered comma list, primary first.
+        decision_id: goes into dynamic metadata, to join later reports.
+        set_headers: further request headers to set.
+        body: replacement body, None to leave it as it is (content-length follows the replacement).
+        observe_response: False ends the stream after the pick where that is safe (full duplex).
+    """
+
+    destination: str
+    decision_id: str
+    set_headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    observe_response: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An HTTP answer instead of a pick."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PickNeeded:
+    """All that a pick needs is here; the machine waits for `picked`, `refused` or `pass_through`."""
+
+    request: HttpRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStarted:
+    """Response headers arrived."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseData:
+    """A piece of the response body, in order; may be empty at the end of the stream."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeEnded:
+    """Nothing more will come; said exactly once per stream."""
+
+    cause: Cause
+    detail: str = ""
+
+
+Event = PickNeeded | ResponseStarted | ResponseData | ExchangeEnded

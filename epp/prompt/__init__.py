@@ -1,0 +1,1 @@
+"""API bodies to one canonical prompt; token counting; block hashing."""

@@ -1,0 +1,92 @@
+"""The canonical request: what every API's body becomes before anything is counted, hashed or priced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One API request in canonical form.
+
+    Attributes:
+        api: name of the parser, e.g. ``openai-chat``.
+        model: public model name, ``""`` when absent and allowed to be.
+        canonical: the prompt as bytes - tools, system, messages in order - such that two requests whose
+            engines would see a common token prefix share a common byte prefix. Lives only as long as the
+            request; nothing keeps it.
+        stream: whether the client asked for server-sent events.
+        max_output_tokens: the client's output limit, None when it sets none.
+        session: session hint from body or headers, ``""`` when there is none.
+        cache_salt: the client's cache salt; prompts with different salts share nothing.
+        include_usage: whether a streamed answer will carry ``usage``.
+    """
+
+    api: str
+    model: str
+    canonical: bytes
+    stream: bool
+    max_output_tokens: int | None
+    session: str
+    cache_salt: str
+    include_usage: bool
+
+
+class Parser(Protocol):
+    """One API: which paths it owns, how its bodies read, how its errors look."""
+
+    @property
+    def name(self) -> str:
+        """Name in records and metrics."""
+        ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Path suffixes of this API without query, e.g. ``/v1/chat/completions``."""
+        ...
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Body and lower-cased headers to canonical form.
+
+        Raises:
+            ClientError: the body is not what this API accepts.
+        """
+        ...
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An error as this API's clients expect it (JSON bytes)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrompt:
+    """A prompt reduced to numbers: safe to keep, impossible to read back.
+
+    Attributes:
+        namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
+        prompt_tokens: counted or estimated tokens.
+        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
+        block_tokens: tokens per block (fractional when estimated from bytes).
+    """
+
+    namespace: int
+    prompt_tokens: int
+    blocks: Sequence[int]
+    block_tokens: float
+
+
+class TokenCounter(Protocol):
+    """Tokens of a canonical prompt."""
+
+    @property
+    def name(self) -> str:
+        """Name in records and metrics."""
+        ...
+
+    def count(self, request: ParsedRequest) -> int:
+        """Prompt tokens of the request, at least 1 for a non-empty prompt."""
+        ...

@@ -1,0 +1,1 @@
+"""Workloads and traces, load generation, statistics, reports."""

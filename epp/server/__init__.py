@@ -1,0 +1,1 @@
+"""All the I/O: gRPC and HTTP faces, probes, scrapers, file watching, tasks."""

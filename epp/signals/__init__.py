@@ -1,0 +1,1 @@
+"""What is known per endpoint: prefix index, load ledger, RTT table, engine metrics; the view over them."""

@@ -1,0 +1,40 @@
+"""An endpoint as configured or discovered, and the identity that its signals hang on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One replica.
+
+    Attributes:
+        address: ``host:port`` as Envoy is told it; IPv6 hosts are bracketed.
+        tls: whether the upstream speaks TLS.
+        server_name: SNI and certificate name, ``""`` for the host itself.
+        region: name of its region, ``""`` when unknown.
+        engine_class: name of its hardware and engine class, ``""`` when unknown.
+        models: public model names that it serves; empty means any.
+        context_tokens: longest prompt plus output that it accepts, None when unknown.
+        kv_capacity_tokens: size of its KV cache when the operator states it, None to learn it.
+        draining: takes no new requests.
+        uid: identity beyond the address when the source has one (pod UID), else ``""``.
+        labels: free labels, for filters and people.
+    """
+
+    address: str
+    tls: bool = False
+    server_name: str = ""
+    region: str = ""
+    engine_class: str = ""
+    models: frozenset[str] = frozenset()
+    context_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
+    draining: bool = False
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)

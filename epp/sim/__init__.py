@@ -1,0 +1,1 @@
+"""A replica's model, pure and in virtual time, and an HTTP face for it."""

@@ -1,0 +1,117 @@
+"""What a policy sees and what it says: the only types of ours that `epp.policies` imports.
+
+A `FleetView` is one immutable snapshot taken at one instant: columns, one value per eligible endpoint, all of
+the same length and in the same order. It holds ages, never timestamps, so that a recorded view can be ranked
+again at any later time. A `Ranking` is the policy's answer: one cost per endpoint (lower is better) and the
+terms it is the sum of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy may know of the request.
+
+    Attributes:
+        decision_id: key of every draw made for this request.
+        model: public model name, ``""`` when the body names none.
+        prompt_tokens: estimated or counted tokens of the prompt; 0 for a request without a prompt.
+        body_bytes: size of the request body on the wire.
+        max_output_tokens: the client's output limit, None when it sets none.
+        affinity_key: session hint, else the prompt's first blocks; ``""`` when there is neither.
+        sequence: number of decisions made before this one by this picker (what a rotation turns on).
+    """
+
+    decision_id: str
+    model: str = ""
+    prompt_tokens: int = 0
+    body_bytes: int = 0
+    max_output_tokens: int | None = None
+    affinity_key: str = ""
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Signals about every eligible endpoint at one instant.
+
+    A value that is not known is filled with the worst known value of its column (0 when none is known), so
+    that no endpoint is preferred for being unknown; ``unknown`` says which were filled.
+
+    Attributes:
+        endpoints: ``host:port`` of each candidate, in pool order.
+        regions: region of each, ``""`` when not configured.
+        engine_classes: hardware and engine class of each, ``""`` when not configured.
+        rtt_ms: round-trip time to each over a warm connection.
+        cached_tokens: prompt tokens expected in its KV cache.
+        uncached_tokens: prompt tokens it would have to prefill.
+        queued_tokens: all prompt tokens of its unfinished requests (the paper's counter, live).
+        pending_uncached_tokens: uncached tokens of its requests that await their first token, live.
+        running_requests: its unfinished requests, live.
+        decoding_requests: those past their first token, live.
+        engine_running: requests in its batch by its own metrics, as old as ``engine_age_ms``.
+        engine_waiting: requests in its queue by its own metrics.
+        engine_kv_usage: share of its KV cache in use, 0..1.
+        engine_age_ms: age of the engine metrics.
+        unknown: per column name, a mask of the values that were filled in.
+    """
+
+    endpoints: tuple[str, ...]
+    regions: tuple[str, ...]
+    engine_classes: tuple[str, ...]
+    rtt_ms: NDArray[np.float64]
+    cached_tokens: NDArray[np.float64]
+    uncached_tokens: NDArray[np.float64]
+    queued_tokens: NDArray[np.float64]
+    pending_uncached_tokens: NDArray[np.float64]
+    running_requests: NDArray[np.float64]
+    decoding_requests: NDArray[np.float64]
+    engine_running: NDArray[np.float64]
+    engine_waiting: NDArray[np.float64]
+    engine_kv_usage: NDArray[np.float64]
+    engine_age_ms: NDArray[np.float64]
+    unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of candidates."""
+        return len(self.endpoints)
+
+
+#: Columns of a `FleetView` that hold numbers, in the order in which tools print and record them.
+NUMERIC_COLUMNS = (
+    "rtt_ms",
+    "cached_tokens",
+    "uncached_tokens",
+    "queued_tokens",
+    "pending_uncached_tokens",
+    "running_requests",
+    "decoding_requests",
+    "engine_running",
+    "engine_waiting",
+    "engine_kv_usage",
+    "engine_age_ms",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A policy's answer.
+
+    Attributes:
+        costs: one finite cost per endpoint, lower is better.
+        terms: what the costs are made of, for people: name -> one value per endpoint. Terms whose names a
+            policy lists as additive sum to ``costs``.
+    """
+
+    costs: NDArray[np.float64]
+    terms: Mapping[str, NDArray[np.float64]]

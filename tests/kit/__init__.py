@@ -1,0 +1,1 @@
+"""Shared test tools, typed like production code."""
