@@ -2,7 +2,7 @@
 
 The machine is fed `ProcessingRequest` messages and answers with a list of outputs, each either a
 `ProcessingResponse` to send to Envoy, in order, or one of the events below for the shell. `PickNeeded` is
-the one event that asks for an answer: the shell calls back `picked`, `refused` or `pass_through`, at once or later.
+the one event that asks for an answer: the shell calls `picked`, `refused` or `pass_through`, now or later.
 """
 
 from __future__ import annotations
