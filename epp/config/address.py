@@ -1,0 +1,56 @@
+"""``host:port`` in all its spellings, as Envoy and sockets want it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_HOST = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?\Z")
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """``10.0.0.1:80``, ``[fd00::1]:80`` or ``name.example:80`` to host (no brackets) and port.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not host:port")
+    if not (
+        port_text.isascii() and port_text.isdigit() and 1 <= len(port_text) <= 5 and int(port_text) <= 65535
+    ):
+        raise ValueError(f"port {port_text!r} of {text!r} is not a number from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError(f"{host!r} in {text!r} is not an IPv6 address") from None
+        return host, int(port_text)
+    if ":" in host:
+        raise ValueError(f"IPv6 addresses need brackets: [{host}]:{port_text}")
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            raise ValueError(f"{host!r} in {text!r} is not an IPv4 address") from None
+    elif not _HOST.match(host):
+        raise ValueError(f"{host!r} in {text!r} is not a host name")
+    return host, int(port_text)
+
+
+def join_address(host: str, port: int) -> str:
+    """Host and port to the one spelling used as an endpoint's name; IPv6 is compressed and bracketed."""
+    if ":" in host:
+        return f"[{ipaddress.IPv6Address(host).compressed}]:{port}"
+    return f"{host.lower()}:{port}"
+
+
+def normalise_address(text: str) -> str:
+    """Any accepted spelling to the canonical one.
+
+    Raises:
+        ValueError: as `split_address`.
+    """
+    return join_address(*split_address(text))

@@ -1,0 +1,85 @@
+"""From text to a checked `Config`, and from two shared weight files to their values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from epp.config.address import split_address
+from epp.config.schema import Config, Section
+from epp.config.strict import decode
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def parse_config(text: str | bytes, source: str) -> Config:
+    """`epp.yaml` as text to a `Config`.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
+    config = decode(text, Config, source)
+    for key in ("grpc", "http"):
+        try:
+            split_address(getattr(config.listen, key))
+        except ValueError as error:
+            raise ConfigError(source, f"listen.{key}", str(error), "e.g. 127.0.0.1:9002") from error
+    return config
+
+
+class WeightsFile(Section, frozen=True):
+    """A shared weights file: `weights.yaml` (one writer: the tuner) or `overrides.yaml` (the operator).
+
+    Attributes:
+        weights: values by weight name; weights not named keep their value from below.
+        policy: the policy they were made for; when set, another policy refuses the file.
+        version: format of the file.
+    """
+
+    weights: dict[str, float] = {}
+    policy: str = ""
+    version: int = 1
+
+
+def parse_weights(
+    text: str | bytes, source: str, *, policy: str, bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """A weights file to checked values.
+
+    Args:
+        text: the file's content.
+        source: its name, for errors.
+        policy: the policy in force.
+        bounds: allowed ``[low, high]`` of every weight it knows.
+
+    Raises:
+        ConfigError: empty or torn file, unknown weight, wrong policy or version, value out of bounds.
+    """
+    if not text.strip():
+        raise ConfigError(source, "", "the file is empty", "write 'weights: {}' for no values")
+    parsed = decode(text, WeightsFile, source)
+    if parsed.version != 1:
+        raise ConfigError(source, "version", f"version {parsed.version} is not known", "this program reads 1")
+    if parsed.policy and parsed.policy != policy:
+        raise ConfigError(source, "policy", f"made for {parsed.policy!r}, but {policy!r} is in force")
+    return check_weights(parsed.weights, source, "weights", bounds)
+
+
+def check_weights(
+    weights: Mapping[str, float], source: str, key: str, bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """Weights whose names are known and whose values lie within their bounds.
+
+    Raises:
+        ConfigError: naming the weight.
+    """
+    for name, value in weights.items():
+        if name not in bounds:
+            known = ", ".join(sorted(bounds)) or "none; this policy has no weights"
+            raise ConfigError(source, f"{key}.{name}", "unknown weight", f"known: {known}")
+        low, high = bounds[name]
+        if not math.isfinite(value) or not low <= value <= high:
+            raise ConfigError(source, f"{key}.{name}", f"{value} is out of bounds", f"{low} to {high}")
+    return dict(weights)

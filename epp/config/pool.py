@@ -1,0 +1,104 @@
+"""The endpoints file: what an operator writes about each replica."""
+
+from __future__ import annotations
+
+import msgspec
+
+from epp.config.address import normalise_address
+from epp.config.schema import NotNegative, PositiveInt, Section
+from epp.config.strict import decode
+from epp.errors import ConfigError
+from epp.signals.endpoint import Endpoint
+
+
+class EndpointSpec(Section, frozen=True):
+    """One replica.
+
+    Attributes:
+        address: ``host:port``; IPv6 in brackets.
+        tls: whether it speaks TLS.
+        server_name: SNI and certificate name, the host itself when empty.
+        region: its region, free text.
+        engine_class: its hardware and engine class, free text.
+        models: public model names that it serves; any when empty.
+        context_tokens: longest prompt plus output that it accepts.
+        kv_capacity_tokens: its KV cache, when the engine's metrics do not tell it.
+        rtt_ms: what to assume until it is measured.
+        draining: takes no new requests.
+        bearer_token_file: token for its probes and scrapes, instead of the one in ``scrape``.
+        ca_file: CA bundle for its probes and scrapes, instead of the one in ``scrape``.
+        labels: free labels.
+    """
+
+    address: str
+    tls: bool = False
+    server_name: str = ""
+    region: str = ""
+    engine_class: str = ""
+    models: list[str] = []
+    context_tokens: PositiveInt | None = None
+    kv_capacity_tokens: PositiveInt | None = None
+    rtt_ms: NotNegative | None = None
+    draining: bool = False
+    bearer_token_file: str = ""
+    ca_file: str = ""
+    labels: dict[str, str] = {}
+
+    def endpoint(self) -> Endpoint:
+        """The part that signals and policies see."""
+        return Endpoint(
+            address=normalise_address(self.address),
+            tls=self.tls,
+            server_name=self.server_name,
+            region=self.region,
+            engine_class=self.engine_class,
+            models=frozenset(self.models),
+            context_tokens=self.context_tokens,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            draining=self.draining,
+            labels=self.labels,
+        )
+
+
+class PoolFile(Section, frozen=True):
+    """The whole endpoints file."""
+
+    endpoints: list[EndpointSpec]
+
+
+def parse_pool(text: str | bytes, source: str) -> dict[str, EndpointSpec]:
+    """Endpoints by canonical address, in file order; an explicit empty list is an empty pool.
+
+    Raises:
+        ConfigError: unreadable, unknown key, bad or repeated address; also an empty file, which is what a
+            writer that was cut off leaves behind.
+    """
+    if not text.strip():
+        raise ConfigError(source, "", "the file is empty", "write 'endpoints: []' for an empty pool")
+    pool = decode(text, PoolFile, source)
+    specs: dict[str, EndpointSpec] = {}
+    for position, spec in enumerate(pool.endpoints):
+        key = f"endpoints[{position}].address"
+        try:
+            address = normalise_address(spec.address)
+        except ValueError as error:
+            raise ConfigError(source, key, str(error)) from error
+        if address.endswith(":0"):
+            raise ConfigError(source, key, "port 0 is not a place to send requests to")
+        if address in specs:
+            raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
+        specs[address] = spec
+    return specs
+
+
+def dump_pool(specs: list[EndpointSpec]) -> bytes:
+    """The file for these endpoints, defaults left out."""
+    entries = [
+        {
+            field: value
+            for field, value in msgspec.to_builtins(spec).items()
+            if value != getattr(EndpointSpec(address="x:1"), field) or field == "address"
+        }
+        for spec in specs
+    ]
+    return msgspec.yaml.encode({"endpoints": entries})

@@ -1,0 +1,237 @@
+"""The configuration of `epp serve`: one frozen struct a section, every default and unit in its docstring.
+
+Unknown keys are errors. Values are checked here when they can be wrong on their own; what needs a disk, a
+socket or the pool is checked by whoever owns that.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: immutable, keyword-only, strict."""
+
+
+class ServerTls(Section, frozen=True):
+    """TLS of the gRPC listener. Files in PEM, read at start.
+
+    Attributes:
+        cert_file: certificate chain.
+        key_file: private key.
+        client_ca_file: when set, clients must present a certificate signed by it (mTLS).
+    """
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str = ""
+
+
+class Listen(Section, frozen=True):
+    """Listeners; loopback unless configured.
+
+    Attributes:
+        grpc: ``host:port`` of the ext_proc and health services.
+        http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
+        tls: TLS of the gRPC side, plaintext when absent.
+    """
+
+    grpc: str = "127.0.0.1:9002"
+    http: str = "127.0.0.1:9090"
+    tls: ServerTls | None = None
+
+
+class Pool(Section, frozen=True):
+    """Where endpoints come from.
+
+    Attributes:
+        file: the endpoints file, watched; relative to the configuration file.
+        warmup_s: seconds over which the share of a new or returned endpoint ramps from 0 to 1.
+    """
+
+    file: str = "endpoints.yaml"
+    warmup_s: NotNegative = 30.0
+
+
+class PolicySection(Section, frozen=True):
+    """Which policy prices endpoints, and with what.
+
+    Attributes:
+        name: a registered policy.
+        weights: starting weights; keys the policy does not know are errors.
+        bounds: tighter ``[low, high]`` per weight; values from either shared file outside them are refused.
+        tie_band: costs within this relative distance of the best count as equal and are drawn among.
+        seed: seed of every keyed draw.
+        fallbacks: further endpoints sent after the picked one, in order of cost (0 for gateways that take
+            a single endpoint).
+    """
+
+    name: str = "gorgo"
+    weights: dict[str, float] = {}
+    bounds: dict[str, tuple[float, float]] = {}
+    tie_band: Share = 0.01
+    seed: int = 0
+    fallbacks: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+
+
+class RegionRule(Section, frozen=True):
+    """Requests that match every given field may only go to the regions allowed.
+
+    Attributes:
+        allow: region names.
+        model: a shell-style pattern of the model name.
+        path_prefix: start of the path.
+        header: name of a request header, e.g. a tenant's.
+        value: value that the header must have.
+    """
+
+    allow: Annotated[list[str], msgspec.Meta(min_length=1)]
+    model: str = ""
+    path_prefix: str = ""
+    header: str = ""
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        """A rule must match on something, and a header only together with its value."""
+        if not (self.model or self.path_prefix or self.header):
+            raise ValueError("a region rule needs model, path_prefix or header")
+        if bool(self.header) != bool(self.value):
+            raise ValueError("header and value of a region rule go together")
+
+
+class Request(Section, frozen=True):
+    """How requests are read.
+
+    Attributes:
+        max_body_bytes: longest body; more is answered with 413.
+        tenant_header: header whose value separates cache namespaces, none when empty.
+        default_output_tokens: assumed answer length when a request sets no limit, for context checks.
+        assume_mode: body mode to assume when the gateway does not tell its own.
+    """
+
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    tenant_header: str = ""
+    default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Tokens(Section, frozen=True):
+    """Token counting.
+
+    Attributes:
+        bytes_per_token: prior per model name, for the estimate.
+    """
+
+    bytes_per_token: dict[str, Positive] = {}
+
+
+class Prefix(Section, frozen=True):
+    """The prefix index.
+
+    Attributes:
+        secret_file: file whose bytes key all block hashes; a random key of the process when empty.
+        block_bytes: bytes of canonical prompt per block.
+        capacity_tokens: tokens believed to fit an endpoint's KV cache until the engine reports a size.
+        max_tokens: tokens indexed over all endpoints, a bound on memory.
+    """
+
+    secret_file: str = ""
+    block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
+    capacity_tokens: PositiveInt = 500_000
+    max_tokens: PositiveInt = 200_000_000
+
+
+class Scrape(Section, frozen=True):
+    """Engine metrics.
+
+    Attributes:
+        interval_s: seconds between scrapes of one endpoint; 0 turns scraping off.
+        timeout_s: longest wait for an answer.
+        path: path of the exposition.
+        stale_after_s: age at which a value counts as unknown.
+        ca_file: CA bundle for endpoints with TLS, the system's when empty.
+        bearer_token_file: token sent with scrapes and probes, re-read when it changes.
+    """
+
+    interval_s: NotNegative = 1.0
+    timeout_s: Positive = 2.0
+    path: str = "/metrics"
+    stale_after_s: Positive = 10.0
+    ca_file: str = ""
+    bearer_token_file: str = ""
+
+
+class Probe(Section, frozen=True):
+    """RTT and health probes over one warm connection per endpoint.
+
+    Attributes:
+        interval_s: seconds between probes of one endpoint; 0 turns probing off.
+        timeout_s: longest wait; a timeout counts as a failure.
+        path: path asked for; any HTTP answer below 500 counts as alive.
+        failures_to_eject: consecutive failures that eject an endpoint.
+        eject_s: first ejection; doubles to ten times this.
+        panic_share: share of ejected endpoints above which ejection is ignored.
+    """
+
+    interval_s: NotNegative = 2.0
+    timeout_s: Positive = 2.0
+    path: str = "/health"
+    failures_to_eject: PositiveInt = 3
+    eject_s: Positive = 5.0
+    panic_share: Share = 0.5
+
+
+class Leases(Section, frozen=True):
+    """Reservations.
+
+    Attributes:
+        ttl_s: a lease not ended by then expires and is counted.
+        max_count: leases held at once.
+    """
+
+    ttl_s: Positive = 1800.0
+    max_count: PositiveInt = 100_000
+
+
+class Records(Section, frozen=True):
+    """The flight recorder.
+
+    Attributes:
+        folder: where decisions are written, nowhere when empty.
+        max_bytes: size of all files together; the oldest go first.
+    """
+
+    folder: str = ""
+    max_bytes: PositiveInt = 1024 * 1024 * 1024
+
+
+class Config(Section, frozen=True):
+    """All of `epp.yaml`.
+
+    Attributes:
+        weights_file: weights written by the tuner, watched; none when empty.
+        overrides_file: weights pinned by the operator, watched; they win. None when empty.
+        regions: rules that bind requests to regions; all that match apply.
+        drain_s: seconds that streams may go on after SIGTERM.
+    """
+
+    listen: Listen = Listen()
+    pool: Pool = Pool()
+    policy: PolicySection = PolicySection()
+    weights_file: str = ""
+    overrides_file: str = ""
+    regions: list[RegionRule] = []
+    request: Request = Request()
+    tokens: Tokens = Tokens()
+    prefix: Prefix = Prefix()
+    scrape: Scrape = Scrape()
+    probe: Probe = Probe()
+    leases: Leases = Leases()
+    records: Records = Records()
+    drain_s: NotNegative = 30.0

@@ -1,0 +1,125 @@
+"""Strict decoding of YAML or JSON text into msgspec structs.
+
+Owns how a mistake in a file is told: the file, the dotted key, what is wrong and, for a misspelt key, the
+nearest right one. Never reads a disk; callers bring the text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TypeVar
+
+import msgspec
+import yaml
+
+from epp.errors import ConfigError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML 1.1 safe loader that refuses duplicate keys: the last one winning silently hides a mistake."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
+    seen: set[object] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is not text; quote it", key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value
+    }
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_yaml(text: str | bytes, source: str) -> object:
+    """YAML (or JSON) text to plain values.
+
+    Raises:
+        ConfigError: the text is not YAML, or repeats a key.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  # a subclass of the safe loader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(source, "", f"{where}{problem}", "the file must be valid YAML") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            source, "", str(error) or "nested too deeply", "the file must be valid YAML"
+        ) from error
+
+
+def decode(text: str | bytes, kind: type[T], source: str) -> T:
+    """Text to a value of a msgspec type; an empty file counts as an empty mapping.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
+    value = load_yaml(text, source)
+    try:
+        return msgspec.convert({} if value is None else value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(error, kind, source) from error
+
+
+def _explain(error: msgspec.ValidationError, kind: type, source: str) -> ConfigError:
+    text = str(error)
+    unknown = _UNKNOWN.match(text)
+    if unknown:
+        path, field = unknown["path"] or "$", unknown["field"]
+        known = _fields_at(kind, path)
+        near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
+        fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return ConfigError(source, _dotted(path, field), "unknown key", fix)
+    parts = _AT.match(text)
+    problem, path = (parts["problem"], parts["path"] or "$") if parts else (text, "$")
+    problem = problem.replace("`", "'").replace("Object missing", "missing").replace("Expected", "expected")
+    return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:])
+
+
+def _dotted(path: str, field: str = "") -> str:
+    inner = path.removeprefix("$").removeprefix(".")
+    return ".".join(part for part in (inner, field) if part)
+
+
+def _fields_at(kind: object, path: str) -> list[str]:
+    """Names of the keys that are allowed at a msgspec path such as ``$.pool.endpoints[...]``."""
+    here = msgspec.inspect.type_info(kind)
+    for step in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
+        here = _descend(here, step[0])
+    for option in _options(here):
+        if isinstance(option, msgspec.inspect.StructType):
+            return [field.encode_name for field in option.fields]
+    return []
+
+
+def _options(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
+    return info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+
+
+def _descend(info: msgspec.inspect.Type, name: str) -> msgspec.inspect.Type:
+    for option in _options(info):
+        if name and isinstance(option, msgspec.inspect.StructType):
+            for field in option.fields:
+                if field.encode_name == name:
+                    return field.type
+        if not name and isinstance(option, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
+            return option.item_type
+        if isinstance(option, msgspec.inspect.DictType):
+            return option.value_type
+    return msgspec.inspect.AnyType()
