@@ -1,0 +1,181 @@
+"""Who may serve a request at all: rules before cost, each with a name that errors and records carry.
+
+Rules that depend only on the endpoint and on few request properties are evaluated once per pool generation
+and remembered; the rules on health and context length are a mask per request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.errors import NoEndpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.config.schema import RegionRule
+    from epp.signals.endpoint import Endpoint
+
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a request asks of an endpoint.
+
+    Attributes:
+        model: public model name, ``""`` for any.
+        context_tokens: prompt plus output that must fit.
+        regions: region names allowed, None for any.
+    """
+
+    model: str = ""
+    context_tokens: int = 0
+    regions: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Slots that may serve, and who was removed by which rule."""
+
+    slots: NDArray[np.intp]
+    excluded: Mapping[str, tuple[str, ...]]
+
+
+def allowed_regions(
+    rules: Sequence[RegionRule], *, model: str, path: str, headers: Mapping[str, str]
+) -> frozenset[str] | None:
+    """Regions that all matching rules allow; None when no rule matches."""
+    allowed: frozenset[str] | None = None
+    for rule in rules:
+        if rule.model and not fnmatchcase(model, rule.model):
+            continue
+        if rule.path_prefix and not path.startswith(rule.path_prefix):
+            continue
+        if rule.header and headers.get(rule.header.lower()) != rule.value:
+            continue
+        regions = frozenset(rule.allow)
+        allowed = regions if allowed is None else allowed & regions
+    return allowed
+
+
+@dataclass(frozen=True, slots=True)
+class _Static:
+    slots: NDArray[np.intp]
+    context_tokens: NDArray[np.float64] | None
+    excluded: Mapping[str, tuple[str, ...]]
+    names: tuple[str, ...]
+
+
+class Eligibility:
+    """Filters the pool. Told of the pool by `set_pool`, of health with each call."""
+
+    def __init__(self) -> None:
+        self._pool: tuple[tuple[int, Endpoint], ...] = ()
+        self._memory: dict[tuple[str, frozenset[str] | None], _Static] = {}
+
+    def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
+        """The pool as (slot, endpoint) pairs, in order."""
+        self._pool = tuple(endpoints)
+        self._memory.clear()
+
+    def candidates(self, wants: Wants, healthy: NDArray[np.bool_] | None) -> Candidates:
+        """Endpoints that pass every rule.
+
+        Args:
+            wants: what the request asks for.
+            healthy: mask by slot, None when nobody is ejected.
+
+        Raises:
+            NoEndpointError: nobody is left; names the rule that removed the last one.
+        """
+        static = self._static(wants)
+        slots, names = static.slots, static.names
+        if healthy is None and static.context_tokens is None:
+            return Candidates(slots, static.excluded)
+        excluded = dict(static.excluded)
+        if static.context_tokens is not None:
+            fits = static.context_tokens >= wants.context_tokens
+            slots, names = _keep(slots, names, fits, "context", excluded)
+            if not len(slots):
+                longest = int(static.context_tokens.max())
+                raise NoEndpointError(
+                    "context",
+                    f"the request needs {wants.context_tokens} tokens of context; at most {longest} fit",
+                )
+        if healthy is not None:
+            slots, names = _keep(slots, names, healthy[slots], "health", excluded)
+            if not len(slots):
+                raise NoEndpointError("health", "every endpoint that could serve the request is ejected")
+        return Candidates(slots, excluded)
+
+    def _static(self, wants: Wants) -> _Static:
+        key = (wants.model, wants.regions)
+        found = self._memory.get(key)
+        if found is None:
+            found = self._evaluate(wants)
+            if len(self._memory) >= _REMEMBERED:  # model names come from clients: bounded, oldest out
+                self._memory.pop(next(iter(self._memory)))
+            self._memory[key] = found
+        return found
+
+    def _evaluate(self, wants: Wants) -> _Static:
+        if not self._pool:
+            raise NoEndpointError("pool-empty", "the pool has no endpoints")
+        left = list(self._pool)
+        excluded: dict[str, tuple[str, ...]] = {}
+        for rule, passes, message in _static_rules(wants):
+            out = tuple(endpoint.address for _, endpoint in left if not passes(endpoint))
+            if out:
+                excluded[rule] = out
+                left = [(slot, endpoint) for slot, endpoint in left if passes(endpoint)]
+            if not left:
+                raise NoEndpointError(rule, message)
+        limits = [endpoint.context_tokens for _, endpoint in left]
+        context = None
+        if any(limit is not None for limit in limits):
+            context = np.array([np.inf if limit is None else limit for limit in limits], dtype=np.float64)
+        return _Static(
+            slots=np.array([slot for slot, _ in left], dtype=np.intp),
+            context_tokens=context,
+            excluded=excluded,
+            names=tuple(endpoint.address for _, endpoint in left),
+        )
+
+
+def _static_rules(wants: Wants) -> tuple[tuple[str, Callable[[Endpoint], bool], str], ...]:
+    """Rules on the endpoint alone, in order: name, predicate, message when nobody passes."""
+
+    def serves_model(endpoint: Endpoint) -> bool:
+        return not wants.model or not endpoint.models or wants.model in endpoint.models
+
+    def in_region(endpoint: Endpoint) -> bool:
+        return wants.regions is None or endpoint.region in wants.regions
+
+    def takes_requests(endpoint: Endpoint) -> bool:
+        return not endpoint.draining
+
+    return (
+        ("draining", takes_requests, "every endpoint of the pool is draining"),
+        ("model", serves_model, f"no endpoint of the pool serves the model {wants.model[:200]!r}"),
+        ("region", in_region, f"no endpoint in the allowed regions {sorted(wants.regions or ())}"),
+    )
+
+
+def _keep(
+    slots: NDArray[np.intp],
+    names: tuple[str, ...],
+    mask: NDArray[np.bool_],
+    rule: str,
+    excluded: dict[str, tuple[str, ...]],
+) -> tuple[NDArray[np.intp], tuple[str, ...]]:
+    if mask.all():
+        return slots, names
+    excluded[rule] = tuple(name for name, keep in zip(names, mask, strict=True) if not keep)
+    return slots[mask], tuple(name for name, keep in zip(names, mask, strict=True) if keep)

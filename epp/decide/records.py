@@ -1,0 +1,182 @@
+"""What is remembered of a request: the decision, taken once and never changed, and its outcome.
+
+A `Decision` holds columns, not a record per candidate: it is built on the request path, whereas `rows` and
+`to_record` are for people and files and are called off it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from epp.view import NUMERIC_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from epp.view import FleetView, Ranking, RequestView
+
+SCHEMA_VERSION = 1
+
+
+class Basis(Enum):
+    """What a decision rests on."""
+
+    POLICY = "policy"  # the configured policy, with all that it needs
+    BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One pick, with everything that it was made from.
+
+    Attributes:
+        id: key of the request in every later report.
+        at_wall_s: Unix time of the pick.
+        api: parser name, ``""`` for a request that was not parsed.
+        basis: whether the policy or plain balancing chose.
+        policy: name of the policy that ranked.
+        request: what it knew of the request.
+        fleet: what it knew of the endpoints.
+        weights: values used.
+        weights_version: their digest.
+        seed: seed of the draws.
+        tie_band: relative band of equals.
+        ranking: costs and terms.
+        shares: slow-start share of each candidate, None when nobody was warming up.
+        chosen: index of the pick.
+        fallbacks: indices of the further choices, in order.
+        tied: number of candidates among which the draw chose.
+        probabilities: chance of each candidate to be chosen, over the draws.
+        excluded: endpoints removed before pricing, by rule.
+    """
+
+    id: str
+    at_wall_s: float
+    api: str
+    basis: Basis
+    policy: str
+    request: RequestView
+    fleet: FleetView
+    weights: Mapping[str, float]
+    weights_version: str
+    seed: int
+    tie_band: float
+    ranking: Ranking
+    shares: NDArray[np.float64] | None
+    chosen: int
+    fallbacks: tuple[int, ...]
+    tied: int
+    probabilities: NDArray[np.float64]
+    excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the pick."""
+        return self.fleet.endpoints[self.chosen]
+
+    @property
+    def destination(self) -> str:
+        """The pick and its fallbacks as the ordered comma list that Envoy is sent."""
+        names = self.fleet.endpoints
+        return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that the pick is expected to prefill."""
+        return round(float(self.fleet.uncached_tokens[self.chosen]))
+
+
+def to_record(decision: Decision) -> dict[str, Any]:
+    """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers."""
+    fleet = decision.fleet
+    request = decision.request
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "decision",
+        "id": decision.id,
+        "at": round(decision.at_wall_s, 6),
+        "api": decision.api,
+        "basis": decision.basis.value,
+        "policy": decision.policy,
+        "weights": dict(decision.weights),
+        "weights_version": decision.weights_version,
+        "seed": decision.seed,
+        "tie_band": decision.tie_band,
+        "request": {
+            "model": request.model,
+            "prompt_tokens": request.prompt_tokens,
+            "body_bytes": request.body_bytes,
+            "max_output_tokens": request.max_output_tokens,
+            "affinity_key": request.affinity_key,
+            "sequence": request.sequence,
+        },
+        "endpoints": list(fleet.endpoints),
+        "regions": list(fleet.regions),
+        "engine_classes": list(fleet.engine_classes),
+        "signals": {name: getattr(fleet, name).tolist() for name in NUMERIC_COLUMNS},
+        "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
+        "shares": None if decision.shares is None else decision.shares.tolist(),
+        "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
+        "costs": decision.ranking.costs.tolist(),
+        "chosen": decision.chosen,
+        "fallbacks": list(decision.fallbacks),
+        "tied": decision.tied,
+        "probabilities": decision.probabilities.tolist(),
+        "excluded": {rule: list(names) for rule, names in decision.excluded.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the engine says a request cost; None is unknown, never zero."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended.
+
+    Attributes:
+        id: its decision.
+        endpoint: address picked.
+        cause: why it ended, as `epp.extproc.types.Cause` spells it, or ``expired``.
+        status: HTTP status of the response, None when not seen.
+        ttft_ms: first response byte after the decision, NaN when not seen.
+        e2e_ms: end of the request after the decision.
+        usage: what the engine reported.
+    """
+
+    id: str
+    endpoint: str
+    cause: str
+    status: int | None
+    ttft_ms: float
+    e2e_ms: float
+    usage: Usage
+
+
+def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
+    """An outcome as plain values, ready for JSON."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "outcome",
+        "id": outcome.id,
+        "at": round(at_wall_s, 6),
+        "endpoint": outcome.endpoint,
+        "cause": outcome.cause,
+        "status": outcome.status,
+        "ttft_ms": None if math.isnan(outcome.ttft_ms) else round(outcome.ttft_ms, 3),
+        "e2e_ms": round(outcome.e2e_ms, 3),
+        "prompt_tokens": outcome.usage.prompt_tokens,
+        "completion_tokens": outcome.usage.completion_tokens,
+        "cached_tokens": outcome.usage.cached_tokens,
+    }

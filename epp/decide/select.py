@@ -1,0 +1,164 @@
+"""From costs to a choice: slow-start admission, the tie band, the keyed draw, fallbacks, probabilities.
+
+Pure functions over columns. The order of events, which `probabilities` describes exactly:
+
+1. Every endpoint that is warming up is admitted with its share (0..1), by its own keyed draw; the others
+   always are. When nobody is admitted, everybody is.
+2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
+3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.draw import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# Gauss-Legendre nodes on [0, 1]: exact for polynomials up to degree 63, i.e. up to 64 tied endpoints; beyond
+# that the integrand is so flat that the error is far below what a record's digits hold.
+_NODES, _WEIGHTS = (values * 0.5 for values in np.polynomial.legendre.leggauss(32))
+_NODES = _NODES + 0.5
+
+#: Costs this close are equal whatever the band: sums of the same terms in another order.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Indices into the ranked columns.
+
+    Attributes:
+        chosen: the pick.
+        fallbacks: further choices in order.
+        tied: how many endpoints the draw was among.
+        held_back: endpoints kept out of this decision by slow start.
+    """
+
+    chosen: int
+    fallbacks: tuple[int, ...]
+    tied: int
+    held_back: tuple[int, ...]
+
+
+def band_limit(best: float, tie_band: float) -> float:
+    """Highest cost that counts as equal to ``best``."""
+    return best + max(tie_band * abs(best), ROUNDING * max(1.0, abs(best)))
+
+
+def select(
+    costs: NDArray[np.float64],
+    shares: NDArray[np.float64] | None,
+    names: Sequence[str],
+    *,
+    tie_band: float,
+    fallbacks: int,
+    seed: int,
+    key: str,
+) -> Selection:
+    """Choose among endpoints.
+
+    Args:
+        costs: finite cost of each, non-empty.
+        shares: slow-start share of each in 0..1, None when nobody is warming up.
+        names: endpoint addresses, the salts of the admission draws.
+        tie_band: relative width of the band of equals.
+        fallbacks: how many further choices to name.
+        seed: seed of the draws.
+        key: decision id.
+    """
+    held_back: tuple[int, ...] = ()
+    admitted_costs = costs
+    if shares is not None:
+        admitted = _admit(shares, names, seed, key)
+        if not admitted.all():
+            held_back = tuple(np.flatnonzero(~admitted).tolist())
+            admitted_costs = np.where(admitted, costs, np.inf)
+    limit = band_limit(float(admitted_costs.min()), tie_band)
+    tied = np.flatnonzero(admitted_costs <= limit)
+    chosen = int(tied[0])
+    if len(tied) > 1:
+        chosen = int(tied[int(draw(seed, key, "tie") * len(tied))])
+    order: tuple[int, ...] = ()
+    if fallbacks:
+        wanted = min(len(costs), fallbacks + 1)
+        order = tuple(_cheapest(admitted_costs, costs, wanted, chosen, fallbacks))
+    return Selection(chosen, order, len(tied), held_back)
+
+
+def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
+    admitted = shares >= 1.0
+    for index in np.flatnonzero(~admitted).tolist():
+        admitted[index] = draw(seed, key, f"warmup {names[index]}") < shares[index]
+    return admitted if admitted.any() else np.ones(len(shares), dtype=np.bool_)
+
+
+def _cheapest(
+    admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], wanted: int, chosen: int, count: int
+) -> list[int]:
+    if wanted < len(costs) // 4:
+        near = np.argpartition(admitted_costs, wanted - 1)[:wanted]
+    else:
+        near = np.arange(len(costs))
+    # Held-back endpoints have an infinite admitted cost: they come last, in the order of their true costs.
+    order = near[np.lexsort((near, costs[near], admitted_costs[near]))]
+    return [int(index) for index in order if index != chosen][:count]
+
+
+def probabilities(
+    costs: NDArray[np.float64], shares: NDArray[np.float64] | None, *, tie_band: float
+) -> NDArray[np.float64]:
+    """Chance of each endpoint to be chosen, over the draws; sums to 1.
+
+    Without warming endpoints: equal shares within the band. With them: condition on the cheapest admitted
+    endpoint k (everyone cheaper was not admitted); of the m admitted rivals in k's band the chance is
+    E[1/(1+m)] = integral over t in 0..1 of prod_j (1 - s_j + s_j t), for independent admissions s_j.
+    """
+    if shares is None or bool((shares >= 1.0).all()):
+        return _equal_shares(costs, tie_band)
+    share = np.clip(shares, 0.0, 1.0)
+    order = np.lexsort((np.arange(len(costs)), costs))
+    result = np.zeros(len(costs))
+    nobody_yet = 1.0
+    for position, best in enumerate(order):
+        if nobody_yet <= 0.0:
+            break
+        rest = order[position + 1 :]
+        rivals = rest[costs[rest] <= band_limit(float(costs[best]), tie_band)]
+        _add_band(result, best, rivals, share, nobody_yet * share[best])
+        nobody_yet *= 1.0 - share[best]
+    if nobody_yet > 0.0:
+        result += nobody_yet * _equal_shares(costs, tie_band)
+    return result
+
+
+def _equal_shares(costs: NDArray[np.float64], tie_band: float) -> NDArray[np.float64]:
+    tied = (costs <= band_limit(float(costs.min()), tie_band)).astype(np.float64)
+    shares: NDArray[np.float64] = tied / tied.sum()
+    return shares
+
+
+def _add_band(
+    result: NDArray[np.float64],
+    best: np.int64,
+    rivals: NDArray[np.int64],
+    share: NDArray[np.float64],
+    weight: float,
+) -> None:
+    """Spread ``weight``, the chance that ``best`` is the cheapest admitted, over it and its rivals."""
+    if weight <= 0.0:
+        return
+    factors = 1.0 - share[rivals, None] * (1.0 - _NODES[None, :])  # one row per rival, one column per node
+    product = factors.prod(axis=0)
+    result[best] += weight * float(_WEIGHTS @ product)
+    for row, rival in enumerate(rivals):
+        # Given that this rival is admitted, `best` takes the place of a sure competitor: its factor is t.
+        others = product / factors[row]
+        result[rival] += weight * share[rival] * float(_WEIGHTS @ (others * _NODES))

@@ -1,0 +1,124 @@
+"""The weights in force: the policy's defaults, the configuration, the tuner's file, the operator's file.
+
+Later ones win, value by value. Owns the last good values of both files; a bad file changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from epp.config.load import check_weights, parse_weights
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.policies.base import WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Merged weights.
+
+    Attributes:
+        values: every weight of the policy.
+        sources: where each came from: ``default``, ``config``, ``tuner`` or ``override``.
+        version: digest of the values; equal values have equal versions everywhere.
+    """
+
+    values: Mapping[str, float]
+    sources: Mapping[str, str]
+    version: str
+
+
+def effective_bounds(
+    specs: Mapping[str, WeightSpec], configured: Mapping[str, tuple[float, float]], source: str
+) -> dict[str, tuple[float, float]]:
+    """The policy's hard bounds, tightened by the configuration.
+
+    Raises:
+        ConfigError: unknown weight, reversed bounds, or bounds wider than the policy's own.
+    """
+    bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
+    for name, (low, high) in configured.items():
+        key = f"policy.bounds.{name}"
+        if name not in bounds:
+            known = ", ".join(sorted(bounds)) or "none; this policy has no weights"
+            raise ConfigError(source, key, "unknown weight", f"known: {known}")
+        if not bounds[name][0] <= low <= high <= bounds[name][1]:
+            raise ConfigError(
+                source, key, f"[{low}, {high}] is not within the policy's {list(bounds[name])}", "low <= high"
+            )
+        bounds[name] = (low, high)
+    return bounds
+
+
+class WeightBook:
+    """Merges weights and remembers the last good file contents.
+
+    Args:
+        policy: name of the policy.
+        specs: its weights.
+        configured: starting values from the configuration.
+        bounds: bounds from the configuration.
+        source: name of the configuration file, for errors.
+
+    Raises:
+        ConfigError: a configured weight or bound is unknown or out of bounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        specs: Mapping[str, WeightSpec],
+        configured: Mapping[str, float],
+        bounds: Mapping[str, tuple[float, float]],
+        source: str,
+    ) -> None:
+        self._policy = policy
+        self.bounds = effective_bounds(specs, bounds, source)
+        base = {name: spec.default for name, spec in specs.items()}
+        for (
+            name,
+            value,
+        ) in base.items():  # a default outside tightened bounds moves to the nearest allowed value
+            base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
+        self._base = base
+        self._configured = check_weights(configured, source, "policy.weights", self.bounds)
+        self._files: dict[str, dict[str, float]] = {"tuner": {}, "override": {}}
+        self.current = self._merge()
+
+    def update(self, layer: str, text: bytes | None, source: str) -> bool:
+        """New content of a shared file; None means that the file is not there, which withdraws its values.
+
+        Args:
+            layer: ``tuner`` or ``override``.
+            text: the file's bytes.
+            source: the file's name, for errors.
+
+        Returns:
+            Whether the weights in force changed.
+
+        Raises:
+            ConfigError: the content is unusable; the values from its last good content stay in force.
+        """
+        if layer not in self._files:
+            raise ValueError(f"unknown layer {layer!r}")
+        values = {} if text is None else parse_weights(text, source, policy=self._policy, bounds=self.bounds)
+        self._files[layer] = values
+        before, self.current = self.current, self._merge()
+        return self.current != before
+
+    def _merge(self) -> Weights:
+        values = dict(self._base)
+        sources = dict.fromkeys(values, "default")
+        layers = (("config", self._configured), *self._files.items())
+        for layer, content in layers:
+            for name, value in content.items():
+                values[name], sources[name] = value, layer
+        text = ",".join(f"{name}={value!r}" for name, value in sorted(values.items()))
+        return Weights(values, sources, xxhash.xxh3_64_hexdigest(f"{self._policy}:{text}".encode()))

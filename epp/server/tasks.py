@@ -1,0 +1,65 @@
+"""Background tasks with owners: every task has a name, and one that dies is seen.
+
+Owns the list of running tasks. A task that ends by an exception is logged with its name and stays in
+`failed`, which readiness reports; none is silently lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """A group of named tasks that live and die with the server."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.failed: dict[str, str] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background.
+
+        Raises:
+            ValueError: a task of that name is running.
+        """
+        if name in self._tasks:
+            work.close()
+            raise ValueError(f"task {name!r} is already running")
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[name] = task
+        task.add_done_callback(self._done)
+
+    async def stop(self, name: str) -> None:
+        """Cancel one task and wait for it; an unknown name is fine."""
+        task = self._tasks.get(name)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """Cancel all tasks and wait for them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def names(self) -> list[str]:
+        """Names of the running tasks."""
+        return list(self._tasks)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        name = task.get_name()
+        self._tasks.pop(name, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.failed[name] = repr(error)
+            log.error("background task %s died", name, exc_info=error)
