@@ -1,7 +1,7 @@
 """Watched files: notice that the content changed, whatever way it was replaced.
 
-Polls `os.stat` through symlinks: it sees atomic renames, in-place writes and Kubernetes' swap of the ``..data``
-symlink alike, works on network file systems, and costs microseconds. Owns what was last seen of each file.
+Polls `os.stat` through symlinks: it sees atomic renames, in-place writes and the swap of the ``..data`` symlink
+in Kubernetes alike, works on network file systems, and costs microseconds. Owns what was last seen of each.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
