@@ -74,11 +74,10 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
     try:
         return msgspec.convert({} if value is None else value, kind)
     except msgspec.ValidationError as error:
-        raise _explain(error, kind, source) from error
+        raise _explain(str(error), value, kind, source) from error
 
 
-def _explain(error: msgspec.ValidationError, kind: type, source: str) -> ConfigError:
-    text = str(error)
+def _explain(text: str, value: object, kind: type, source: str) -> ConfigError:
     unknown = _UNKNOWN.match(text)
     if unknown:
         path, field = unknown["path"] or "$", unknown["field"]
@@ -88,8 +87,32 @@ def _explain(error: msgspec.ValidationError, kind: type, source: str) -> ConfigE
         return ConfigError(source, _dotted(path, field), "unknown key", fix)
     parts = _AT.match(text)
     problem, path = (parts["problem"], parts["path"] or "$") if parts else (text, "$")
+    path = _name_entry(path, text, value, kind)
     problem = problem.replace("`", "'").replace("Object missing", "missing").replace("Expected", "expected")
     return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:])
+
+
+def _name_entry(path: str, text: str, value: object, kind: type) -> str:
+    """Msgspec writes ``[...]`` for any entry of a mapping: find which one by trying them alone."""
+    before, marker, after = path.partition("[...]")
+    here = value
+    for name, position in re.findall(r"\.([^.\[]+)|\[(\d+)\]", before):
+        try:
+            here = here[name or int(position)]  # type: ignore[index]  # failing is answered below
+        except (KeyError, IndexError, TypeError):
+            return path
+    if not marker or not isinstance(here, dict):
+        return path
+    entries = dict(here)
+    for name, entry in entries.items():
+        here.clear()
+        here[name] = entry
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            if str(error) == text:
+                return f"{before}.{name}{after}"
+    return path
 
 
 def _dotted(path: str, field: str = "") -> str:

@@ -1,7 +1,8 @@
 """Watched files: notice that the content changed, whatever way it was replaced.
 
-Polls `os.stat` through symlinks: it sees atomic renames, in-place writes and the swap of the ``..data`` symlink
-in Kubernetes alike, works on network file systems, and costs microseconds. Owns what was last seen of each.
+Polls `os.stat` through symlinks: it sees atomic renames, in-place writes and the swap of the ``..data``
+symlink in Kubernetes alike, works on network file systems, and costs microseconds. Owns what was last
+seen of each.
 """
 
 from __future__ import annotations

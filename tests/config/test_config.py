@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.config.address import normalise_address, split_address
+from epp.config.load import parse_config
+from epp.config.pool import EndpointSpec, dump_pool, parse_pool
+from epp.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("polcy: {}", "polcy", "did you mean 'policy'?"),
+        ("policy: {nam: gorgo}", "policy.nam", "did you mean 'name'?"),
+        ("zzz: 1", "zzz", "known keys: drain_s, leases"),
+        ("policy: {tie_band: 3}", "policy.tie_band", "<= 1.0"),
+        ("policy: {weights: {rtt_weight: much}}", "policy.weights.rtt_weight", "float"),
+        ("listen: {grpc: nine}", "listen.grpc", "not host:port"),
+        ("listen: {grpc: '127.0.0.1:70000'}", "listen.grpc", "0 to 65535"),
+        ("listen: {tls: {cert_file: a}}", "listen.tls", "key_file"),
+        ("pool: {file: 1}", "pool.file", "expected 'str', got 'int'"),
+        ("regions: [{allow: []}]", "regions[0].allow", "length >= 1"),
+        ("regions: [{allow: [eu]}]", "regions[0]", "needs model, path_prefix or header"),
+        ("regions: [{allow: [eu], header: x-tenant}]", "regions[0]", "go together"),
+        ("regions: [{allow: [eu], model: a, heeder: x}]", "regions[0].heeder", "did you mean 'header'?"),
+        ("pool: {}\npool: {}", "", "duplicate key 'pool'"),
+        ("a: [", "", "valid YAML"),
+        ("- 1", "", "object"),
+        ("1: 2", "", "key 1 is not text"),
+        ("a: " + "[" * 3000, "", "valid YAML"),
+    ],
+)
+def test_a_mistake_is_told_by_file_key_and_fix(text: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "conf/epp.yaml")
+    assert caught.value.source == "conf/epp.yaml"
+    assert caught.value.key == key
+    assert words in str(caught.value)
+
+
+def test_an_empty_configuration_is_all_defaults_on_loopback() -> None:
+    config = parse_config("", "epp.yaml")
+    assert config.listen.grpc.startswith("127.0.0.1:")
+    assert config.listen.http.startswith("127.0.0.1:")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse_config(text, "epp.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("10.0.0.1:8000", "10.0.0.1:8000"),
+        ("[FD00:0::1]:8000", "[fd00::1]:8000"),
+        ("GPU-1.Example:80", "gpu-1.example:80"),
+    ],
+)
+def test_addresses_have_one_spelling(text: str, canonical: str) -> None:
+    assert normalise_address(text) == canonical == normalise_address(canonical)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", ":80", "a:", "a:x", "fd00::1:80", "[fd00::1]", "1.2.3:80", "a b:80", "[::g]:1", "-a:1", "a:-1"],
+)
+def test_what_is_not_an_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        split_address(text)
+
+
+POOL = """
+endpoints:
+  - {address: "10.0.0.1:8000", region: eu, models: [llama], context_tokens: 8192}
+  - {address: "[fd00::1]:8000", tls: true, server_name: gpu.example, draining: true}
+  - {address: "gpu.example:443"}
+"""
+
+
+def test_the_pool_file_reads_in_order_and_round_trips() -> None:
+    specs = parse_pool(POOL, "endpoints.yaml")
+    assert list(specs) == ["10.0.0.1:8000", "[fd00::1]:8000", "gpu.example:443"]
+    assert specs["10.0.0.1:8000"].endpoint().models == frozenset({"llama"})
+    assert parse_pool(dump_pool(list(specs.values())), "again") == specs
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("", "", "empty"),
+        ("  \n", "", "empty"),
+        ("{}", "", "endpoints"),
+        ("endpoints: [{address: 'x:1', regon: a}]", "endpoints[0].regon", "did you mean 'region'?"),
+        ("endpoints: [{address: 'fd00::1:80'}]", "endpoints[0].address", "brackets"),
+        ("endpoints: [{address: 'x:0'}]", "endpoints[0].address", "port 0"),
+        ("endpoints: [{address: 'x:1'}, {address: 'X:1'}]", "endpoints[1].address", "listed twice"),
+        ("endpoints: [{address: 'x:1', rtt_ms: -1}]", "endpoints[0].rtt_ms", ">= 0"),
+    ],
+)
+def test_a_mistake_in_the_pool_is_told(text: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_pool(text, "endpoints.yaml")
+    assert caught.value.key == key
+    assert words in str(caught.value)
+
+
+def test_an_explicit_empty_pool_is_allowed() -> None:
+    assert parse_pool("endpoints: []", "endpoints.yaml") == {}
+
+
+def test_dumping_leaves_defaults_out() -> None:
+    assert dump_pool([EndpointSpec(address="a:1")]) == b"endpoints:\n- address: a:1\n"
