@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from epp.decide.select import probabilities
 from epp.view import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ class Decision:
         chosen: index of the pick.
         fallbacks: indices of the further choices, in order.
         tied: number of candidates among which the draw chose.
-        probabilities: chance of each candidate to be chosen, over the draws.
         excluded: endpoints removed before pricing, by rule.
     """
 
@@ -72,7 +72,6 @@ class Decision:
     chosen: int
     fallbacks: tuple[int, ...]
     tied: int
-    probabilities: NDArray[np.float64]
     excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -85,6 +84,10 @@ class Decision:
         """The pick and its fallbacks as the ordered comma list that Envoy is sent."""
         names = self.fleet.endpoints
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Chance of each candidate to be chosen, over the draws."""
+        return probabilities(self.ranking.costs, self.shares, tie_band=self.tie_band)
 
     @property
     def uncached_tokens(self) -> int:
@@ -127,7 +130,7 @@ def to_record(decision: Decision) -> dict[str, Any]:
         "chosen": decision.chosen,
         "fallbacks": list(decision.fallbacks),
         "tied": decision.tied,
-        "probabilities": decision.probabilities.tolist(),
+        "probabilities": decision.probabilities().tolist(),
         "excluded": {rule: list(names) for rule, names in decision.excluded.items()},
     }
 
@@ -139,6 +142,9 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+NO_USAGE = Usage()
 
 
 @dataclass(frozen=True, slots=True)

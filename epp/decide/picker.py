@@ -1,0 +1,289 @@
+"""The use case: a measured request in, a decision with its reservation out, and its later reports.
+
+Owns the requests in flight (decision id -> what must be given back) and composes filter, signals, policy,
+draw and reservation into one synchronous step: between pricing and reserving nothing else can run, so a burst
+cannot herd. The same object serves live, in the simulator and in replays. It takes ``now_s`` and never asks
+for the time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from epp.decide.eligibility import Eligibility, Wants
+from epp.decide.records import NO_USAGE, Basis, Decision, Outcome, Usage
+from epp.decide.select import select
+from epp.policies.base import Need, Ties
+from epp.view import RequestView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from epp.decide.weights import WeightBook
+    from epp.policies.base import Policy
+    from epp.prompt.types import MeasuredPrompt
+    from epp.signals.endpoint import Endpoint
+    from epp.signals.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """Constants of a picker; see `epp.config.schema.PolicySection` for their meaning."""
+
+    tie_band: float = 0.01
+    seed: int = 0
+    fallbacks: int = 2
+    warmup_s: float = 30.0
+    default_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request asks, after parsing and measuring.
+
+    Attributes:
+        model: public model name, ``""`` when there is none.
+        prompt: the measured prompt, None for requests without one.
+        body_bytes: size of the body.
+        max_output_tokens: the client's output limit.
+        affinity_key: what session affinity keys on.
+        regions: regions allowed, None for any.
+        api: parser name.
+        opaque: the body was not understood, so the prompt cannot be priced.
+    """
+
+    model: str = ""
+    prompt: MeasuredPrompt | None = None
+    body_bytes: int = 0
+    max_output_tokens: int | None = None
+    affinity_key: str = ""
+    regions: frozenset[str] | None = None
+    api: str = ""
+    opaque: bool = False
+
+
+@dataclass(slots=True)
+class _InFlight:
+    slot: int
+    endpoint: str
+    prompt: MeasuredPrompt | None
+    picked_s: float
+    first_token_s: float = math.nan
+    status: int | None = None
+    usage: Usage = NO_USAGE
+
+
+class Picker:
+    """Decides and remembers what it promised.
+
+    Args:
+        fleet: the signals.
+        policy: prices endpoints.
+        balance: used instead where the policy needs a prompt and there is none to read.
+        weights: the weights in force.
+        settings: constants.
+        new_id: makes decision ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        policy: Policy,
+        balance: Policy,
+        weights: WeightBook,
+        settings: PickerSettings,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.fleet = fleet
+        self.policy = policy
+        self.weights = weights
+        self._balance = balance
+        self._settings = settings
+        self._new_id = new_id
+        self._eligibility = Eligibility()
+        self._in_flight: dict[str, _InFlight] = {}
+        self._sequence = 0
+
+    def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
+        """Replace the pool; what is known of endpoints that stay is kept."""
+        self.fleet.apply(endpoints, now_s)
+        self._eligibility.set_pool([(self.fleet.slot_of(e.address), e) for e in endpoints])
+
+    @property
+    def in_flight(self) -> int:
+        """Requests decided and not ended."""
+        return len(self._in_flight)
+
+    def pick(self, ask: Ask, now_s: float, wall_s: float) -> Decision:
+        """Choose an endpoint and reserve it.
+
+        Raises:
+            NoEndpointError: nobody is eligible.
+        """
+        settings, fleet = self._settings, self.fleet
+        tokens = ask.prompt.prompt_tokens if ask.prompt else 0
+        output = settings.default_output_tokens if ask.max_output_tokens is None else ask.max_output_tokens
+        wants = Wants(ask.model, tokens + output, ask.regions)
+        found = self._eligibility.candidates(wants, fleet.healthy(now_s))
+        match = fleet.index.match(ask.prompt) if ask.prompt else None
+        cached = match.cached_tokens(found.slots) if match else None
+        view = fleet.view(found.slots, cached, tokens, now_s)
+        request = RequestView(
+            decision_id=self._new_id(),
+            model=ask.model,
+            prompt_tokens=tokens,
+            body_bytes=ask.body_bytes,
+            max_output_tokens=ask.max_output_tokens,
+            affinity_key=ask.affinity_key,
+            sequence=self._sequence,
+        )
+        policy, basis = self._policy_for(ask)
+        weights = self.weights.current
+        values = weights.values if policy is self.policy else {}
+        ranking = policy.rank(request, view, values, settings.seed)
+        shares = self._shares(found.slots, now_s)
+        band = settings.tie_band if policy.ties is Ties.BAND else 0.0
+        selection = select(
+            ranking.costs,
+            shares,
+            view.endpoints,
+            tie_band=band,
+            fallbacks=settings.fallbacks,
+            seed=settings.seed,
+            key=request.decision_id,
+        )
+        decision = Decision(
+            id=request.decision_id,
+            at_wall_s=wall_s,
+            api=ask.api,
+            basis=basis,
+            policy=policy.name,
+            request=request,
+            fleet=view,
+            weights=values,
+            weights_version=weights.version,
+            seed=settings.seed,
+            tie_band=band,
+            ranking=ranking,
+            shares=shares,
+            chosen=selection.chosen,
+            fallbacks=selection.fallbacks,
+            tied=selection.tied,
+            excluded=found.excluded,
+        )
+        self._reserve(decision, int(found.slots[selection.chosen]), ask.prompt, now_s)
+        return decision
+
+    def _policy_for(self, ask: Ask) -> tuple[Policy, Basis]:
+        if ask.opaque and Need.PROMPT in self.policy.needs:
+            return self._balance, Basis.BALANCE
+        return self.policy, Basis.POLICY
+
+    def _shares(self, slots: NDArray[np.intp], now_s: float) -> NDArray[np.float64] | None:
+        shares = self.fleet.warm_share(now_s, self._settings.warmup_s)
+        if shares is None:
+            return None
+        ours = shares[slots]
+        return ours if bool((ours < 1.0).any()) else None
+
+    def _reserve(self, decision: Decision, slot: int, prompt: MeasuredPrompt | None, now_s: float) -> None:
+        self._sequence += 1
+        self.fleet.ledger.reserve(
+            decision.id, slot, decision.request.prompt_tokens, decision.uncached_tokens, now_s
+        )
+        if prompt is not None:
+            self.fleet.index.insert(slot, prompt)
+        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, prompt, now_s)
+
+    def first_token(self, decision_id: str, now_s: float) -> bool:
+        """The first token came; False when the decision is unknown, ended, or had its first token before."""
+        entry = self._in_flight.get(decision_id)
+        if entry is None or not math.isnan(entry.first_token_s):
+            return False
+        entry.first_token_s = now_s
+        self.fleet.ledger.first_token(decision_id, now_s)
+        return True
+
+    def response_started(self, decision_id: str, status: int) -> bool:
+        """Response headers came; False when the decision is unknown or ended."""
+        entry = self._in_flight.get(decision_id)
+        if entry is None:
+            return False
+        entry.status = status
+        return True
+
+    def usage(self, decision_id: str, usage: Usage) -> bool:
+        """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""
+        entry = self._in_flight.get(decision_id)
+        if entry is None:
+            return False
+        entry.usage = usage
+        if entry.prompt is not None and self.fleet.address_of(entry.slot) == entry.endpoint:
+            if usage.cached_tokens is not None:
+                self.fleet.index.confirm(entry.slot, entry.prompt, usage.cached_tokens)
+            if usage.completion_tokens is not None:
+                self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
+        return True
+
+    def end(self, decision_id: str, cause: str, now_s: float) -> Outcome | None:
+        """The request is over, however it ended; None when the decision is unknown or ended before."""
+        entry = self._in_flight.pop(decision_id, None)
+        if entry is None:
+            return None
+        self.fleet.ledger.end(decision_id, now_s)
+        return _outcome(decision_id, entry, cause, now_s)
+
+    def expire(self, now_s: float) -> list[Outcome]:
+        """End the requests whose leases outlived their time."""
+        outcomes = []
+        for lease_id in self.fleet.ledger.expire(now_s):
+            entry = self._in_flight.pop(lease_id, None)
+            if entry is not None:
+                outcomes.append(_outcome(lease_id, entry, "expired", now_s))
+        return outcomes
+
+
+def _outcome(decision_id: str, entry: _InFlight, cause: str, now_s: float) -> Outcome:
+    return Outcome(
+        id=decision_id,
+        endpoint=entry.endpoint,
+        cause=cause,
+        status=entry.status,
+        ttft_ms=(entry.first_token_s - entry.picked_s) * 1e3,
+        e2e_ms=(now_s - entry.picked_s) * 1e3,
+        usage=entry.usage,
+    )
+
+
+def rerun(decision: Decision, policy: Policy) -> Decision:
+    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved."""
+    weights = decision.weights if policy.name == decision.policy else _defaults(policy)
+    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
+    selection = select(
+        ranking.costs,
+        decision.shares,
+        decision.fleet.endpoints,
+        tie_band=decision.tie_band,
+        fallbacks=len(decision.fallbacks),
+        seed=decision.seed,
+        key=decision.id,
+    )
+    return replace(
+        decision,
+        policy=policy.name,
+        weights=weights,
+        ranking=ranking,
+        chosen=selection.chosen,
+        fallbacks=selection.fallbacks,
+        tied=selection.tied,
+    )
+
+
+def _defaults(policy: Policy) -> dict[str, float]:
+    return {name: spec.default for name, spec in policy.weight_specs.items()}

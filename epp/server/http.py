@@ -1,0 +1,60 @@
+"""The HTTP face: /metrics, probes, and the table behind a decision. Listens where configured, loopback by default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from epp.decide.records import to_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import CollectorRegistry
+
+    from epp.decide.records import Decision
+
+
+def build_app(
+    *,
+    registry: CollectorRegistry,
+    not_ready: Callable[[], str],
+    decision: Callable[[str], Decision | None],
+) -> web.Application:
+    """The routes.
+
+    Args:
+        registry: metrics to expose.
+        not_ready: reason why requests should not come here, ``""`` when they should.
+        decision: a recent decision by id; ``"last"`` for the newest.
+    """
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def livez(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason = not_ready()
+        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+
+    async def explain(request: web.Request) -> web.Response:
+        found = decision(request.match_info["id"])
+        if found is None:
+            return web.json_response({"error": "no such decision among the recent ones"}, status=404)
+        return web.Response(body=msgspec.json.encode(to_record(found)), content_type="application/json")
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/metrics", metrics),
+            web.get("/livez", livez),
+            web.get("/readyz", readyz),
+            web.get("/decisions/{id}", explain),
+        ]
+    )
+    return app

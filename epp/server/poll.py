@@ -1,0 +1,221 @@
+"""Probes and scrapes: one poller per endpoint over one pinned warm connection.
+
+Owns the HTTP client side towards engines. Feeds what it measures into a `Sink` (the picker's signals) and
+knows no formula. An RTT sample counts only when no connection had to be opened for it: the published numbers
+of others are mostly connection set-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import aiohttp
+
+from epp.draw import draw
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from epp.clock import Clock
+    from epp.config.pool import EndpointSpec
+    from epp.config.schema import Probe, Scrape
+
+MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
+
+
+class Sink(Protocol):
+    """Where measurements go."""
+
+    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
+        """An endpoint answered; the RTT is None when the connection was not warm."""
+
+    def probe_failed(self, address: str, problem: str, now_s: float) -> None:
+        """An endpoint did not answer, or with a server error."""
+
+    def scraped(self, address: str, text: bytes, now_s: float) -> None:
+        """Metrics of an endpoint."""
+
+    def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
+        """No metrics from an endpoint."""
+
+
+class TokenFile:
+    """A bearer token in a file, re-read when the file changes (mounted secrets rotate)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._signature: tuple[int, int] | None = None
+        self._headers: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        """Authorization header for the token now in the file; none when there is no file configured.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self._path is None:
+            return {}
+        status = self._path.stat()
+        signature = (status.st_ino, status.st_mtime_ns)
+        if signature != self._signature:
+            self._headers = {"authorization": f"Bearer {self._path.read_text().strip()}"}
+            self._signature = signature
+        return self._headers
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a poller needs of an endpoint.
+
+    Attributes:
+        address: canonical ``host:port``.
+        base_url: scheme and authority.
+        server_name: SNI and certificate name, None for the host itself.
+        ca_file: CA bundle, the system's when empty.
+        bearer_token_file: token file, none when empty.
+    """
+
+    address: str
+    base_url: str
+    server_name: str | None
+    ca_file: str
+    bearer_token_file: str
+
+
+def target_of(address: str, spec: EndpointSpec, scrape: Scrape) -> Target:
+    """The endpoint's own credentials, else those of the scrape section."""
+    return Target(
+        address=address,
+        base_url=f"{'https' if spec.tls else 'http'}://{address}",
+        server_name=spec.server_name or None,
+        ca_file=spec.ca_file or scrape.ca_file,
+        bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
+    )
+
+
+class Poller:
+    """Probes and scrapes one endpoint for ever.
+
+    Args:
+        target: the endpoint.
+        probe: intervals and limits of probes.
+        scrape: intervals and limits of scrapes.
+        sink: where results go.
+        clock: the time.
+    """
+
+    def __init__(self, target: Target, *, probe: Probe, scrape: Scrape, sink: Sink, clock: Clock) -> None:
+        self._target, self._probe, self._scrape = target, probe, scrape
+        self._sink, self._clock = sink, clock
+        self._token = TokenFile(target.bearer_token_file)
+        self._opened = 0
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(self._connection_opened)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=2, keepalive_timeout=300.0, ssl=self._tls()),
+            trace_configs=[trace],
+            auto_decompress=True,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as session:
+            loops = []
+            if self._probe.interval_s:
+                loops.append(self._every(self._probe.interval_s, "probe", self._probe_once, session))
+            if self._scrape.interval_s:
+                loops.append(self._every(self._scrape.interval_s, "scrape", self._scrape_once, session))
+            await asyncio.gather(*loops)
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        if not self._target.base_url.startswith("https"):
+            return True
+        return ssl.create_default_context(cafile=self._target.ca_file or None)
+
+    async def _connection_opened(
+        self,
+        session: aiohttp.ClientSession,  # noqa: ARG002  # the hook's signature
+        context: SimpleNamespace,  # noqa: ARG002
+        params: aiohttp.TraceConnectionCreateStartParams,  # noqa: ARG002
+    ) -> None:
+        self._opened += 1
+
+    async def _every(self, interval_s: float, salt: str, work: _Work, session: aiohttp.ClientSession) -> None:
+        """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
+        first = True
+        while True:
+            started_s = self._clock.mono_s()
+            await work(session)
+            spent_s = self._clock.mono_s() - started_s
+            pause_s = interval_s - spent_s
+            if first:  # everyone is asked at once at start, then each at a moment of its own
+                pause_s = interval_s * draw(0, self._target.address, salt)
+                first = False
+            await asyncio.sleep(max(pause_s, 0.01))
+
+    async def _probe_once(self, session: aiohttp.ClientSession) -> None:
+        opened = self._opened
+        started_s = self._clock.mono_s()
+        try:
+            async with session.get(
+                self._target.base_url + self._probe.path,
+                headers=self._token.headers(),
+                timeout=aiohttp.ClientTimeout(total=self._probe.timeout_s),
+                server_hostname=self._target.server_name,
+                allow_redirects=False,
+            ) as response:
+                answered_s = self._clock.mono_s()
+                status = response.status
+                await response.content.read(MAX_EXPOSITION_BYTES)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            self._sink.probe_failed(self._target.address, _problem(error), self._clock.mono_s())
+            return
+        if status >= 500:
+            self._sink.probe_failed(self._target.address, f"status {status}", answered_s)
+            return
+        warm = opened == self._opened
+        self._sink.probed(self._target.address, (answered_s - started_s) * 1e3 if warm else None, answered_s)
+
+    async def _scrape_once(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.get(
+                self._target.base_url + self._scrape.path,
+                headers=self._token.headers(),
+                timeout=aiohttp.ClientTimeout(total=self._scrape.timeout_s),
+                server_hostname=self._target.server_name,
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    self._failed_scrape(f"status {response.status}")
+                    return
+                text = await _read_bounded(response)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            self._failed_scrape(_problem(error))
+            return
+        self._sink.scraped(self._target.address, text, self._clock.mono_s())
+
+    def _failed_scrape(self, problem: str) -> None:
+        self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())
+
+
+class _Work(Protocol):
+    async def __call__(self, session: aiohttp.ClientSession, /) -> None: ...
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MAX_EXPOSITION_BYTES:
+            raise ValueError(f"more than {MAX_EXPOSITION_BYTES} bytes of metrics")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _problem(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
