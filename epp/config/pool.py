@@ -66,13 +66,19 @@ class PoolFile(Section, frozen=True):
     endpoints: list[EndpointSpec]
 
 
-def parse_pool(text: str | bytes, source: str) -> dict[str, EndpointSpec]:
+def parse_pool(text: str | bytes | None, source: str) -> dict[str, EndpointSpec]:
     """Endpoints by canonical address, in file order; an explicit empty list is an empty pool.
 
+    Args:
+        text: content of the file, None when it is not there.
+        source: its name, for errors.
+
     Raises:
-        ConfigError: unreadable, unknown key, bad or repeated address; also an empty file, which is what a
+        ConfigError: missing, unknown key, bad or repeated address; also an empty file, which is what a
             writer that was cut off leaves behind.
     """
+    if text is None:
+        raise ConfigError(source, "", "the file is missing")
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "write 'endpoints: []' for an empty pool")
     pool = decode(text, PoolFile, source)

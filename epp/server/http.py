@@ -1,4 +1,7 @@
-"""The HTTP face: /metrics, probes, and the table behind a decision. Listens where configured, loopback by default."""
+"""The HTTP face: /metrics, probes, and the table behind a decision.
+
+Listens where configured, on loopback by default.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from epp.decide.picker import Picker
+    from epp.decide.records import Basis, Decision
 
 _SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0)
 
@@ -74,6 +75,28 @@ class Metrics:
             "epp_endpoint_restarts", "Engine restarts noticed.", ["endpoint"], registry=registry
         )
         self.ejections = Counter("epp_ejections", "Endpoints ejected.", ["endpoint"], registry=registry)
+
+        self.records_dropped = Counter(
+            "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
+        )
+        self._decided: dict[tuple[str, Basis], Counter] = {}
+
+    def decided(self, decision: Decision) -> None:
+        """Count a decision; the labelled child is looked up once per pair."""
+        key = (decision.policy, decision.basis)
+        child = self._decided.get(key)
+        if child is None:
+            child = self._decided[key] = self.decisions.labels(decision.policy, decision.basis.value)
+        child.inc()
+
+    def file_good(self, file: str) -> None:
+        """A watched file's content is in force."""
+        self.file_ok.labels(file).set(1)
+
+    def file_failed(self, file: str) -> None:
+        """A watched file's content is unusable."""
+        self.file_ok.labels(file).set(0)
+        self.file_errors.labels(file).inc()
 
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""

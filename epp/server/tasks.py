@@ -21,6 +21,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self.failed: dict[str, str] = {}
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -36,16 +37,16 @@ class Tasks:
         self._tasks[name] = task
         task.add_done_callback(self._done)
 
-    async def stop(self, name: str) -> None:
-        """Cancel one task and wait for it; an unknown name is fine."""
-        task = self._tasks.get(name)
+    def cancel(self, name: str) -> None:
+        """End one task, without waiting; its name is free at once. An unknown name is fine."""
+        task = self._tasks.pop(name, None)
         if task is not None:
+            self._ending.add(task)
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def stop_all(self) -> None:
         """Cancel all tasks and wait for them."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -56,7 +57,9 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         name = task.get_name()
-        self._tasks.pop(name, None)
+        self._ending.discard(task)
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
         if task.cancelled():
             return
         error = task.exception()

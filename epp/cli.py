@@ -1,0 +1,77 @@
+"""The command line: which commands there are and which module runs each. Thin; modules load when used."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+
+from epp import __version__
+from epp.errors import EppError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: its words, one line of help, and the module with ``add_arguments`` and ``run``."""
+
+    words: tuple[str, ...]
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Command(("serve",), "epp.server.command", "run the endpoint picker"),
+    Command(("explain",), "epp.decide.explain", "print the table of terms that decided a request"),
+    Command(
+        ("demo",), "epp.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
+    ),
+    Command(("sim", "serve"), "epp.sim.serve", "run simulated replicas that speak the OpenAI API"),
+    Command(
+        ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
+    ),
+)
+GROUPS = {"sim": "simulated replicas", "envoy": "Envoy configuration"}
+
+
+def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
+    """The parser; arguments of a command are added only for the one that is asked for (imports are slow)."""
+    parser = argparse.ArgumentParser(prog="epp", description="An endpoint picker for LLM inference.")
+    parser.add_argument("--version", action="version", version=f"epp {__version__}")
+    top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = {}
+    for command in COMMANDS:
+        if len(command.words) == 1:
+            leaf = top.add_parser(command.words[0], help=command.help, description=command.help)
+        else:
+            group, word = command.words
+            if group not in groups:
+                inner = top.add_parser(group, help=GROUPS[group], description=GROUPS[group])
+                groups[group] = inner.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+            leaf = groups[group].add_parser(word, help=command.help, description=command.help)
+        leaf.set_defaults(module=command.module)
+        if only is None or only == command.words:
+            import_module(command.module).add_arguments(leaf)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; errors meant for people are one line on standard error and status 2."""
+    words = sys.argv[1:] if argv is None else argv
+    plain = tuple(word for word in words[:2] if not word.startswith("-"))
+    only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
+    arguments = build_parser(only).parse_args(words)
+    try:
+        status: int = import_module(arguments.module).run(arguments)
+    except EppError as error:
+        print(f"epp: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

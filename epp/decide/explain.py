@@ -1,0 +1,131 @@
+"""`epp explain`: the table of terms that decided a request, from records or from a running picker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rich.console import Console
+from rich.table import Table
+
+from epp.decide.recorder import read_records
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import RenderableType
+
+DEFAULT_RECORDS = Path("demo-out/records")
+_SHOWN = (
+    ("rtt_ms", "rtt ms"),
+    ("cached_tokens", "cached"),
+    ("uncached_tokens", "uncached"),
+    ("queued_tokens", "queued"),
+    ("pending_uncached_tokens", "pending"),
+    ("running_requests", "running"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument(
+        "id", nargs="?", default="last", help="decision id, or the start of one; default: the last"
+    )
+    parser.add_argument(
+        "--records", type=Path, default=DEFAULT_RECORDS, help="folder of records (%(default)s)"
+    )
+    parser.add_argument("--url", help="ask a running picker instead, e.g. http://127.0.0.1:9090")
+    parser.add_argument("--json", action="store_true", help="print the record itself")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one decision."""
+    record = _ask(arguments.url, arguments.id) if arguments.url else _find(arguments.records, arguments.id)
+    if arguments.json:
+        print(json.dumps(record, indent=2))
+        return 0
+    console = Console()
+    for part in explain(record):
+        console.print(part)
+    return 0
+
+
+def _ask(url: str, decision_id: str) -> dict[str, Any]:
+    address = f"{url.rstrip('/')}/decisions/{decision_id}"
+    if not address.startswith(("http://", "https://")):
+        raise EppError(f"{url} is not an http address")
+    try:
+        with urlopen(address, timeout=5) as answer:  # noqa: S310  # scheme checked above
+            record: dict[str, Any] = json.load(answer)
+    except (URLError, OSError, ValueError) as error:
+        raise EppError(f"{address}: {error}") from error
+    return record
+
+
+def _find(folder: Path, decision_id: str) -> dict[str, Any]:
+    found: dict[str, Any] | None = None
+    for record in read_records(folder):
+        if record.get("kind") == "decision" and (
+            decision_id == "last" or str(record.get("id", "")).startswith(decision_id)
+        ):
+            found = record
+            if decision_id != "last":
+                break
+    if found is None:
+        raise EppError(
+            f"no decision {decision_id!r} in {folder} (--records FOLDER or --url http://HOST:PORT)"
+        )
+    return found
+
+
+def explain(record: dict[str, Any]) -> list[RenderableType]:
+    """A decision for people: what was asked, the table of terms, why the choice follows."""
+    request = record["request"]
+    weights = ", ".join(f"{name} {value:g}" for name, value in record["weights"].items())
+    head = (
+        f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
+        f"  model {request['model'] or '-'}  prompt {request['prompt_tokens']:,} tokens"
+        + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
+    )
+    return [head, _table(record), _verdict(record)]
+
+
+def _table(record: dict[str, Any]) -> Table:
+    table = Table()
+    table.add_column("endpoint")
+    table.add_column("region")
+    for _, title in _SHOWN:
+        table.add_column(title, justify="right", style="dim")
+    for term in record["terms"]:
+        table.add_column(term, justify="right")
+    table.add_column("cost", justify="right", style="bold")
+    table.add_column("chance", justify="right")
+    unknown = {name: set(rows) for name, rows in record["unknown"].items()}
+    order = sorted(range(len(record["endpoints"])), key=lambda row: record["costs"][row])
+    for row in order:
+        cells = [record["endpoints"][row], record["regions"][row]]
+        cells += [
+            f"{record['signals'][name][row]:,.0f}" + ("?" if row in unknown.get(name, ()) else "")
+            for name, _ in _SHOWN
+        ]
+        cells += [f"{column[row]:,.1f}" for column in record["terms"].values()]
+        cells += [f"{record['costs'][row]:,.1f}", f"{record['probabilities'][row]:.0%}"]
+        table.add_row(*cells, style="green" if row == record["chosen"] else None)
+    return table
+
+
+def _verdict(record: dict[str, Any]) -> str:
+    names, chosen = record["endpoints"], record["chosen"]
+    words = [f"-> [bold green]{names[chosen]}[/bold green]"]
+    if record["tied"] > 1:
+        words.append(f"drawn among {record['tied']} within {record['tie_band']:.1%} of the best cost")
+    if record["fallbacks"]:
+        words.append("then " + ", ".join(names[row] for row in record["fallbacks"]))
+    words += [f"{rule}: {', '.join(out)} excluded" for rule, out in record["excluded"].items()]
+    if any(record["unknown"].values()):
+        words.append("? = not known, counted as the worst known")
+    return "; ".join(words)

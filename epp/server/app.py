@@ -1,0 +1,222 @@
+"""The server as a whole: builds every part from the configuration, starts and stops them in order.
+
+Owns the wiring and the life cycle, no logic. Start-up errors are `ConfigError`; after that nothing an
+operator writes into a watched file can stop the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from itertools import count
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from epp.config.address import join_address, split_address
+from epp.decide.picker import Picker, PickerSettings
+from epp.decide.recorder import FileRecorder, NoRecorder
+from epp.decide.weights import WeightBook
+from epp.errors import ConfigError
+from epp.policies.registry import create
+from epp.prompt.blocks import BlockHasher
+from epp.prompt.tokens import EstimateCounter
+from epp.server.core import Core
+from epp.server.feed import SignalFeed
+from epp.server.files import WatchedFile, watch
+from epp.server.grpc import GrpcServer
+from epp.server.http import build_app
+from epp.server.metrics import Metrics, PickerCollector
+from epp.server.pool import PoolFeed
+from epp.server.tasks import Tasks
+from epp.signals.fleet import Fleet
+from epp.signals.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from epp.clock import Clock
+    from epp.config.schema import Config
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 1.0
+
+
+def decision_ids() -> Callable[[], str]:
+    """Ids that nobody can guess, unique over processes: a random prefix and a counter."""
+    prefix = secrets.token_hex(8)
+    numbers = count(1)
+    return lambda: f"{prefix}-{next(numbers):x}"
+
+
+class App:
+    """One picker process.
+
+    Args:
+        config: checked configuration.
+        base: folder that relative paths of the configuration are relative to.
+        source: name of the configuration file, for errors.
+        clock: the time.
+
+    Raises:
+        ConfigError: a value does not fit the policy or a file that it names is missing.
+    """
+
+    def __init__(self, config: Config, base: Path, source: str, clock: Clock) -> None:
+        self._config, self._base, self._clock = config, base, clock
+        self._draining = False
+        self.metrics = Metrics()
+        self.tasks = Tasks()
+        self._recorder = self._build_recorder()
+        self.picker = self._build_picker(source)
+        self.core = Core(
+            picker=self.picker,
+            counter=EstimateCounter(config.tokens.bytes_per_token),
+            hasher=BlockHasher(self._secret(source), config.prefix.block_bytes),
+            regions=config.regions,
+            tenant_header=config.request.tenant_header,
+            metrics=self.metrics,
+            recorder=self._recorder,
+            clock=clock,
+        )
+        self._pool = PoolFeed(
+            picker=self.picker,
+            sink=SignalFeed(self.picker.fleet, self.metrics),
+            tasks=self.tasks,
+            probe=config.probe,
+            scrape=config.scrape,
+            metrics=self.metrics,
+            clock=clock,
+            source=config.pool.file,
+        )
+        self._files = self._watched_files()
+        self._grpc = GrpcServer(config, base, self.core, self.metrics, source)
+        self.metrics.registry.register(PickerCollector(self.picker, clock.mono_s))
+        self._runner: web.AppRunner | None = None
+        self.grpc_address = self.http_address = ""
+
+    def _build_picker(self, source: str) -> Picker:
+        config = self._config
+        policy = create(config.policy.name)
+        weights = WeightBook(
+            policy=policy.name,
+            specs=policy.weight_specs,
+            configured=config.policy.weights,
+            bounds=config.policy.bounds,
+            source=source,
+        )
+        index = PrefixIndex(
+            capacity_tokens=config.prefix.capacity_tokens, max_tokens=config.prefix.max_tokens
+        )
+        return Picker(
+            fleet=Fleet.build(config, index),
+            policy=policy,
+            balance=create("least-request"),
+            weights=weights,
+            settings=PickerSettings(
+                tie_band=config.policy.tie_band,
+                seed=config.policy.seed,
+                fallbacks=config.policy.fallbacks,
+                warmup_s=config.pool.warmup_s,
+                default_output_tokens=config.request.default_output_tokens,
+            ),
+            new_id=decision_ids(),
+        )
+
+    def _build_recorder(self) -> FileRecorder | NoRecorder:
+        records = self._config.records
+        if not records.folder:
+            return NoRecorder()
+        return FileRecorder(
+            self._base / records.folder, max_bytes=records.max_bytes, on_drop=self.metrics.records_dropped.inc
+        )
+
+    def _secret(self, source: str) -> bytes:
+        key, name = "prefix.secret_file", self._config.prefix.secret_file
+        if not name:
+            return secrets.token_bytes(32)
+        try:
+            secret = (self._base / name).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                source, "prefix.secret_file", str(error), "create it, e.g. 32 random bytes"
+            ) from error
+        if len(secret) < 16:
+            raise ConfigError(source, key, f"{name} holds fewer than 16 bytes")
+        return secret
+
+    def _watched_files(self) -> list[WatchedFile]:
+        files = [WatchedFile(self._base / self._config.pool.file, self._pool.content)]
+        for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
+            if name:
+                files.append(WatchedFile(self._base / name, self._weights_setter(layer, name)))
+        return files
+
+    def _weights_setter(self, layer: str, name: str) -> Callable[[bytes | None], None]:
+        label = "weights" if layer == "tuner" else "overrides"
+
+        def take(text: bytes | None) -> None:
+            try:
+                changed = self.picker.weights.update(layer, text, name)
+            except ConfigError as error:
+                self.metrics.file_failed(label)
+                log.error("%s; the last good values stay in force", error)  # noqa: TRY400
+                return
+            self.metrics.file_good(label)
+            if changed:
+                log.info("weights in force: %s", self.picker.weights.current.values)
+
+        return take
+
+    def not_ready(self) -> str:
+        """Why requests should not come here, ``""`` when they should."""
+        if self._draining:
+            return "draining"
+        if self.tasks.failed:
+            return "dead tasks: " + ", ".join(sorted(self.tasks.failed))
+        if not self._pool.size:
+            return "no endpoints known"
+        return ""
+
+    async def start(self) -> None:
+        """Read the watched files, open the listeners, start the background work.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        for file in self._files:
+            file.check(first=True)
+        app = build_app(
+            registry=self.metrics.registry, not_ready=self.not_ready, decision=self.core.recent.get
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        host, port = split_address(self._config.listen.http)
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        self.http_address = join_address(host, self._runner.addresses[0][1])
+        self.grpc_address = await self._grpc.start()
+        self.tasks.start("watch files", watch(self._files))
+        self.tasks.start("housekeeping", self._housekeeping())
+        self._grpc.set_serving(serving=not self.not_ready())
+        log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
+
+    async def _housekeeping(self) -> None:
+        while True:
+            self.core.expire()
+            self._grpc.set_serving(serving=not self.not_ready())
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
+        self._draining = True
+        self._grpc.set_serving(serving=False)
+        await self._grpc.stop(self._config.drain_s if drain_s is None else drain_s)
+        await self.tasks.stop_all()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if isinstance(self._recorder, FileRecorder):
+            self._recorder.close()

@@ -1,0 +1,170 @@
+"""From an HTTP request to a pick or a refusal: parse, measure, decide, in the API's own words.
+
+Owns no socket and no stream: the gRPC servicer calls it once per request, the tests call it directly.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epp.decide.eligibility import allowed_regions
+from epp.decide.picker import Ask
+from epp.errors import ClientError, NoEndpointError
+from epp.extproc.types import HttpRequest, Pick, Refusal
+from epp.prompt.openai import openai_error
+from epp.prompt.registry import affinity_key, find_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.clock import Clock
+    from epp.config.schema import RegionRule
+    from epp.decide.picker import Picker
+    from epp.decide.recorder import Recorder
+    from epp.decide.records import Decision, Outcome
+    from epp.prompt.blocks import BlockHasher
+    from epp.prompt.types import Parser, TokenCounter
+    from epp.server.metrics import Metrics
+
+RECENT_DECISIONS = 1000
+
+
+class RecentDecisions:
+    """The newest decisions, for `epp explain` against a running picker."""
+
+    def __init__(self, size: int = RECENT_DECISIONS) -> None:
+        self._size = size
+        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+
+    def add(self, decision: Decision) -> None:
+        """Remember a decision, forget the oldest."""
+        self._decisions[decision.id] = decision
+        if len(self._decisions) > self._size:
+            self._decisions.popitem(last=False)
+
+    def get(self, decision_id: str) -> Decision | None:
+        """A decision by id, the newest for ``"last"``."""
+        if decision_id == "last":
+            return next(reversed(self._decisions.values()), None)
+        return self._decisions.get(decision_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and the answer that tells Envoy of it."""
+
+    decision: Decision
+    pick: Pick
+
+
+class Core:
+    """Decides requests and takes reports on them.
+
+    Args:
+        picker: decides.
+        counter: counts prompt tokens.
+        hasher: hashes prompts into blocks.
+        regions: region rules.
+        tenant_header: header that separates cache namespaces, none when empty.
+        metrics: counted into.
+        recorder: decisions and outcomes go there.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        *,
+        picker: Picker,
+        counter: TokenCounter,
+        hasher: BlockHasher,
+        regions: Sequence[RegionRule],
+        tenant_header: str,
+        metrics: Metrics,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> None:
+        self.picker = picker
+        self.recent = RecentDecisions()
+        self._counter, self._hasher = counter, hasher
+        self._regions, self._tenant_header = regions, tenant_header.lower()
+        self._metrics, self._recorder, self._clock = metrics, recorder, clock
+
+    def decide(self, request: HttpRequest) -> Decided | Refusal:
+        """Pick an endpoint for a request, or say why not."""
+        started_s = self._clock.mono_s()
+        parser = (
+            find_parser(request.method, request.path, request.headers) if request.body is not None else None
+        )
+        try:
+            ask = self._ask(request, parser)
+            decision = self.picker.pick(ask, self._clock.mono_s(), self._clock.wall_s())
+        except ClientError as error:
+            return self._refuse(parser, error.status, error.message, rule="client", param=error.param)
+        except NoEndpointError as error:
+            return self._refuse(parser, 503, f"no endpoint available: {error.message}", rule=error.rule)
+        self._metrics.decision_seconds.observe(self._clock.mono_s() - started_s)
+        self._metrics.decided(decision)
+        self.recent.add(decision)
+        self._recorder.decision(decision)
+        return Decided(decision, Pick(decision.destination, decision.id))
+
+    def _ask(self, request: HttpRequest, parser: Parser | None) -> Ask:
+        headers = request.headers
+        body_bytes = len(request.body or b"")
+        if parser is None:
+            regions = self._allowed("", request)
+            return Ask(body_bytes=body_bytes, regions=regions, opaque=request.body is not None)
+        started_s = self._clock.mono_s()
+        parsed = parser.parse(request.body or b"", headers)
+        tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
+        prompt = self._hasher.measure(parsed, self._counter, tenant)
+        self._metrics.parse_seconds.observe(self._clock.mono_s() - started_s)
+        return Ask(
+            model=parsed.model,
+            prompt=prompt,
+            body_bytes=body_bytes,
+            max_output_tokens=parsed.max_output_tokens,
+            affinity_key=affinity_key(parsed, prompt),
+            regions=self._allowed(parsed.model, request),
+            api=parsed.api,
+        )
+
+    def _allowed(self, model: str, request: HttpRequest) -> frozenset[str] | None:
+        if not self._regions:
+            return None
+        return allowed_regions(self._regions, model=model, path=request.path, headers=request.headers)
+
+    def _refuse(
+        self, parser: Parser | None, status: int, message: str, *, rule: str, param: str | None = None
+    ) -> Refusal:
+        self._metrics.refusals.labels(status=str(status), rule=rule).inc()
+        make = parser.error_body if parser is not None else openai_error
+        return Refusal(status=status, body=make(status, message, param), details=rule)
+
+    def response_started(self, decision_id: str, status: int) -> None:
+        """Response headers came."""
+        self._count_late(known=self.picker.response_started(decision_id, status))
+
+    def first_token(self, decision_id: str) -> None:
+        """The first piece of the answer came."""
+        self._count_late(known=self.picker.first_token(decision_id, self._clock.mono_s()))
+
+    def end(self, decision_id: str, cause: str) -> Outcome | None:
+        """The exchange is over."""
+        outcome = self.picker.end(decision_id, cause, self._clock.mono_s())
+        self._count_late(known=outcome is not None)
+        if outcome is not None:
+            self._recorder.outcome(outcome, self._clock.wall_s())
+        return outcome
+
+    def expire(self) -> None:
+        """End what outlived its lease."""
+        for outcome in self.picker.expire(self._clock.mono_s()):
+            self._metrics.leases_expired.inc()
+            self._recorder.outcome(outcome, self._clock.wall_s())
+
+    def _count_late(self, *, known: bool) -> None:
+        if not known:
+            self._metrics.late_reports.inc()

@@ -1,0 +1,71 @@
+"""Measurements into signals: what probes and scrapes found, in the words of the stores.
+
+Owns the rule by which a restarted engine is noticed and what then is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from epp.signals.metrics_text import parse_metrics
+
+if TYPE_CHECKING:
+    from epp.server.metrics import Metrics
+    from epp.signals.fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+
+class SignalFeed:
+    """The `Sink` of the pollers. Reports on endpoints that left the pool are dropped.
+
+    Args:
+        fleet: the stores.
+        metrics: counted into.
+    """
+
+    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
+        self._fleet, self._metrics = fleet, metrics
+
+    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
+        """An endpoint answered; the RTT is None when the connection was not warm."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        if rtt_ms is not None:
+            self._fleet.rtt.observe(slot, rtt_ms, now_s)
+        if self._fleet.health.success(slot, now_s):
+            log.info("endpoint %s is back", address)
+
+    def probe_failed(self, address: str, problem: str, now_s: float) -> None:
+        """An endpoint did not answer, or with a server error."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        self._metrics.probe_failures.labels(address).inc()
+        if self._fleet.health.failure(slot, "probe", now_s):
+            self._metrics.ejections.labels(address).inc()
+            log.warning("endpoint %s is ejected: %s", address, problem)
+
+    def scraped(self, address: str, text: bytes, now_s: float) -> None:
+        """Metrics of an endpoint."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        sample = parse_metrics(text)
+        if self._fleet.engine.update(slot, sample, now_s):
+            self._metrics.restarts.labels(address).inc()
+            log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
+            self._fleet.restart(address, now_s)
+        if sample.kv_capacity_tokens:
+            self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+
+    def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
+        """No metrics from an endpoint."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        self._metrics.scrape_failures.labels(address).inc()
+        log.debug("no metrics from %s: %s", address, problem)
+        self._fleet.engine.fail(slot, now_s)

@@ -1,0 +1,106 @@
+"""The pool at run time: the endpoints file becomes endpoints, pollers and readiness.
+
+Owns which endpoints are known. An unusable file keeps the last good pool; an explicit empty list empties it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from epp.config.pool import EndpointSpec, parse_pool
+from epp.errors import ConfigError
+from epp.server.poll import Poller, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.clock import Clock
+    from epp.config.schema import Probe, Scrape
+    from epp.decide.picker import Picker
+    from epp.server.metrics import Metrics
+    from epp.server.poll import Sink, Target
+    from epp.server.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+class PoolFeed:
+    """Applies contents of the endpoints file.
+
+    Args:
+        picker: told of every change.
+        sink: where the pollers' results go.
+        tasks: runs the pollers.
+        probe: the probes' settings.
+        scrape: the scrapes' settings.
+        metrics: counted into.
+        clock: the time.
+        source: the file's name.
+    """
+
+    def __init__(
+        self,
+        *,
+        picker: Picker,
+        sink: Sink,
+        tasks: Tasks,
+        probe: Probe,
+        scrape: Scrape,
+        metrics: Metrics,
+        clock: Clock,
+        source: str,
+    ) -> None:
+        self._picker, self._sink, self._tasks = picker, sink, tasks
+        self._probe, self._scrape = probe, scrape
+        self._metrics, self._clock, self._source = metrics, clock, source
+        self._specs: dict[str, EndpointSpec] = {}
+        self._pollers: dict[str, Target] = {}
+
+    @property
+    def size(self) -> int:
+        """Endpoints known, draining ones included."""
+        return len(self._specs)
+
+    def content(self, text: bytes | None) -> None:
+        """New content of the file; None when it is gone."""
+        try:
+            specs = parse_pool(text, self._source)
+        except ConfigError as error:
+            self._metrics.file_failed("endpoints")
+            log.error("%s; %d endpoints stay as they were", error, len(self._specs))  # noqa: TRY400
+            return
+        self._metrics.file_good("endpoints")
+        self.apply(specs)
+
+    def apply(self, specs: Mapping[str, EndpointSpec]) -> None:
+        """Make these the pool."""
+        now_s = self._clock.mono_s()
+        gone = self._specs.keys() - specs.keys()
+        new = specs.keys() - self._specs.keys()
+        self._picker.set_pool([spec.endpoint() for spec in specs.values()], now_s)
+        for address, spec in specs.items():
+            if spec.rtt_ms is not None:
+                self._picker.fleet.assume_rtt(address, spec.rtt_ms)
+        self._specs = dict(specs)
+        for address in gone:
+            self._metrics.forget_endpoint(address)
+        self._run_pollers()
+        log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
+
+    def _run_pollers(self) -> None:
+        wanted = {address: target_of(address, spec, self._scrape) for address, spec in self._specs.items()}
+        for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
+            del self._pollers[address]
+            self._tasks.cancel(_task_name(address))
+        for address, target in wanted.items():
+            if address not in self._pollers:
+                poller = Poller(
+                    target, probe=self._probe, scrape=self._scrape, sink=self._sink, clock=self._clock
+                )
+                self._tasks.start(_task_name(address), poller.run())
+                self._pollers[address] = target
+
+
+def _task_name(address: str) -> str:
+    return f"poll {address}"
