@@ -1,0 +1,400 @@
+"""The model of one replica: an iteration-level scheduler over a batch and a KV cache, in virtual time.
+
+Owns the queue, the batch and the phase that the GPU is in. Must not know I/O, the wall clock or randomness:
+the same calls give the same events. Rules, from gorgo.md section 10 (an SGLang replica, not mixed):
+
+* First come, first served; the head of the queue blocks those behind it.
+* Prefill first: while a request can be admitted, or a prompt is not complete, the GPU runs prefill batches of
+  at most ``chunk_tokens`` uncached tokens, and every running decode stands still.
+* Otherwise one decode step generates a token for every running request and takes ``decode_step_ms(batch)``.
+* Admission credits the cached prefix and sets aside room for a share of the output still to come; when that
+  was too little, the newest request is preempted and computed again later.
+* The answer's blocks enter the cache when the request ends.
+
+Decode steps between two changes of the batch are one event, computed in closed form: cost is per change of
+the batch, not per token. Whoever wants single tokens asks `next_token_ms` and `generated`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import replace
+from math import ceil, inf
+from typing import TYPE_CHECKING, Final
+
+from epp.sim.entry import Entry
+from epp.sim.job import Counters, EngineEvent, Finished, FinishReason, FirstToken, Job, Snapshot
+from epp.sim.kv_cache import KvCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.sim.engine_class import EngineClass
+
+_IDLE: Final = 0
+_PREFILL: Final = 1
+_DECODE: Final = 2
+
+
+class Engine:
+    """One replica. Times are milliseconds on a clock that the caller moves forward.
+
+    Args:
+        cls: the constants.
+        block_tokens: tokens per hashed block of every job's ``blocks``.
+    """
+
+    def __init__(self, cls: EngineClass, block_tokens: int = 16) -> None:
+        self.cls = cls
+        self._kv = KvCache(cls.kv_capacity_tokens, block_tokens)
+        self._now_ms = 0.0
+        self._slowdown = 1.0
+        self._entries: dict[int, Entry] = {}
+        self._arriving: list[tuple[float, int, Entry]] = []
+        self._waiting: deque[Entry] = deque()
+        self._prefilling: list[Entry] = []
+        self._decoding: dict[int, Entry] = {}
+        self._leaving: list[Entry] = []  # cancelled while the GPU works on them; they go at its next boundary
+        self._finish_order: list[tuple[int, int, Entry]] = []  # finish step, order of joining, job
+        self._events: list[EngineEvent] = []
+        self._phase = _IDLE
+        self._phase_start_ms = 0.0
+        self._phase_end_ms = inf
+        self._batch: list[tuple[Entry, int]] = []  # of the prefill under way: job, tokens
+        self._step_ms = 0.0
+        self._run_steps = 0  # of the decode run under way: planned and done
+        self._run_done = 0
+        self._steps = 0  # decode steps since the start
+        self._joins = 0
+        self._count = Counters()
+
+    # What callers do
+
+    def submit(self, job: Job, now_ms: float) -> None:
+        """Hand over a job; it reaches the queue after the front end's delay.
+
+        Raises:
+            ValueError: the id was used before and is still here, or the job can never fit.
+        """
+        limit = min(self.cls.context_tokens, self.cls.kv_capacity_tokens)
+        if job.prompt_tokens < 1 or job.output_tokens < 1 or job.prompt_tokens + job.output_tokens > limit:
+            raise ValueError(
+                f"job {job.job_id}: {job.prompt_tokens} prompt and {job.output_tokens} output tokens do not "
+                f"fit a replica with room for {limit}"
+            )
+        if job.job_id in self._entries:
+            raise ValueError(f"job {job.job_id} is already in the engine")
+        self._run_until(now_ms)
+        path: Sequence[int] = ()
+        if self.cls.prefix_cache:
+            path = [*job.blocks[: job.prompt_tokens // self._kv.block_tokens], *job.answer_blocks]
+        entry = Entry(job, path, self._count.submitted)
+        self._count.submitted += 1
+        self._entries[job.job_id] = entry
+        ready_ms = now_ms + self.cls.arrival_delay_ms(job.prompt_tokens)
+        heapq.heappush(self._arriving, (ready_ms, entry.seq, entry))
+        if self._phase == _DECODE:
+            self._plan_run_end()
+
+    def advance(self, now_ms: float) -> list[EngineEvent]:
+        """Let time pass up to ``now_ms`` and return what happened, in order of time."""
+        self._run_until(now_ms)
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, job_id: int, now_ms: float) -> bool:
+        """End a job early; False if it is not here (any more).
+
+        Its `Finished` event carries ``now_ms``. What the GPU is computing at that moment runs on to its next
+        boundary, and only then is the job's room free.
+        """
+        self._run_until(now_ms)
+        entry = self._entries.get(job_id)
+        if entry is None:
+            return False
+        entry.generated = self.generated(job_id)
+        self._end(entry, now_ms, FinishReason.CANCELLED)
+        if entry.admitted:
+            self._leaving.append(entry)
+            if self._phase == _DECODE:
+                self._break_run(now_ms)
+        else:
+            entry.path = ()
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            else:
+                self._arriving = [item for item in self._arriving if item[2] is not entry]
+                heapq.heapify(self._arriving)
+        return True
+
+    def set_slowdown(self, factor: float, now_ms: float) -> None:
+        """Stretch all GPU work from the next boundary on by ``factor`` (1 is the class's own speed).
+
+        Raises:
+            ValueError: the factor is not positive.
+        """
+        if not factor > 0:
+            raise ValueError(f"slowdown must be positive: {factor}")
+        self._run_until(now_ms)
+        self._slowdown = factor
+        if self._phase == _DECODE:
+            self._break_run(now_ms)
+
+    def flush_cache(self, now_ms: float) -> None:
+        """Forget every block that no running request holds."""
+        self._run_until(now_ms)
+        self._kv.clear_idle()
+
+    # What callers ask
+
+    def next_event_ms(self) -> float | None:
+        """When the batch changes next by itself; None when nothing is under way."""
+        if self._events:
+            return self._now_ms
+        if self._phase != _IDLE:
+            return self._phase_end_ms
+        return max(self._arriving[0][0], self._now_ms) if self._arriving else None
+
+    def next_token_ms(self) -> float | None:
+        """When the next token can appear: the next decode step's end, or the next event."""
+        if self._phase == _DECODE and not self._events:
+            return min(self._phase_start_ms + (self._run_done + 1) * self._step_ms, self._phase_end_ms)
+        return self.next_event_ms()
+
+    def generated(self, job_id: int) -> int:
+        """Tokens that a job has generated up to the last call that moved time.
+
+        Raises:
+            KeyError: the job is not here.
+        """
+        entry = self._entries[job_id]
+        if job_id in self._decoding:
+            return entry.generated + self._steps - entry.joined_step
+        return entry.generated
+
+    def snapshot(self) -> Snapshot:
+        """Gauges and counters as of the last call that moved time."""
+        kv = self._kv
+        return Snapshot(
+            arriving=len(self._arriving),
+            waiting=len(self._waiting),
+            running=len(self._decoding) + len(self._prefilling),
+            held_tokens=kv.held_tokens,
+            idle_tokens=kv.idle_tokens,
+            capacity_tokens=kv.capacity_tokens,
+            counters=replace(self._count, evicted_blocks=kv.evicted_blocks),
+        )
+
+    # Time
+
+    def _run_until(self, now_ms: float) -> None:
+        if now_ms < self._now_ms:
+            raise ValueError(f"time does not run backwards: {now_ms} after {self._now_ms}")
+        while True:
+            if self._phase == _IDLE:
+                if not self._arriving or self._arriving[0][0] > now_ms:
+                    break
+                self._begin(max(self._arriving[0][0], self._now_ms))
+            elif self._phase_end_ms <= now_ms:
+                end_ms = self._phase_end_ms
+                self._finish_phase(end_ms)
+                self._begin(end_ms)
+            else:
+                break
+        if self._phase == _DECODE:
+            self._take_steps(now_ms)
+        self._now_ms = now_ms
+
+    def _begin(self, at_ms: float) -> None:
+        """Decide what the GPU does from a boundary on."""
+        while self._arriving and self._arriving[0][0] <= at_ms:
+            self._waiting.append(heapq.heappop(self._arriving)[2])
+        self._phase_start_ms = at_ms
+        if (self._waiting or self._prefilling) and self._fill_batch():
+            self._phase = _PREFILL
+            tokens = sum(tokens for _, tokens in self._batch)
+            self._phase_end_ms = at_ms + self.cls.prefill_batch_ms(tokens) * self._slowdown
+        elif self._decoding:
+            self._preempt_for_one_step()
+            self._phase = _DECODE
+            self._step_ms = self.cls.decode_step_ms(len(self._decoding)) * self._slowdown
+            self._run_done = 0
+            self._plan_run_end()
+        else:
+            self._phase = _IDLE
+            self._phase_end_ms = inf
+
+    def _finish_phase(self, end_ms: float) -> None:
+        if self._phase == _PREFILL:
+            batch, self._batch = self._batch, []
+            for entry, tokens in batch:
+                self._prefilled(entry, tokens, end_ms)
+            self._prefilling = [entry for entry in self._prefilling if entry.todo and not entry.ended]
+        else:
+            self._take_steps(end_ms)
+        if self._leaving:
+            for entry in self._leaving:
+                self._free(entry)
+            self._leaving.clear()
+        order = self._finish_order
+        while order and order[0][0] <= self._steps:
+            entry = heapq.heappop(order)[2]
+            if self._in_order(entry, self._steps):
+                entry.generated = entry.job.output_tokens
+                self._end(entry, end_ms, FinishReason.DONE)
+                self._free(entry)
+        self._count.busy_ms += end_ms - self._phase_start_ms
+
+    # Prefill
+
+    def _fill_batch(self) -> bool:
+        """Put together one prefill batch: the prompt under way first, then the queue's head."""
+        budget = self.cls.chunk_tokens
+        owed = 0
+        for entry in self._prefilling:
+            budget -= self._add_chunk(entry, budget)
+            owed += entry.todo - self._batch[-1][1]
+        while self._waiting and budget > 0 and not owed:
+            entry = self._waiting[0]
+            if len(self._decoding) + len(self._prefilling) >= self.cls.max_running or not self._admit(entry):
+                break
+            self._waiting.popleft()
+            self._prefilling.append(entry)
+            tokens = self._add_chunk(entry, budget)
+            budget -= tokens
+            owed += entry.todo - tokens
+        return bool(self._batch)
+
+    def _admit(self, entry: Entry) -> bool:
+        """Credit the cached prefix and hold it, if the pool has room for the rest; False otherwise."""
+        blocks, needed = entry.find(self._kv)
+        needed += max(1, ceil(self.cls.output_reserve_ratio * (entry.job.output_tokens - entry.generated)))
+        room = self._kv.capacity_tokens - self._kv.held_tokens - self._set_aside()
+        # With nobody else in the pool the job fits without a reserve: submit() saw to that.
+        if needed > room and (self._decoding or self._prefilling):
+            return False
+        entry.take_prefix(self._kv, blocks)
+        entry.admitted = True
+        return True
+
+    def _set_aside(self) -> int:
+        """Room kept for the output still to come from admitted jobs."""
+        left = sum(entry.job.output_tokens - entry.generated for entry in self._prefilling)
+        for entry in self._decoding.values():
+            left += entry.finish_step - self._steps
+        count = len(self._prefilling) + len(self._decoding)
+        return max(count, ceil(self.cls.output_reserve_ratio * left))
+
+    def _add_chunk(self, entry: Entry, budget: int) -> int:
+        """Schedule up to ``budget`` tokens of a prompt and give them room in the pool."""
+        tokens = min(budget, entry.todo)
+        entry.grow(self._kv, entry.prefill_tokens - entry.todo + tokens)
+        self._batch.append((entry, tokens))
+        return tokens
+
+    def _prefilled(self, entry: Entry, tokens: int, at_ms: float) -> None:
+        """One chunk of a prompt is computed: share its blocks; the last one yields a token."""
+        entry.todo -= tokens
+        self._count.computed_tokens += tokens
+        if entry.ended:
+            return
+        entry.share(self._kv, entry.kv_tokens)
+        if entry.todo:
+            return
+        entry.generated += 1
+        entry.grow(self._kv, entry.kv_tokens + 1)
+        self._count.generated_tokens += 1
+        if not entry.first_token_sent:
+            entry.first_token_sent = True
+            self._count.prompt_tokens += entry.job.prompt_tokens
+            self._count.cached_tokens += entry.cached_tokens
+            self._events.append(FirstToken(entry.job.job_id, at_ms, entry.cached_tokens))
+        entry.joined_step = self._steps
+        entry.finish_step = self._steps + entry.job.output_tokens - entry.generated
+        self._decoding[entry.job.job_id] = entry
+        self._joins += 1
+        heapq.heappush(self._finish_order, (entry.finish_step, self._joins, entry))
+
+    # Decode
+
+    def _plan_run_end(self) -> None:
+        """The decode run lasts until a job finishes, the pool is full, or someone can be admitted."""
+        kv, batch = self._kv, len(self._decoding)
+        order = self._finish_order
+        while not self._in_order(order[0][2], order[0][0]):
+            heapq.heappop(order)
+        steps = min(
+            order[0][0] - self._steps + self._run_done,
+            self._run_done + (kv.capacity_tokens - kv.held_tokens) // batch,
+        )
+        if self._arriving and not self._waiting and batch < self.cls.max_running:
+            steps = min(steps, self._steps_until(self._arriving[0][0]))
+        self._run_steps = max(steps, self._run_done)
+        self._phase_end_ms = self._phase_start_ms + self._run_steps * self._step_ms
+
+    def _in_order(self, entry: Entry, finish_step: int) -> bool:
+        """Whether a place in the order of finishing still stands; leaving and preemption void it."""
+        return self._decoding.get(entry.job.job_id) is entry and entry.finish_step == finish_step
+
+    def _steps_until(self, at_ms: float) -> int:
+        """Steps of this run whose end is the first boundary at or after ``at_ms``."""
+        steps = max(0, ceil((at_ms - self._phase_start_ms) / self._step_ms))
+        # Division rounds: the boundary must be the one that multiplication, which moves time, agrees with.
+        while steps > 0 and self._phase_start_ms + (steps - 1) * self._step_ms >= at_ms:
+            steps -= 1
+        while self._phase_start_ms + steps * self._step_ms < at_ms:
+            steps += 1
+        return steps
+
+    def _break_run(self, now_ms: float) -> None:
+        """End the decode run at the next boundary."""
+        self._run_steps = min(self._run_steps, max(self._run_done, self._steps_until(now_ms)))
+        self._phase_end_ms = self._phase_start_ms + self._run_steps * self._step_ms
+
+    def _take_steps(self, now_ms: float) -> None:
+        """Account for the decode steps that have ended by ``now_ms``."""
+        done = self._steps_until(now_ms)
+        if self._phase_start_ms + done * self._step_ms > now_ms:
+            done -= 1
+        new = min(done, self._run_steps) - self._run_done
+        if new > 0:
+            tokens = new * len(self._decoding)
+            self._run_done += new
+            self._steps += new
+            self._kv.private_tokens += tokens
+            self._kv.make_room()
+            # Jobs cancelled inside this run have left already; the GPU computes them to the boundary.
+            self._count.generated_tokens += tokens - new * len(self._leaving)
+
+    def _preempt_for_one_step(self) -> None:
+        """Send the newest jobs back to the queue's head until every other one can grow by a token."""
+        kv = self._kv
+        while kv.capacity_tokens - kv.held_tokens < len(self._decoding):
+            job_id, entry = next(reversed(self._decoding.items()))
+            entry.generated = self.generated(job_id)
+            self._free(entry)
+            entry.admitted = False
+            self._waiting.appendleft(entry)
+            self._count.preemptions += 1
+
+    # The end of a job
+
+    def _end(self, entry: Entry, at_ms: float, reason: FinishReason) -> None:
+        """Report the end of a job, once."""
+        job = entry.job
+        entry.ended = True
+        del self._entries[job.job_id]
+        if reason is FinishReason.DONE:
+            self._count.done += 1
+        else:
+            self._count.cancelled += 1
+        self._events.append(Finished(job.job_id, at_ms, reason, entry.generated, entry.cached_tokens))
+
+    def _free(self, entry: Entry) -> None:
+        """Take a job out of the batch and give its room back."""
+        if self._decoding.get(entry.job.job_id) is entry:
+            del self._decoding[entry.job.job_id]
+            entry.free(self._kv, self._steps - entry.joined_step)
+        else:
+            entry.free(self._kv, 0)

@@ -1,0 +1,135 @@
+"""Constants of replica classes: how fast a kind of engine works, and where each number is from.
+
+Sources are named by document: ``gorgo.md`` is the digest of the reference implementation and of its raw
+results (section 10 holds the replica facts), ``policy-lab.md`` the earlier prototype simulation. Nothing here
+knows how the engine uses its constants; the model is in ``engine.py``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineClass:
+    """One kind of replica: hardware, engine and model together.
+
+    Attributes:
+        name: name in configuration and records.
+        frontend_ms: HTTP and tokenizer time before the scheduler sees a request; runs beside the GPU.
+        frontend_ms_per_token: the same, per prompt token, cached or not.
+        prefill_base_ms: fixed time of one prefill batch.
+        prefill_ms_per_token: prefill time of one uncached token.
+        chunk_tokens: most uncached tokens in one prefill batch.
+        decode_curve: ascending (batch size, milliseconds of one decode step); linear in between, and beyond
+            the last point with the slope of the last segment.
+        max_running: most requests admitted at once.
+        kv_capacity_tokens: size of the KV pool.
+        output_reserve_ratio: share of a request's remaining output that admission sets aside in the KV pool.
+        context_tokens: longest prompt plus output.
+        prefix_cache: whether finished work is kept for later prompts.
+    """
+
+    name: str
+    frontend_ms: float
+    frontend_ms_per_token: float
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    chunk_tokens: int
+    decode_curve: tuple[tuple[int, float], ...]
+    max_running: int
+    kv_capacity_tokens: int
+    output_reserve_ratio: float
+    context_tokens: int
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        """Check what the model relies on.
+
+        Raises:
+            ValueError: a constant is out of range; the message names it.
+        """
+        for field in ("frontend_ms", "frontend_ms_per_token", "prefill_base_ms", "prefill_ms_per_token"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{self.name}: {field} must not be negative")
+        for field in ("chunk_tokens", "max_running", "kv_capacity_tokens", "context_tokens"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{self.name}: {field} must be at least 1")
+        if not 0 <= self.output_reserve_ratio <= 1:
+            raise ValueError(f"{self.name}: output_reserve_ratio must be within 0 and 1")
+        sizes = [size for size, _ in self.decode_curve]
+        if not sizes or sizes != sorted(set(sizes)) or min(ms for _, ms in self.decode_curve) <= 0:
+            raise ValueError(
+                f"{self.name}: decode_curve must be ascending in batch size, with positive times"
+            )
+
+    def decode_step_ms(self, batch: int) -> float:
+        """Milliseconds of one decode step of ``batch`` requests, interpolated on the curve."""
+        curve = self.decode_curve
+        if batch <= curve[0][0] or len(curve) == 1:
+            return curve[0][1]
+        upper = min(bisect_right(curve, batch, key=lambda point: point[0]), len(curve) - 1)
+        (low, low_ms), (high, high_ms) = curve[upper - 1], curve[upper]
+        return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
+
+    def prefill_batch_ms(self, uncached_tokens: int) -> float:
+        """Milliseconds of one prefill batch that computes ``uncached_tokens``."""
+        return self.prefill_base_ms + self.prefill_ms_per_token * uncached_tokens
+
+    def arrival_delay_ms(self, prompt_tokens: int) -> float:
+        """Milliseconds from the replica's socket to the scheduler's queue."""
+        return self.frontend_ms + self.frontend_ms_per_token * prompt_tokens
+
+
+# gorgo.md section 10, quiet inter-token latency p50 for batches 1 to 12, then the lower envelope of
+# running/throughput for 22, 33 and 64. The slope doubles past 20, the CUDA-graph limit of that launch. The
+# fit 7.37 + 1.32*(B-1) runs through the points up to 8 and is above what was measured from 12 on.
+_L40S_X2_DECODE = (
+    (1, 7.2),
+    (2, 8.5),
+    (3, 10.1),
+    (4, 11.6),
+    (6, 14.0),
+    (8, 15.9),
+    (12, 18.1),
+    (22, 27.0),
+    (33, 46.0),
+    (64, 73.0),
+)
+
+L40S_X2 = EngineClass(
+    name="l40s-x2",
+    # gorgo.md section 10: 97-112 ms for tiny prompts at RTT 20, of which one prefill batch is 20.
+    frontend_ms=65.0,
+    # gorgo.md section 10, TTFT = 136 + 0.013*prompt + 0.060*uncached: the part that cached tokens pay too.
+    frontend_ms_per_token=0.013,
+    # policy-lab.md section 2. A 2k-token prefill then stalls decodes by 0.070 ms per token (0.072 seen).
+    prefill_base_ms=20.0,
+    # gorgo.md section 10, the same fit; 0.057 under load in section 1.2.
+    prefill_ms_per_token=0.060,
+    chunk_tokens=4096,  # gorgo.md section 10: SGLang's default below 60 GB of GPU memory
+    decode_curve=_L40S_X2_DECODE,
+    max_running=64,  # gorgo.md section 10: most ever seen running, with 35 waiting behind them
+    kv_capacity_tokens=983_549,  # gorgo.md section 10: KV pool in the result files
+    output_reserve_ratio=0.7,  # gorgo.md section 10: new_token_ratio at start
+    context_tokens=32_768,  # gorgo.md section 10: launch flag
+)
+
+H100 = EngineClass(
+    name="h100",
+    frontend_ms=65.0,  # the same front end on the same kind of host
+    frontend_ms_per_token=0.013,
+    prefill_base_ms=12.0,  # policy-lab.md section 2
+    # gorgo.md section 1.2 quotes 0.04 (a 4k-token warm-up, about 25k tokens/s); the engine logs' slope of
+    # 0.07 includes queueing, and the 3.81x of a cold 4k probe would make it 0.017.
+    prefill_ms_per_token=0.040,
+    chunk_tokens=8192,  # gorgo.md section 10: SGLang's default below 90 GB of GPU memory
+    decode_curve=tuple((size, step_ms / 1.6) for size, step_ms in _L40S_X2_DECODE),  # policy-lab.md section 1
+    max_running=64,
+    kv_capacity_tokens=788_766,  # gorgo.md section 10: the metrics fixture
+    output_reserve_ratio=0.7,
+    context_tokens=32_768,
+)
+
+ENGINE_CLASSES = {cls.name: cls for cls in (L40S_X2, H100)}

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epp.sim.engine import Engine
+from epp.sim.engine_class import L40S_X2, EngineClass
+from epp.sim.job import EngineEvent, Finished, FinishReason, FirstToken, Job
+
+# Round numbers, so that times can be worked out by hand.
+PLAIN = EngineClass(
+    name="plain",
+    frontend_ms=5.0,
+    frontend_ms_per_token=0.0,
+    prefill_base_ms=10.0,
+    prefill_ms_per_token=1.0,
+    chunk_tokens=100,
+    decode_curve=((1, 2.0), (2, 3.0), (10, 11.0)),
+    max_running=4,
+    kv_capacity_tokens=1000,
+    output_reserve_ratio=1.0,
+    context_tokens=1000,
+)
+L40S_RTT_MS = 20.0
+
+
+def blocks(tokens: int, family: int = 0, block_tokens: int = 10) -> list[int]:
+    return [family * 1_000_000 + index for index in range(tokens // block_tokens)]
+
+
+def drain(engine: Engine, until_ms: float = 1e9) -> list[EngineEvent]:
+    return engine.advance(until_ms)
+
+
+def first_tokens(events: list[EngineEvent]) -> dict[int, FirstToken]:
+    return {event.job_id: event for event in events if isinstance(event, FirstToken)}
+
+
+def ends(events: list[EngineEvent]) -> dict[int, Finished]:
+    return {event.job_id: event for event in events if isinstance(event, Finished)}
+
+
+def ttft_ms(prompt_tokens: int, cached_tokens: int) -> float:
+    """TTFT of an idle L40Sx2 near the client, with that much of the prompt in its cache."""
+    engine, size = Engine(L40S_X2, block_tokens=1), prompt_tokens
+    engine.submit(Job(1, max(cached_tokens, 1), 1, blocks(cached_tokens, block_tokens=1)), 0.0)
+    engine.advance(100_000.0)
+    engine.submit(Job(2, size, 1, blocks(size, block_tokens=1)), 100_000.0)
+    event = first_tokens(drain(engine))[2]
+    assert abs(event.cached_tokens - cached_tokens) <= 1
+    return event.at_ms - 100_000.0 + L40S_RTT_MS
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens", "measured_ms"),
+    [
+        # Fully uncached and fully cached prompts of the raw results, near region, RTT 20.
+        (4_800, 0, 532),
+        (10_300, 0, 818),
+        (13_400, 0, 1_112),
+        (19_500, 0, 1_464),
+        (24_300, 0, 2_046),
+        (20_000, 20_000, 307),
+        (28_000, 28_000, 430),
+        (17, 0, 105),
+    ],
+)
+def test_ttft_is_what_was_measured(prompt_tokens: int, cached_tokens: int, measured_ms: float) -> None:
+    assert ttft_ms(prompt_tokens, cached_tokens) == pytest.approx(measured_ms, rel=0.20)
+
+
+@pytest.mark.parametrize("prompt_tokens", [2_900, 4_800, 10_300, 19_500, 24_300])
+@pytest.mark.parametrize("cached_share", [0.0, 0.5, 0.9])
+def test_ttft_follows_the_fitted_line(prompt_tokens: int, cached_share: float) -> None:
+    cached = int(prompt_tokens * cached_share)
+    fitted = 136 + 0.013 * prompt_tokens + 0.060 * (prompt_tokens - cached)
+    # The fit was made at a concurrency of 16, so an idle replica is faster by some of its intercept.
+    assert fitted - 60 < ttft_ms(prompt_tokens, cached) < fitted * 1.1
+
+
+def test_one_job_by_hand() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    engine.submit(Job(1, 50, 4), 100.0)
+    # Front end 5, prefill 10 + 50, then three steps of 2.
+    assert drain(engine) == [
+        FirstToken(1, 165.0, 0),
+        Finished(1, 171.0, FinishReason.DONE, 4, 0),
+    ]
+
+
+def test_a_long_prompt_goes_in_chunks() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(Job(1, 250, 1), 0.0)
+    assert first_tokens(drain(engine))[1].at_ms == 5 + 3 * 10 + 250
+
+
+def test_a_prefill_stalls_running_decodes_and_they_go_on_in_the_larger_batch() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(Job(1, 10, 11), 0.0)  # first token at 25, then steps of 2
+    engine.submit(Job(2, 190, 2), 21.0)  # ready at 26, inside the step that ends at 27
+    events = drain(engine)
+    # Two chunks: 27 + 110 + 100 = 237; one step of 3 for both; then job 1 alone has 8 steps left.
+    assert first_tokens(events)[2].at_ms == 237
+    assert ends(events)[2].at_ms == 240
+    assert ends(events)[1].at_ms == 240 + 8 * 2
+
+
+def test_several_prompts_share_a_prefill_batch_in_order_of_arrival() -> None:
+    engine = Engine(PLAIN)
+    for job_id, prompt in ((1, 1), (2, 60), (3, 60), (4, 5)):
+        engine.submit(Job(job_id, prompt, 5), 0.0 if job_id == 1 else 1.0)
+    firsts = first_tokens(drain(engine))
+    # 1 runs alone 5..16. Then 2 whole and 40 of 3 (110 ms), then the other 20 of 3 with 4 (35 ms).
+    assert [firsts[job_id].at_ms for job_id in (1, 2, 3, 4)] == [16, 126, 161, 161]
+
+
+def test_admission_stops_at_the_cap_and_the_queue_waits_its_turn() -> None:
+    engine = Engine(PLAIN)
+    for job_id in range(6):
+        engine.submit(Job(job_id, 1, 10), 0.0)
+    engine.advance(20.0)
+    snapshot = engine.snapshot()
+    assert (snapshot.running, snapshot.waiting) == (4, 2)
+    assert sorted(first_tokens(drain(engine))) == [4, 5]
+
+
+def test_a_larger_batch_makes_every_step_slower() -> None:
+    def itl_ms(batch: int) -> float:
+        engine = Engine(L40S_X2)
+        for job_id in range(batch):
+            engine.submit(Job(job_id, 1, 101), 0.0)
+        events = drain(engine)
+        return (ends(events)[0].at_ms - first_tokens(events)[0].at_ms) / 100
+
+    assert itl_ms(1) == pytest.approx(7.2)
+    assert itl_ms(8) == pytest.approx(15.9)
+    assert itl_ms(64) == pytest.approx(73.0)
+
+
+def test_the_next_turn_finds_prompt_and_answer_in_the_cache() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    path = blocks(60)
+    engine.submit(Job(1, 35, 16, path[:3], path[3:5]), 0.0)  # 51 tokens: five full blocks
+    drain(engine, 500.0)
+    assert engine.snapshot().idle_tokens == 50
+    engine.submit(Job(2, 65, 1, path), 500.0)
+    assert first_tokens(drain(engine))[2] == FirstToken(2, 500 + 5 + 10 + 15, 50)
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    engine.submit(Job(1, 50, 1, blocks(50)), 0.0)
+    engine.advance(500.0)
+    engine.submit(Job(2, 50, 1, blocks(50)), 500.0)
+    assert first_tokens(drain(engine))[2] == FirstToken(2, 500 + 5 + 10 + 1, 49)
+
+
+def test_without_a_prefix_cache_nothing_is_found() -> None:
+    engine = Engine(replace(PLAIN, prefix_cache=False), block_tokens=10)
+    for job_id in (1, 2):
+        engine.submit(Job(job_id, 50, 1, blocks(50)), job_id * 1000.0)
+    assert first_tokens(drain(engine))[2].cached_tokens == 0
+    assert engine.snapshot().idle_tokens == 0
+
+
+def test_a_flush_forgets() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    engine.submit(Job(1, 50, 1, blocks(50)), 0.0)
+    drain(engine, 500.0)
+    engine.flush_cache(500.0)
+    engine.submit(Job(2, 50, 1, blocks(50)), 500.0)
+    assert first_tokens(drain(engine))[2].cached_tokens == 0
+
+
+def test_a_full_pool_evicts_the_oldest_prompt() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    for job_id, family in enumerate([1, 2, 3, 1, 4, 1, 2]):
+        engine.submit(Job(job_id, 300, 1, blocks(300, family)), job_id * 1000.0)
+    cached = {job_id: event.cached_tokens for job_id, event in first_tokens(drain(engine)).items()}
+    # 4 needs 201 tokens more than there are: 2, the oldest since 1 was used again, keeps its first 9 blocks.
+    assert (cached[3], cached[5], cached[6]) == (299, 299, 90)
+    assert engine.snapshot().counters.evicted_blocks > 0
+
+
+def test_admission_waits_for_room_that_running_jobs_hold() -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    engine.submit(Job(1, 600, 100, blocks(600, 1)), 0.0)
+    engine.submit(Job(2, 600, 1, blocks(600, 2)), 1.0)
+    engine.submit(Job(3, 600, 1, blocks(600, 1)), 2.0)  # would fit by sharing, but the queue is in order
+    events = drain(engine)
+    firsts = first_tokens(events)
+    assert firsts[2].at_ms > ends(events)[1].at_ms
+    assert firsts[3].at_ms > firsts[2].at_ms
+
+
+def test_when_the_reserve_was_too_small_the_newest_job_is_preempted_and_still_completes() -> None:
+    engine = Engine(replace(PLAIN, output_reserve_ratio=0.0), block_tokens=10)
+    for job_id in (1, 2):
+        engine.submit(Job(job_id, 300, 400, blocks(300, job_id), blocks(400, job_id + 10)), 0.0)
+    events = drain(engine)
+    assert engine.snapshot().counters.preemptions > 0
+    assert [ends(events)[job_id].generated_tokens for job_id in (1, 2)] == [400, 400]
+    assert ends(events)[1].at_ms < ends(events)[2].at_ms
+    assert sum(isinstance(event, FirstToken) for event in events) == 2
+
+
+@pytest.mark.parametrize("at_ms", [3.0, 30.0, 150.0, 231.0])
+def test_cancel_frees_everything_wherever_the_job_is(at_ms: float) -> None:
+    engine = Engine(PLAIN, block_tokens=10)
+    engine.submit(Job(1, 205, 100, blocks(205)), 0.0)
+    engine.advance(at_ms)
+    assert engine.cancel(1, at_ms)
+    assert not engine.cancel(1, at_ms)
+    (end,) = ends(drain(engine)).values()
+    assert (end.at_ms, end.reason) == (at_ms, FinishReason.CANCELLED)
+    snapshot = engine.snapshot()
+    assert (snapshot.running, snapshot.waiting, snapshot.arriving, snapshot.held_tokens) == (0, 0, 0, 0)
+    assert engine.next_event_ms() is None
+
+
+def test_cancelling_a_queued_job_lets_the_next_one_in() -> None:
+    engine = Engine(replace(PLAIN, max_running=1))
+    for job_id in (1, 2, 3):
+        engine.submit(Job(job_id, 10, 10), 0.0)
+    engine.advance(10.0)
+    engine.cancel(2, 10.0)
+    events = drain(engine)
+    assert sorted(first_tokens(events)) == [1, 3]
+    assert ends(events)[2].generated_tokens == 0
+
+
+def test_a_cancelled_decode_leaves_the_batch_at_the_next_step() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(Job(1, 5, 100), 0.0)
+    engine.submit(Job(2, 5, 100), 0.0)
+    engine.advance(26.0)  # both first tokens at 25, then steps of 3
+    engine.cancel(2, 26.0)
+    events = drain(engine)
+    assert ends(events)[1].at_ms == 25 + 3 + 98 * 2
+    assert ends(events)[2].generated_tokens == 1
+
+
+def test_slowdown_takes_effect_at_the_next_boundary() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(Job(1, 5, 11), 0.0)  # first token at 20
+    engine.set_slowdown(10.0, 21.0)
+    assert ends(drain(engine))[1].at_ms == 20 + 2 + 9 * 20
+    with pytest.raises(ValueError, match="positive"):
+        engine.set_slowdown(0.0, 1e9)
+
+
+def test_single_tokens_can_be_followed() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(Job(1, 5, 4), 0.0)
+    times, now_ms = [], engine.next_token_ms()
+    while now_ms is not None:
+        engine.advance(now_ms)
+        times.append(now_ms)
+        if now_ms in (22.0, 24.0):
+            assert engine.generated(1) == (2 if now_ms == 22.0 else 3)
+        now_ms = engine.next_token_ms()
+    assert times == [5.0, 20.0, 22.0, 24.0, 26.0]
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    engine = Engine(PLAIN)
+    for job in (Job(1, 999, 2), Job(1, 0, 1), Job(1, 1, 0)):
+        with pytest.raises(ValueError, match="fit"):
+            engine.submit(job, 0.0)
+    engine.submit(Job(1, 5, 5), 0.0)
+    with pytest.raises(ValueError, match="already"):
+        engine.submit(Job(1, 5, 5), 0.0)
+
+
+def test_time_does_not_run_backwards() -> None:
+    engine = Engine(PLAIN)
+    engine.advance(5.0)
+    with pytest.raises(ValueError, match="backwards"):
+        engine.advance(4.0)
