@@ -61,6 +61,11 @@ class Policy(Protocol):
         """Weights of the formula, ``{}`` when it has none."""
         ...
 
+    @property
+    def additive_terms(self) -> tuple[str, ...]:
+        """Names of the terms that sum to the cost, ``()`` when the cost is not a sum."""
+        ...
+
     def rank(
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
     ) -> Ranking:

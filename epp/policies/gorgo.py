@@ -1,0 +1,57 @@
+"""The paper's cost model, to the letter: network, prefill and queue in one weighted sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.view import FleetView, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Gorgo:
+    """Cheapest by the published formula.
+
+    ``cost = rtt_weight * rtt_ms + prefill_weight * uncached_tokens + queue_weight * queued_tokens``
+
+    The unit is that of ``prefill_weight * uncached_tokens``: with the published prefill weight of 1 a cost is
+    a number of tokens to prefill, `rtt_weight` is tokens per millisecond of round trip and `queue_weight` is
+    tokens of prefill per token queued. Only ratios of the weights matter. ``queued_tokens`` counts every
+    prompt token of an endpoint's unfinished requests, cached or not, until they end.
+
+    Defaults are the published optimum (GORGO paper, two searched weights, prefill fixed at 1). The paper
+    searched ``rtt_weight`` in [0.05, 2.0] and ``queue_weight`` in [0.05, 0.5]; the hard bounds here are the
+    widest that its authors ever searched, and reach down to 0 so that a term can be switched off.
+    """
+
+    name: ClassVar[str] = "gorgo"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.RTT})
+    ties: ClassVar[Ties] = Ties.BAND
+    additive_terms: ClassVar[tuple[str, ...]] = ("rtt", "prefill", "queue")
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+        {
+            "rtt_weight": WeightSpec(0.276, 0.0, 50.0, "cost of one millisecond of round trip"),
+            "prefill_weight": WeightSpec(1.0, 0.0, 5.0, "cost of one uncached prompt token"),
+            "queue_weight": WeightSpec(0.5, 0.0, 5.0, "cost of one prompt token of unfinished requests"),
+        }
+    )
+
+    def rank(
+        self,
+        request: RequestView,  # noqa: ARG002 - the formula reads the fleet alone
+        fleet: FleetView,
+        weights: Mapping[str, float],
+        seed: int,  # noqa: ARG002 - nothing is drawn
+    ) -> Ranking:
+        """The weighted sum, with its three terms."""
+        rtt = weights["rtt_weight"] * fleet.rtt_ms
+        prefill = weights["prefill_weight"] * fleet.uncached_tokens
+        queue = weights["queue_weight"] * fleet.queued_tokens
+        return Ranking(rtt + prefill + queue, {"rtt": rtt, "prefill": prefill, "queue": queue})

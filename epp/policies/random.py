@@ -1,0 +1,47 @@
+"""The control: a uniform choice that knows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from epp.draw import draw
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.view import FleetView, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Uniform over the endpoints, fallbacks included.
+
+    ``cost = draw(seed, decision_id, endpoint)``, a number in [0, 1): independent of the order of the
+    endpoints, and the same decision draws the same order again when replayed.
+    """
+
+    name: ClassVar[str] = "random"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    ties: ClassVar[Ties] = Ties.EXACT
+    additive_terms: ClassVar[tuple[str, ...]] = ()
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+
+    def rank(
+        self,
+        request: RequestView,
+        fleet: FleetView,
+        weights: Mapping[str, float],  # noqa: ARG002 - no weights
+        seed: int,
+    ) -> Ranking:
+        """One keyed draw per endpoint."""
+        key = request.decision_id
+        draws = np.fromiter(
+            (draw(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints), np.float64, len(fleet)
+        )
+        return Ranking(draws, {"draw": draws})

@@ -1,0 +1,69 @@
+"""Policies by the name that configuration uses.
+
+Owns the list of names; a policy file knows nothing of it. Adding a policy is one file and one line here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING
+
+from epp.errors import ConfigError
+from epp.policies.gorgo import Gorgo
+from epp.policies.least_request import LeastRequest
+from epp.policies.random import Random
+from epp.policies.round_robin import RoundRobin
+from epp.policies.session_affinity import SessionAffinity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from epp.policies.base import Policy
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "gorgo": Gorgo,
+    "least-request": LeastRequest,
+    "random": Random,
+    "round-robin": RoundRobin,
+    "session-affinity": SessionAffinity,
+}
+
+
+def create(
+    name: str, params: Mapping[str, object] | None = None, *, source: str = "<text>", key: str = "policy"
+) -> Policy:
+    """The policy of that name with the given parameters (fields of its class).
+
+    Args:
+        name: a key of `POLICIES`.
+        params: parameters by name; those left out keep their defaults.
+        source: file that names the policy, for the error.
+        key: dotted path of the place in that file, for the error.
+
+    Raises:
+        ConfigError: unknown policy or parameter, or a value that the policy refuses; names the nearest right
+            one.
+    """
+    factory = POLICIES.get(name)
+    if factory is None:
+        raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
+    known: list[str] = []
+    if dataclasses.is_dataclass(factory):
+        known = [field.name for field in dataclasses.fields(factory)]
+    for param in params or {}:
+        if param not in known:
+            problem = f"policy {name} has no parameter {param!r}"
+            raise ConfigError(source, f"{key}.{param}", problem, _nearest(param, known))
+    try:
+        return factory(**(params or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(source, key, f"policy {name}: {error}") from error
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    if not names:
+        return "it has none"
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(names)

@@ -1,0 +1,57 @@
+"""Stickiness without state: rendezvous hashing of the session over the endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import xxhash
+
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.least_request import LeastRequest
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.view import FleetView, RequestView
+
+_WITHOUT_KEY = LeastRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAffinity:
+    """The same session to the same endpoint, by highest random weight (Thaler and Ravishankar, 1998).
+
+    Each endpoint weighs ``xxh3(endpoint, seed = xxh3(affinity_key))``; ``cost`` is its place in descending
+    order of weight, 0 for the session's own endpoint, so that fallbacks follow the session's own order too.
+    When an endpoint leaves, only its sessions move, each to its next place; when one joins, it takes its
+    share and nothing else moves. Weights depend on key and address alone, so all pickers agree without
+    talking.
+
+    A request without a key goes by `LeastRequest`: nothing ties it to a place, so it may as well balance.
+    """
+
+    name: ClassVar[str] = "session-affinity"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SESSION})
+    ties: ClassVar[Ties] = Ties.EXACT
+    additive_terms: ClassVar[tuple[str, ...]] = ()
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+
+    def rank(
+        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
+        """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
+        if not request.affinity_key:
+            return _WITHOUT_KEY.rank(request, fleet, weights, seed)
+        key = xxhash.xxh3_64_intdigest(request.affinity_key.encode())
+        weigh = xxhash.xxh3_64_intdigest
+        order = sorted(
+            # The address settles equal weights, so that the order of the endpoints never does.
+            ((-weigh(endpoint.encode(), key), endpoint, i) for i, endpoint in enumerate(fleet.endpoints)),
+        )
+        places = np.empty(len(fleet), np.float64)
+        places[[i for _, _, i in order]] = np.arange(len(fleet))
+        return Ranking(places, {"place": places})
