@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_decode_steps_follow_the_measured_curve(batch: int, measured_ms: float) 
 
 def test_decode_steps_always_grow_and_the_slope_doubles_past_the_graph_limit() -> None:
     steps = [L40S_X2.decode_step_ms(batch) for batch in range(1, 100)]
-    assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a < b for a, b in pairwise(steps))
     below, above = steps[19] - steps[14], steps[29] - steps[24]
     assert above / below == pytest.approx(2, abs=0.3)
 

@@ -82,7 +82,7 @@ def play(plan: list[Arrival], poll_ms: float | None) -> tuple[list[EngineEvent],
 
 def check(engine: Engine) -> None:
     snapshot = engine.snapshot()
-    assert 0 <= snapshot.held_tokens
+    assert snapshot.held_tokens >= 0
     assert snapshot.held_tokens + snapshot.idle_tokens <= snapshot.capacity_tokens
     assert snapshot.running <= TIGHT.max_running
 

@@ -1,0 +1,42 @@
+"""Faults that a simulated replica can be told to have, for tests and rehearsals."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is wrong with a replica; the default is nothing. ``POST /sim/fault`` replaces it whole.
+
+    Attributes:
+        hang: connections are accepted and nothing is answered, health and metrics included.
+        slow_factor: the engine's work takes so many times longer.
+        error_rate: share of completions answered with ``error_status``.
+        error_status: HTTP status of those answers.
+        reset_after_tokens: streams are cut with a TCP reset after so many tokens.
+        die: the listener closes, every connection is reset, and cache and counters are lost.
+        revive_after_s: with ``die``: start again, cold, on the same port after so long.
+    """
+
+    hang: bool = False
+    slow_factor: float = 1.0
+    error_rate: float = 0.0
+    error_status: int = 503
+    reset_after_tokens: int | None = None
+    die: bool = False
+    revive_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: a value makes no sense.
+        """
+        if not self.slow_factor > 0:
+            raise ValueError("slow_factor must be positive")
+        if not 0 <= self.error_rate <= 1:
+            raise ValueError("error_rate must be within 0 and 1")
+        if not 400 <= self.error_status <= 599:
+            raise ValueError("error_status must be within 400 and 599")
+        if self.reset_after_tokens is not None and self.reset_after_tokens < 1:
+            raise ValueError("reset_after_tokens must be at least 1")

@@ -1,0 +1,60 @@
+"""Simulated replicas for tests: fast engines, plain names, and what is asked of them most."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from epp.sim.engine_class import L40S_X2
+from epp.sim.http import SimConfig, SimReplica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+MODEL = "sim-model"
+
+# An engine that answers within milliseconds and still queues, batches and evicts like the real one.
+QUICK = replace(
+    L40S_X2,
+    name="quick",
+    frontend_ms=1.0,
+    frontend_ms_per_token=0.0,
+    prefill_base_ms=1.0,
+    prefill_ms_per_token=0.001,
+    decode_curve=((1, 0.5), (64, 2.0)),
+)
+
+
+def quick_config(name: str = "quick", **changes: Any) -> SimConfig:
+    """A replica that answers at once; ``changes`` are fields of `SimConfig`."""
+    return replace(SimConfig(name=name, engine_class=QUICK, models=(MODEL,), answer_tokens=16), **changes)
+
+
+@contextlib.asynccontextmanager
+async def running_fleet(configs: Sequence[SimConfig]) -> AsyncIterator[list[SimReplica]]:
+    """Start one replica for each configuration and stop them all at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(SimReplica(config)) for config in configs]
+
+
+def chat_body(*turns: str, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    """A chat request: user and assistant turns in alternation, the user first."""
+    messages = [
+        {"role": "assistant" if index % 2 else "user", "content": turn} for index, turn in enumerate(turns)
+    ]
+    return {"model": MODEL, "messages": messages, "stream": stream, **fields}
+
+
+def metric(text: str, name: str, labels: Mapping[str, str] | None = None) -> float:
+    """One sample of a Prometheus exposition.
+
+    Raises:
+        KeyError: no sample has that name and those labels.
+    """
+    for line in text.splitlines():
+        head, _, value = line.rpartition(" ")
+        found, _, found_labels = head.partition("{")
+        if found == name and all(f'{key}="{want}"' in found_labels for key, want in (labels or {}).items()):
+            return float(value)
+    raise KeyError(name)
