@@ -1,0 +1,1 @@
+"""Development tools, run from a checkout; nothing in `epp` imports them."""
