@@ -1,0 +1,87 @@
+"""Trace files on disk: the only module of this folder that opens files.
+
+Owns: telling formats apart and reading lines, gzipped or not. Formats themselves are in
+`epp.replay.trace` and `epp.replay.agent_sessions`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
+from epp.replay.trace import TraceError, TraceRequest, dump, in_time_order, read_canonical, read_mooncake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Lines of a text file; gzip is told by its first bytes, not by the name.
+
+    Raises:
+        TraceError: the file cannot be opened or is not UTF-8 text.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as head:
+            packed = head.read(2) == _GZIP_MAGIC
+        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def load_trace(
+    path: str | Path, *, seed: int = 0, scale: int = 1, agents: AgentOptions | None = None
+) -> tuple[TraceRequest, ...]:
+    """A whole trace in time order, its format told by the keys of its first line.
+
+    Args:
+        path: Mooncake rows, agent sessions or canonical records, one JSON object a line.
+        seed: keys the draws that spread arrivals.
+        scale: divides lengths and block sizes (canonical records are taken as they are).
+        agents: options for agent sessions; ``seed`` and ``scale`` apply when it is left out.
+
+    Raises:
+        TraceError: no such file, an unknown format, or a line that does not fit its format.
+    """
+    lines = read_lines(path)
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise TraceError(f"{path}: the file is empty")
+    try:
+        row = msgspec.json.decode(first)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: line 1: {error}") from error
+    keys = set(row) if isinstance(row, dict) else set()
+    rows = itertools.chain([first], lines)
+    requests: Iterable[TraceRequest]
+    if "hash_ids" in keys:
+        requests = read_mooncake(rows, seed=seed, scale=scale)
+    elif {"block", "requests"} <= keys:
+        requests = read_agent_sessions(rows, agents or AgentOptions(seed=seed, scale=scale))
+    elif {"at_ms", "block_ids"} <= keys:
+        requests = read_canonical(rows)
+    else:
+        raise TraceError(
+            f"{path}: unknown format: the first line has keys {sorted(keys)}; "
+            "known are Mooncake rows, agent sessions and canonical records"
+        )
+    try:
+        return in_time_order(tuple(requests))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
+    """Write canonical records, gzipped when the name ends in ``.gz`` (without a time stamp)."""
+    data = "".join(f"{line}\n" for line in dump(requests)).encode()
+    path = Path(path)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

@@ -1,0 +1,1 @@
+"""Generators of load: parameters and a seed in, trace requests out."""
