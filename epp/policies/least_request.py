@@ -24,10 +24,10 @@ class LeastRequest:
     ``cost = max(running_requests, engine_running + engine_waiting)``, in requests.
 
     The own count is live but knows only this picker's traffic; the engine's knows all traffic but is as old
-    as the last scrape. GORGO's baseline of this name takes the larger of its own count and the scraped running
-    requests; requests that wait inside the engine are unfinished too and are counted here. An endpoint whose
-    engine metrics are unknown stands with the busiest known one: not knowing never makes it look idle. Where
-    no engine reports, the own count decides alone. Ties are drawn.
+    as the last scrape. GORGO's baseline of this name takes the larger of its own count and the scraped
+    running requests; requests that wait inside the engine are unfinished too and are counted here. An
+    endpoint whose engine metrics are unknown stands with the busiest known one: not knowing never makes it
+    look idle. Where no engine reports, the own count decides alone. Ties are drawn.
     """
 
     name: ClassVar[str] = "least-request"

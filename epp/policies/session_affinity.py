@@ -47,11 +47,9 @@ class SessionAffinity:
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)
         key = xxhash.xxh3_64_intdigest(request.affinity_key.encode())
-        weigh = xxhash.xxh3_64_intdigest
-        order = sorted(
-            # The address settles equal weights, so that the order of the endpoints never does.
-            ((-weigh(endpoint.encode(), key), endpoint, i) for i, endpoint in enumerate(fleet.endpoints)),
-        )
-        places = np.empty(len(fleet), np.float64)
-        places[[i for _, _, i in order]] = np.arange(len(fleet))
+        weigh, count = xxhash.xxh3_64_intdigest, len(fleet)
+        weighed = (weigh(endpoint.encode(), key) for endpoint in fleet.endpoints)
+        weights_of = np.fromiter(weighed, np.uint64, count)
+        places = np.empty(count, np.float64)
+        places[np.argsort(weights_of)[::-1]] = np.arange(count)
         return Ranking(places, {"place": places})

@@ -22,7 +22,6 @@ class Endpoint:
         models: public model names that it serves; empty means any.
         context_tokens: longest prompt plus output that it accepts, None when unknown.
         kv_capacity_tokens: size of its KV cache when the operator states it, None to learn it.
-        rtt_ms: warm round-trip time that the operator states, used until one is measured; None for none.
         draining: takes no new requests.
         uid: identity beyond the address when the source has one (pod UID), else ``""``.
         labels: free labels, for filters and people.
@@ -36,7 +35,6 @@ class Endpoint:
     models: frozenset[str] = frozenset()
     context_tokens: int | None = None
     kv_capacity_tokens: int | None = None
-    rtt_ms: float | None = None
     draining: bool = False
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)

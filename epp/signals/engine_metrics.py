@@ -1,0 +1,139 @@
+"""What engines say of themselves, and how old it is.
+
+Owns the last sample of each endpoint, its staleness and the detection of restarts. A value that is older than
+the limit is unknown, never zero and never the last one for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.signals.slots import grown, row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from epp.signals.metrics_text import EngineSample
+
+_RUNNING, _WAITING, _KV_USAGE = range(3)
+#: A process reports one start time for life; anything less than this apart is rounding.
+_SAME_START_S = 1.0
+
+
+class EngineMetrics:
+    """Samples by slot.
+
+    Args:
+        stale_after_s: age beyond which values are unknown.
+    """
+
+    def __init__(self, stale_after_s: float = 10.0) -> None:
+        if stale_after_s <= 0:
+            raise ValueError(f"stale_after_s must be positive: {stale_after_s}")
+        self._stale_after_s = stale_after_s
+        self._block = np.full((3, 0), math.nan, np.float64)
+        self._updated_s = np.zeros(0, np.float64)
+        self._stale_at_s = math.inf  # no sample is stale before
+        self._last: dict[int, EngineSample] = {}
+        self._started_s: dict[int, float] = {}
+        self._failures: dict[int, int] = {}
+
+    def resize(self, capacity: int) -> None:
+        """Make room for slots below ``capacity``."""
+        self._block = grown(self._block, capacity, math.nan)
+        self._updated_s = grown(self._updated_s, capacity, math.nan)
+
+    def update(self, slot: int, sample: EngineSample, now_s: float) -> bool:
+        """Take a scrape.
+
+        Returns:
+            True when the engine is another process than in the sample before: it started later, or, where no
+            start time is told, its token counters went back. An earlier start time is no restart: several
+            processes may answer behind one address, and only the newest counts.
+        """
+        restarted = self._is_restart(slot, sample)
+        self._block[_RUNNING, slot] = _known(sample.running)
+        self._block[_WAITING, slot] = _known(sample.waiting)
+        self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
+        self._updated_s[slot] = now_s
+        self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
+        self._last[slot] = sample
+        start = sample.process_start_time_s
+        if start is not None:
+            self._started_s[slot] = max(start, self._started_s.get(slot, start))
+        self._failures.pop(slot, None)
+        return restarted
+
+    def fail(self, slot: int, now_s: float) -> int:  # noqa: ARG002 - one shape for all reports
+        """A scrape failed: what is known stays known until it is stale. Returns failures in a row."""
+        self._failures[slot] = self._failures.get(slot, 0) + 1
+        return self._failures[slot]
+
+    def forget(self, slot: int) -> None:
+        """Clear the slot."""
+        self._block[:, slot] = math.nan
+        self._updated_s[slot] = math.nan
+        for store in (self._last, self._started_s, self._failures):
+            store.pop(slot, None)
+
+    def last(self, slot: int) -> EngineSample | None:
+        """The last sample, however old; None before the first."""
+        return self._last.get(slot)
+
+    def block(self, now_s: float) -> NDArray[np.float64]:
+        """Running, waiting, KV usage by slot, ``[3, capacity]``, NaN where unknown or stale.
+
+        Not to be written; valid until the next call.
+        """
+        if now_s > self._stale_at_s:
+            self._expire(now_s)
+        return self._block
+
+    def running(self, now_s: float) -> NDArray[np.float64]:
+        """Requests in the batch, by slot; NaN where unknown or stale."""
+        return row(self.block(now_s), _RUNNING)
+
+    def waiting(self, now_s: float) -> NDArray[np.float64]:
+        """Requests in the queue, by slot; NaN where unknown or stale."""
+        return row(self.block(now_s), _WAITING)
+
+    def kv_usage(self, now_s: float) -> NDArray[np.float64]:
+        """Share of the KV cache in use, by slot; NaN where unknown or stale."""
+        return row(self.block(now_s), _KV_USAGE)
+
+    @property
+    def updated_s(self) -> NDArray[np.float64]:
+        """Time of the last sample, by slot; NaN before the first. Not to be written."""
+        return self._updated_s
+
+    def age_ms(self, now_s: float) -> NDArray[np.float64]:
+        """Age of the last sample in milliseconds, by slot, stale ones included; NaN before the first."""
+        return (now_s - self._updated_s) * 1e3
+
+    def _is_restart(self, slot: int, sample: EngineSample) -> bool:
+        started, start = self._started_s.get(slot), sample.process_start_time_s
+        if started is not None and start is not None:
+            return start > started + _SAME_START_S
+        before = self._last.get(slot)
+        if before is None or start is not None or started is not None:
+            return False
+        return _went_back(before.prompt_tokens_total, sample.prompt_tokens_total) or _went_back(
+            before.generation_tokens_total, sample.generation_tokens_total
+        )
+
+    def _expire(self, now_s: float) -> None:
+        fresh = now_s - self._updated_s <= self._stale_after_s  # False for NaN
+        self._block[:, ~fresh] = math.nan
+        left = self._updated_s[fresh]
+        self._stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _went_back(before: float | None, now: float | None) -> bool:
+    return before is not None and now is not None and now < before

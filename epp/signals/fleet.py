@@ -1,0 +1,370 @@
+"""The fleet: which endpoints there are, and everything known about each, composed into views.
+
+Owns the pool, the slots and the life cycle of what hangs on them: whoever joins gets columns, whoever leaves
+or restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
+candidates with ages instead of timestamps and nothing left unknown - a missing value is filled with the worst
+known one of the candidates, so that no endpoint gains by silence.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from epp.signals.engine_metrics import EngineMetrics
+from epp.signals.health import HealthSettings, HealthTracker, State
+from epp.signals.ledger import LoadLedger
+from epp.signals.rtt import RttTable
+from epp.signals.slots import SlotMap, grown
+from epp.view import FleetView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.signals.endpoint import Endpoint
+    from epp.signals.prefix_index import PrefixIndex
+
+_Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+#: Candidate sets whose names are kept ready; filters make a handful of them.
+_REMEMBERED_SETS = 256
+#: Columns that can be unknown, in the order of the block that `Fleet.view` fills.
+_FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_age_ms")
+_NONE_UNKNOWN: Mapping[str, NDArray[np.bool_]] = {}
+
+_GAUGES = (
+    ("rtt_ms", "Round-trip time over a warm connection."),
+    ("engine_running", "Requests in the engine's batch, by its metrics."),
+    ("engine_waiting", "Requests in the engine's queue, by its metrics."),
+    ("engine_kv_usage", "Share of the KV cache in use, by the engine's metrics."),
+    ("engine_age_ms", "Age of the engine's metrics."),
+    ("queued_tokens", "Prompt tokens of unfinished requests."),
+    ("pending_uncached_tokens", "Uncached tokens of requests that await their first token."),
+    ("running_requests", "Unfinished requests."),
+    ("decoding_requests", "Unfinished requests past their first token."),
+    ("ejected", "1 while the endpoint is ejected."),
+    ("draining", "1 while the endpoint takes no new requests."),
+)
+
+
+class Settings(Protocol):
+    """What the stores are configured by; the shape of the configuration file's sections."""
+
+    @property
+    def scrape(self) -> ScrapeSettings:
+        """Engine metrics."""
+        ...
+
+    @property
+    def probe(self) -> ProbeSettings:
+        """Probes."""
+        ...
+
+    @property
+    def leases(self) -> LeaseSettings:
+        """Reservations."""
+        ...
+
+
+class ScrapeSettings(Protocol):
+    """`stale_after_s`: age at which a value is unknown."""
+
+    @property
+    def stale_after_s(self) -> float: ...  # noqa: D102 - the class says it
+
+
+class ProbeSettings(Protocol):
+    """Ejection: failures in a row, first length, panic share; see `HealthSettings`."""
+
+    @property
+    def interval_s(self) -> float: ...  # noqa: D102 - the class says it
+    @property
+    def failures_to_eject(self) -> int: ...  # noqa: D102 - the class says it
+    @property
+    def eject_s(self) -> float: ...  # noqa: D102 - the class says it
+    @property
+    def panic_share(self) -> float: ...  # noqa: D102 - the class says it
+
+
+class LeaseSettings(Protocol):
+    """See `LoadLedger`."""
+
+    @property
+    def ttl_s(self) -> float: ...  # noqa: D102 - the class says it
+    @property
+    def max_count(self) -> int: ...  # noqa: D102 - the class says it
+
+
+class Fleet:
+    """The pool and its signals.
+
+    Args:
+        index: the prefix index, cleared and sized with the endpoints.
+        ledger: load by this picker's own promises.
+        rtt: round-trip times.
+        engine: engine metrics.
+        health: ejections.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        ledger: LoadLedger | None = None,
+        rtt: RttTable | None = None,
+        engine: EngineMetrics | None = None,
+        health: HealthTracker | None = None,
+    ) -> None:
+        self.index = index
+        self.ledger = ledger or LoadLedger()
+        self.rtt = rtt or RttTable()
+        self.engine = engine or EngineMetrics()
+        self.health = health or HealthTracker()
+        self._slots = SlotMap()
+        self._members: dict[str, tuple[int, Endpoint]] = {}
+        self._applied = False
+        self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
+        self._last_fresh_s = -math.inf
+        self._learned_tokens: dict[int, int] = {}
+        self._names: dict[bytes, _Names] = {}
+        for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
+                       self._resize):  # fmt: skip
+            self._slots.on_grow(resize)
+
+    @classmethod
+    def build(cls, settings: Settings, index: PrefixIndex) -> Fleet:
+        """A fleet with its stores as configured.
+
+        RTTs go stale after sixty seconds or ten probe intervals, whichever is longer.
+        """
+        probe, leases = settings.probe, settings.leases
+        return cls(
+            index,
+            ledger=LoadLedger(leases.ttl_s, leases.max_count),
+            rtt=RttTable(stale_after_s=max(60.0, 10.0 * probe.interval_s)),
+            engine=EngineMetrics(settings.scrape.stale_after_s),
+            health=HealthTracker(
+                HealthSettings(
+                    probe_failures=probe.failures_to_eject,
+                    eject_s=probe.eject_s,
+                    max_eject_s=10.0 * probe.eject_s,
+                    panic_share=probe.panic_share,
+                )
+            ),
+        )
+
+    def __len__(self) -> int:
+        """Endpoints, draining ones included."""
+        return len(self._members)
+
+    @property
+    def members(self) -> tuple[tuple[int, Endpoint], ...]:
+        """The pool as (slot, endpoint) pairs, in pool order."""
+        return tuple(self._members.values())
+
+    def slot_of(self, address: str) -> int | None:
+        """Slot of the endpoint, None when it is not in the pool."""
+        return self._slots.slot_of(address)
+
+    def address_of(self, slot: int) -> str | None:
+        """Address of the slot's endpoint, None when the slot is free."""
+        return self._slots.address_of(slot)
+
+    def apply(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
+        """Make these the pool, in this order.
+
+        Endpoints that stay keep all that is known of them, unless their uid tells that they are others by the
+        same address. Endpoints of the very first pool count as warm; later ones warm up.
+
+        Raises:
+            ValueError: an address is given twice; nothing is changed.
+        """
+        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        if len(wanted) != len(endpoints):
+            raise ValueError("an address is in the pool twice")
+        for address in [address for address in self._members if address not in wanted]:
+            self._remove(address)
+        members: dict[str, tuple[int, Endpoint]] = {}
+        for address, endpoint in wanted.items():
+            known = self._members.get(address)
+            slot = self._add(address, now_s) if known is None else known[0]
+            members[address] = (slot, endpoint)
+        before, self._members = self._members, members
+        self._names.clear()
+        self._applied = self._applied or bool(members)
+        for address, (slot, endpoint) in members.items():
+            old = before[address][1] if address in before else None
+            if old is not None and old.uid and endpoint.uid and old.uid != endpoint.uid:
+                self._learned_tokens.pop(slot, None)
+                self.engine.forget(slot)
+                self.restart(address, now_s)
+            elif old is None or old.kv_capacity_tokens != endpoint.kv_capacity_tokens:
+                self._size_index(slot, endpoint)
+
+    def restart(self, address: str, now_s: float) -> None:
+        """The process behind the address is another: its cache is empty and its requests are gone.
+
+        Its RTT stays: the network did not restart. Unknown addresses are ignored.
+        """
+        known = self._members.get(address)
+        if known is None:
+            return
+        slot, endpoint = known
+        self.index.forget(slot)
+        self.ledger.forget(slot)
+        self.health.admit(slot)
+        self._size_index(slot, endpoint)
+        self._cool(slot, now_s)
+
+    def assume_rtt(self, address: str, rtt_ms: float | None) -> None:
+        """State the RTT that counts while none is measured, None to state nothing."""
+        slot = self._slots.slot_of(address)
+        if slot is not None:
+            self.rtt.assume(slot, rtt_ms)
+
+    def learn_capacity(self, slot: int, tokens: int) -> None:
+        """KV capacity as the engine reports it; an operator's word in the endpoint goes before it."""
+        address = self._slots.address_of(slot)
+        if address is None or self._learned_tokens.get(slot) == tokens:
+            return
+        self._learned_tokens[slot] = tokens
+        self._size_index(slot, self._members[address][1])
+
+    def healthy(self, now_s: float) -> NDArray[np.bool_] | None:
+        """Mask by slot of endpoints that may be chosen, None when that is everybody."""
+        return self.health.eligible(now_s)
+
+    def warm_share(self, now_s: float, warmup_s: float) -> NDArray[np.float64] | None:
+        """Slow-start share by slot, 0..1; None when everybody is warm.
+
+        The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
+        returned from an ejection.
+        """
+        if warmup_s <= 0 or now_s - max(self._last_fresh_s, self.health.last_return_s) >= warmup_s:
+            return None
+        fresh = self._fresh_s.copy()
+        for slot, _ in self._members.values():
+            fresh[slot] = max(fresh[slot], self.health.returned_at_s(slot))
+        return np.clip((now_s - fresh) / warmup_s, 0.0, 1.0)
+
+    def view(
+        self,
+        slots: NDArray[np.intp],
+        cached_tokens: NDArray[np.float64] | None,
+        prompt_tokens: int,
+        now_s: float,
+    ) -> FleetView:
+        """The candidates' columns at this instant.
+
+        Args:
+            slots: candidates, in the order wanted.
+            cached_tokens: prompt tokens in the KV cache of each, None when there is no prompt to look up.
+            prompt_tokens: tokens of the prompt.
+            now_s: the instant.
+        """
+        endpoints, regions, engine_classes = self._names_of(slots)
+        load = self.ledger.block.take(slots, axis=1)
+        values = np.empty((5, len(slots)))
+        values[0] = self.rtt.rtt_ms(now_s)[slots]
+        values[1:4] = self.engine.block(now_s).take(slots, axis=1)
+        values[4] = (now_s - self.engine.updated_s[slots]) * 1e3
+        unknown = _NONE_UNKNOWN
+        flat = values.ravel()
+        if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
+            unknown = _fill(values)
+        if cached_tokens is None:
+            cached = np.zeros(len(slots))
+        else:
+            cached = np.minimum(cached_tokens, float(prompt_tokens))
+        rtt_ms, running, waiting, kv_usage, age_ms = values
+        queued, pending, running_requests, decoding = load
+        return FleetView(
+            endpoints=endpoints,
+            regions=regions,
+            engine_classes=engine_classes,
+            rtt_ms=rtt_ms,
+            cached_tokens=cached,
+            uncached_tokens=prompt_tokens - cached,
+            queued_tokens=queued,
+            pending_uncached_tokens=pending,
+            running_requests=running_requests,
+            decoding_requests=decoding,
+            engine_running=running,
+            engine_waiting=waiting,
+            engine_kv_usage=kv_usage,
+            engine_age_ms=age_ms,
+            unknown=unknown,
+        )
+
+    def gauges(self, now_s: float) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
+        """Every signal for people: name, what it is, (address, value) pairs; unknown values are left out."""
+        engine = self.engine.block(now_s)
+        columns: Iterable[NDArray[np.float64]] = (
+            self.rtt.rtt_ms(now_s),
+            *engine,
+            self.engine.age_ms(now_s),
+            *self.ledger.block,
+        )
+        self.health.eligible(now_s)  # moves those whose back-off is over
+        rows = list(self._members.items())
+        for (name, text), column in zip(_GAUGES, columns, strict=False):
+            values = ((address, float(column[slot])) for address, (slot, _) in rows)
+            yield name, text, [(address, value) for address, value in values if not math.isnan(value)]
+        ejected = [(a, float(self.health.state(slot) is State.EJECTED)) for a, (slot, _) in rows]
+        draining = [(a, float(endpoint.draining)) for a, (_, endpoint) in rows]
+        for (name, text), pairs in zip(_GAUGES[-2:], (ejected, draining), strict=True):
+            yield name, text, pairs
+
+    def _resize(self, capacity: int) -> None:
+        self._fresh_s = grown(self._fresh_s, capacity, -math.inf)
+
+    def _add(self, address: str, now_s: float) -> int:
+        slot = self._slots.take(address)
+        self.health.admit(slot)
+        if self._applied:
+            self._cool(slot, now_s)
+        return slot
+
+    def _remove(self, address: str) -> None:
+        slot, _ = self._members.pop(address)
+        for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
+                       self.health.forget):  # fmt: skip
+            forget(slot)
+        self._learned_tokens.pop(slot, None)
+        self._fresh_s[slot] = -math.inf
+        self._slots.release(address)
+
+    def _cool(self, slot: int, now_s: float) -> None:
+        self._fresh_s[slot] = self._last_fresh_s = now_s
+
+    def _size_index(self, slot: int, endpoint: Endpoint) -> None:
+        tokens = endpoint.kv_capacity_tokens or self._learned_tokens.get(slot)
+        if tokens is not None:
+            self.index.set_capacity(slot, tokens)
+
+    def _names_of(self, slots: NDArray[np.intp]) -> _Names:
+        key = slots.tobytes()
+        names = self._names.get(key)
+        if names is None:
+            if len(self._names) >= _REMEMBERED_SETS:
+                self._names.clear()
+            by_slot = dict(self._members.values())
+            chosen = [by_slot[slot] for slot in slots.tolist()]
+            names = self._names[key] = (
+                tuple(endpoint.address for endpoint in chosen),
+                tuple(endpoint.region for endpoint in chosen),
+                tuple(endpoint.engine_class for endpoint in chosen),
+            )
+        return names
+
+
+def _fill(values: NDArray[np.float64]) -> Mapping[str, NDArray[np.bool_]]:
+    """Replace NaN by the largest known of its row, 0 when none is known; in all these larger is worse."""
+    masks = np.isnan(values)
+    worst = np.fmax.reduce(values, axis=1, initial=0.0)
+    np.copyto(values, worst[:, None], where=masks)
+    filled = np.flatnonzero(masks.any(axis=1)).tolist()
+    return {_FILLABLE[row]: masks[row] for row in filled}
