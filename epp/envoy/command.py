@@ -1,0 +1,146 @@
+"""`epp envoy render`: the Envoy configuration that fits a picker's configuration."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.config.address import split_address
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
+from epp.envoy.render import render, render_endpoints, write
+from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from epp.config.schema import Config
+    from epp.signals.endpoint import Endpoint
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument(
+        "--config", required=True, type=Path, help="the picker's configuration, e.g. epp.yaml"
+    )
+    parser.add_argument(
+        "--variant",
+        type=Variant,
+        choices=list(Variant),
+        default=Variant.STANDALONE,
+        metavar="VARIANT",
+        help=f"one of {', '.join(Variant)} (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
+    parser.add_argument("--listen", help="host:port for clients (default: 127.0.0.1:8080)")
+    parser.add_argument(
+        "--picker", help="host:port of the picker as Envoy reaches it (default: from the config)"
+    )
+    parser.add_argument(
+        "--picker-ca", default="", help="who signs the picker's certificate, when it uses TLS"
+    )
+    parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
+    parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
+    parser.add_argument(
+        "--health-check", default="", metavar="PATH", help="check endpoints actively, e.g. /health"
+    )
+    parser.add_argument("--access-log", action="store_true", help="one JSON line a request on stdout")
+    parser.add_argument(
+        "--eds",
+        type=Path,
+        help="keep the endpoints in this file, which Envoy follows without a restart; written too",
+    )
+    parser.add_argument("--eds-only", action="store_true", help="with --eds: rewrite only the endpoints file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Render and write.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
+    settings = settings_from_arguments(arguments)
+    if arguments.eds_only and not arguments.eds:
+        raise ConfigError("<arguments>", "--eds-only", "needs --eds FILE")
+    text = render(settings)
+    try:
+        if arguments.eds:
+            write(arguments.eds, render_endpoints(settings.endpoints))
+        if arguments.eds_only:
+            return 0
+        if arguments.out:
+            write(arguments.out, text)
+        else:
+            sys.stdout.write(text)
+    except OSError as error:
+        raise ConfigError("<arguments>", "", str(error)) from error
+    return 0
+
+
+def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
+    """The picker's configuration, its pool and the flags, in this order.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
+    config_file: Path = arguments.config
+    config = parse_config(_read(config_file), str(config_file))
+    pool_file = config_file.parent / config.pool.file
+    pool = parse_pool(_read(pool_file), str(pool_file))
+    settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    settings = replace(
+        settings,
+        variant=arguments.variant,
+        upstream_ca_file=arguments.upstream_ca,
+        health_check_path=arguments.health_check,
+        access_log=arguments.access_log,
+        eds_path=str(arguments.eds.absolute()) if arguments.eds else "",
+    )
+    if arguments.listen:
+        host, port = _address("--listen", arguments.listen)
+        settings = replace(settings, listener_host=host, listener_port=port)
+    if arguments.picker:
+        host, port = _address("--picker", arguments.picker)
+        settings = replace(settings, picker_host=host, picker_port=port)
+    if settings.picker_tls and arguments.picker_ca:
+        settings = replace(settings, picker_tls=replace(settings.picker_tls, ca_file=arguments.picker_ca))
+    if arguments.admin_port is not None:
+        settings = replace(settings, admin_port=arguments.admin_port)
+    return settings
+
+
+def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:
+    """What the picker's own configuration says about the Envoy in front of it.
+
+    A wildcard listener is reached over loopback. With TLS on the gRPC side the picker's certificate is
+    trusted as its own authority, which is right for a self-signed one.
+    """
+    host, port = split_address(config.listen.grpc)
+    tls = config.listen.tls
+    return EnvoySettings(
+        endpoints=tuple(endpoints),
+        picker_host=_WILDCARDS.get(host, host),
+        picker_port=port,
+        picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
+        max_body_bytes=config.request.max_body_bytes,
+    )
+
+
+def _address(flag: str, text: str) -> tuple[str, int]:
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise ConfigError("<arguments>", flag, str(error), "e.g. 127.0.0.1:8080") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(str(path), "", str(error)) from error

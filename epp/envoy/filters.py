@@ -1,0 +1,110 @@
+"""The HTTP filters between client and router, and the cleaning of headers before all of them.
+
+Owns the order. Whatever observes responses comes between the picker and the router, where it sees a response
+before anything else does: `http_filters` takes such filters as an argument.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.envoy import messages as api
+from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER
+from epp.envoy.settings import EnvoySettings, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXT_PROC = "envoy.filters.http.ext_proc"
+DECISION_NAMESPACE = "epp"
+"""Dynamic metadata of ours: the decision id, to join reports."""
+
+RESERVED_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-")
+"""Names that only the picker and Envoy may set: destination, its subset, what served; and Envoy's own, with
+which a client it takes for internal could set timeouts, retries or an original destination."""
+
+
+def early_mutations() -> list[api.core.TypedExtensionConfig]:
+    """Removes reserved headers as soon as they are read: before routes, ext_proc and everything else."""
+    mutations = [
+        api.mutation_rules.HeaderMutation(
+            remove_on_match=api.mutation_rules.HeaderMutationRemoveOnMatch(
+                key_matcher=api.matcher.StringMatcher(prefix=prefix, ignore_case=True)
+            )
+        )
+        for prefix in RESERVED_PREFIXES
+    ]
+    return [
+        api.extension(
+            "envoy.http.early_header_mutation.header_mutation",
+            api.early_mutation.HeaderMutation(mutations=mutations),
+        )
+    ]
+
+
+def http_filters(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()
+) -> list[api.hcm.HttpFilter]:
+    """Picker, observers of responses, router."""
+    return [
+        api.hcm.HttpFilter(name=EXT_PROC, typed_config=api.pack(external_processor(settings))),
+        *observers,
+        api.hcm.HttpFilter(
+            name="envoy.filters.http.router",
+            # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
+            typed_config=api.pack(api.router.Router(suppress_envoy_headers=True)),
+        ),
+    ]
+
+
+def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:
+    """The ext_proc filter that asks the picker.
+
+    ORIGINAL_DST has no host to fall back to, so there a failed picker is an error (503); elsewhere Envoy goes
+    on without it.
+    """
+    closed = settings.variant is Variant.ORIGINAL_DST
+    namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
+    return api.ext_proc.ExternalProcessor(
+        stat_prefix=PICKER,
+        grpc_service=api.core.GrpcService(
+            envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
+        ),
+        processing_mode=processing_mode(settings.variant),
+        message_timeout=api.ms(settings.message_timeout_ms),
+        failure_mode_allow=not closed,
+        status_on_error=api.envoy_type.HttpStatus(code=api.envoy_type.StatusCode.ServiceUnavailable)
+        if closed
+        else None,
+        # The destination decides the route of original-dst, and a pick must never meet a cached route.
+        route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
+        if closed
+        else api.ext_proc.ExternalProcessorRouteCacheAction.DEFAULT,
+        metadata_options=api.ext_proc.MetadataOptions(
+            forwarding_namespaces=namespaces(untyped=[DESTINATION_NAMESPACE]),
+            receiving_namespaces=namespaces(untyped=[DESTINATION_NAMESPACE, DECISION_NAMESPACE]),
+        ),
+    )
+
+
+def processing_mode(variant: Variant) -> api.ext_proc.ProcessingMode:
+    """What of an exchange passes the picker."""
+    header, body = api.ext_proc.ProcessingModeHeaderSendMode, api.ext_proc.ProcessingModeBodySendMode
+    if variant is Variant.FULL_DUPLEX:
+        return api.ext_proc.ProcessingMode(
+            request_header_mode=header.SEND,
+            request_body_mode=body.FULL_DUPLEX_STREAMED,
+            request_trailer_mode=header.SEND,
+            response_header_mode=header.SEND,
+            response_body_mode=body.FULL_DUPLEX_STREAMED,
+            response_trailer_mode=header.SEND,
+        )
+    # The request headers must be sent too: without them the router picks a host before the body is read.
+    return api.ext_proc.ProcessingMode(
+        request_header_mode=header.SEND,
+        request_body_mode=body.BUFFERED,
+        request_trailer_mode=header.SKIP,
+        response_header_mode=header.SKIP,
+        response_body_mode=body.NONE,
+        response_trailer_mode=header.SKIP,
+    )

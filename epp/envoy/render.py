@@ -1,0 +1,92 @@
+"""From settings to the text that Envoy reads: a whole bootstrap, or the EDS file beside it.
+
+Owns the outermost message and the text format. Writes a file only by atomic rename, which is also what Envoy
+watches for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import yaml
+
+from epp.envoy import messages as api
+from epp.envoy.addresses import discovery_response
+from epp.envoy.clusters import clusters
+from epp.envoy.listener import listener
+from epp.envoy.overload import overload_manager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import betterproto2
+
+    from epp.envoy.settings import EnvoySettings
+    from epp.signals.endpoint import Endpoint
+
+_HEADER = "# Rendered by `epp envoy render` (variant: {variant}). Change the settings, not this file.\n"
+
+
+def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
+    """The whole configuration of one Envoy.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    return api.bootstrap.Bootstrap(
+        # EDS asks under a name, even from a file.
+        node=api.core.Node(id="epp-envoy", cluster="epp"),
+        admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
+        overload_manager=overload_manager(settings),
+        static_resources=api.bootstrap.BootstrapStaticResources(
+            listeners=[listener(settings)], clusters=clusters(settings)
+        ),
+    )
+
+
+def render(settings: EnvoySettings) -> str:
+    """The bootstrap as YAML.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    return _HEADER.format(variant=settings.variant) + _yaml(bootstrap(settings))
+
+
+def render_endpoints(endpoints: Sequence[Endpoint]) -> str:
+    """The EDS file as YAML.
+
+    Raises:
+        ConfigError: a host name among the endpoints.
+    """
+    return _yaml(discovery_response(endpoints))
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file atomically, so that no reader ever sees half of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; Envoy often runs as another user, and nothing here is secret.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _yaml(message: betterproto2.Message) -> str:
+    # Field names stay as the API spells them; the library's own snake case makes consecutive_5_xx of 5xx.
+    as_they_are = cast("betterproto2.Casing", str)
+    tree = message.to_dict(casing=as_they_are)
+    return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, width=120))

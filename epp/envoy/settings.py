@@ -1,0 +1,159 @@
+"""What an Envoy in front of the picker can be told: one plain frozen value with documented defaults.
+
+Knows nothing of Envoy's API and reads no file. The rest of this folder turns it into configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from epp.signals.endpoint import Endpoint
+
+MIB = 1024 * 1024
+
+
+class Variant(StrEnum):
+    """How the picker is asked and how its answer chooses the upstream.
+
+    ``standalone``: the request body is buffered, responses do not pass the picker, `override_host` sends the
+    request to the picked endpoint and falls back to least-request.
+    ``original-dst``: as above, but Envoy connects to whatever allowed address the picker names; without a
+    pick there is no upstream, so it fails closed.
+    ``full-duplex``: headers, bodies and trailers of both directions stream through the picker, as foreign
+    gateways impose it.
+    """
+
+    STANDALONE = "standalone"
+    ORIGINAL_DST = "original-dst"
+    FULL_DUPLEX = "full-duplex"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """TLS by files in PEM.
+
+    Attributes:
+        ca_file: who signs the peer's certificate; ``""`` asks no certificate of a client, and for an upstream
+            means the system's certificate authorities.
+        cert_file: own certificate chain, ``""`` for none.
+        key_file: own private key, ``""`` for none.
+        server_name: SNI and certificate name of an upstream, ``""`` for its host.
+    """
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvoySettings:
+    """One Envoy, one pool, one picker.
+
+    Attributes:
+        endpoints: the pool.
+        variant: see `Variant`.
+        listener_host: address that clients connect to.
+        listener_port: its port; 0 lets the system choose.
+        listener_tls: certificate of the listener, plaintext when None; with ``ca_file`` clients need one.
+        trusted_hops: proxies in front whose ``x-forwarded-for`` is believed.
+        admin_port: port of Envoy's admin interface, always on 127.0.0.1; 0 lets the system choose.
+        picker_host: address of the picker's gRPC listener.
+        picker_port: its port.
+        picker_tls: TLS towards the picker, plaintext when None.
+        message_timeout_ms: longest wait for one answer of the picker, so what a hung picker costs a request.
+            Envoy applies no such limit in full duplex.
+        picker_keepalive_s: an HTTP/2 ping goes to the picker this often (in full duplex a health check too),
+            and after as long again without an answer the connection is given up.
+        picker_health_service: service name asked of the picker's gRPC health service, in full duplex.
+        max_body_bytes: longest request body; more is answered with 413.
+        max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
+            requests that wait for their first byte at one moment.
+        max_requests: requests in flight at once, over all endpoints; more are answered with 503.
+        max_connections: client connections at once.
+        upstream_ca_file: who signs the endpoints' certificates, the system's authorities when empty.
+        connect_timeout_s: longest TCP (and TLS) connect to an endpoint before the next one is tried.
+        upstream_idle_timeout_s: an idle upstream connection is closed by Envoy after this. Keep it below the
+            engine's own keep-alive (uvicorn, so vLLM and SGLang: 5 s unless told otherwise) or a request can
+            meet a connection that the engine is just closing.
+        preconnect_ratio: connections held ready per request in flight to an endpoint, 1 to 3.
+        retries: further attempts when an endpoint cannot be reached; each goes to the next one picked.
+        stream_idle_timeout_s: a request without a byte in either direction for this long is ended. There is
+            no limit on a request's whole duration.
+        health_check_path: path of active health checks, none when empty.
+        health_check_interval_s: seconds between active health checks of one endpoint.
+        eject_s: first ejection of an endpoint whose connections fail, multiplied by the number of ejections,
+            at most ten times this.
+        eds_path: when set, endpoints are read from this file and Envoy follows its replacement by rename, so
+            that the pool changes without a restart; addresses only, no host names.
+        destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
+            picker may name beside `endpoints`.
+        access_log: whether one JSON line a request goes to stdout.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    variant: Variant = Variant.STANDALONE
+    listener_host: str = "127.0.0.1"
+    listener_port: int = 8080
+    listener_tls: TlsFiles | None = None
+    trusted_hops: int = 0
+    admin_port: int = 9901
+    picker_host: str = "127.0.0.1"
+    picker_port: int = 9002
+    picker_tls: TlsFiles | None = None
+    message_timeout_ms: int = 250
+    picker_keepalive_s: float = 1.0
+    picker_health_service: str = ""
+    max_body_bytes: int = 32 * MIB
+    max_heap_bytes: int = 4096 * MIB
+    max_requests: int = 10_000
+    max_connections: int = 20_000
+    upstream_ca_file: str = ""
+    connect_timeout_s: float = 2.0
+    upstream_idle_timeout_s: float = 4.0
+    preconnect_ratio: float = 1.5
+    retries: int = 3
+    stream_idle_timeout_s: float = 900.0
+    health_check_path: str = ""
+    health_check_interval_s: float = 2.0
+    eject_s: float = 5.0
+    eds_path: str = ""
+    destination_patterns: tuple[str, ...] = ()
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        """Reject what Envoy would reject later, or accept and then fail on.
+
+        Raises:
+            ConfigError: naming the field.
+        """
+        for name in (
+            "message_timeout_ms",
+            "picker_keepalive_s",
+            "max_body_bytes",
+            "max_heap_bytes",
+            "max_requests",
+            "max_connections",
+            "connect_timeout_s",
+            "upstream_idle_timeout_s",
+            "stream_idle_timeout_s",
+            "health_check_interval_s",
+            "eject_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError("envoy", name, "must be above 0")
+        if not 1 <= self.preconnect_ratio <= 3:
+            raise ConfigError("envoy", "preconnect_ratio", "must be from 1 to 3, the range that Envoy takes")
+        if self.max_body_bytes >= 1 << 32:
+            raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
+        if not 0 <= self.retries <= 16:
+            raise ConfigError("envoy", "retries", "must be from 0 to 16")
+        if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
+            raise ConfigError(
+                "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"
+            )

@@ -1,0 +1,138 @@
+"""Hung pickers, dead replicas, names and addresses, endpoints that change: a real Envoy each."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.envoy.process import EnvoyProcess
+from epp.signals.endpoint import Endpoint
+from tests.envoy.conftest import Answer, ask
+from tests.kit.envoy import Replica, require_envoy, settings
+from tests.kit.extproc_server import ExtProcServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.envoy
+
+
+@pytest.fixture(autouse=True)
+def _binary() -> None:
+    require_envoy()
+
+
+async def test_hung_picker_costs_the_message_timeout_not_the_request() -> None:
+    async with (
+        Replica() as replica,
+        ExtProcServer(hang=True) as picker,
+        EnvoyProcess(settings([replica.endpoint], picker.port, message_timeout_ms=100)) as envoy,
+    ):
+        answers = [await ask(envoy.listener_url) for _ in range(3)]
+        assert {answer.status for answer in answers} == {200}
+        stats = await envoy.stats(r"ext_proc\.picker\.message_timeouts$")
+        assert list(stats.values()) == [3]
+
+
+async def test_dead_primary_is_retried_on_the_next_picked_and_ejected() -> None:
+    async with (
+        Replica() as dead,
+        Replica() as second,
+        Replica() as third,
+        ExtProcServer() as picker,
+    ):
+        pool = [dead.endpoint, second.endpoint, third.endpoint]
+        async with EnvoyProcess(settings(pool, picker.port, eject_s=1)) as envoy:
+            await dead.stop()
+            for backup in (second, third) * 3:
+                picker.destination = f"{dead.address},{backup.address}"
+                answer = await ask(envoy.listener_url)
+                assert (answer.status, answer.served) == (200, backup.address)
+            stats = await envoy.stats(r"cluster\.replicas\.outlier_detection\.ejections_active")
+            assert list(stats.values()) == [1]
+            # Without further picks the last resort is any other endpoint.
+            picker.destination = dead.address
+            assert (await ask(envoy.listener_url)).status == 200
+            # Back, and chosen as soon as it is picked.
+            await dead.start()
+            assert (await ask(envoy.listener_url)).served == dead.address
+
+
+async def test_hostname_and_ipv6_endpoints() -> None:
+    async with Replica() as named, Replica(host="::1") as v6, ExtProcServer() as picker:
+        pool = [Endpoint(f"localhost:{named.port}"), Endpoint(f"[0:0:0:0:0:0:0:1]:{v6.port}")]
+        async with EnvoyProcess(settings(pool, picker.port)) as envoy:
+            picker.destination = f"[::1]:{v6.port}"
+            assert (await ask(envoy.listener_url)).served == v6.address
+            picker.destination = f"127.0.0.1:{named.port}"
+            assert (await ask(envoy.listener_url)).served == named.address
+            # Envoy knows a name's addresses, not the name: such an answer is passed over.
+            picker.destination = f"localhost:{named.port},[::1]:{v6.port}"
+            assert (await ask(envoy.listener_url)).served == v6.address
+
+
+def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+         "-subj", "/CN=replica", "-addext", "subjectAltName=DNS:replica.test,IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return str(cert), context
+
+
+async def test_tls_endpoints_are_verified_by_name_or_address(tmp_path: Path) -> None:
+    ca_file, context = certificate(tmp_path)
+    async with (
+        Replica(tls=context) as by_name,
+        Replica(tls=context) as by_ip,
+        Replica(tls=context) as wrong,
+        Replica() as plain,
+        ExtProcServer() as picker,
+    ):
+        pool = [
+            Endpoint(by_name.address, tls=True, server_name="replica.test"),
+            Endpoint(by_ip.address, tls=True),
+            Endpoint(wrong.address, tls=True, server_name="other.test"),
+            plain.endpoint,
+        ]
+        async with EnvoyProcess(settings(pool, picker.port, upstream_ca_file=ca_file)) as envoy:
+            for replica in (by_name, by_ip, plain):
+                picker.destination = replica.address
+                assert (await ask(envoy.listener_url)).served == replica.address
+            picker.destination = f"{wrong.address},{plain.address}"
+            assert (await ask(envoy.listener_url)).served == plain.address
+            assert not wrong.requests
+
+
+async def until(envoy: EnvoyProcess, settled: Callable[[list[Answer]], bool]) -> None:
+    """Ask until eight answers in a row look right: Envoy follows a file within moments, but when it likes."""
+    async with asyncio.timeout(10):
+        while True:
+            if settled([await ask(envoy.listener_url) for _ in range(8)]):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_endpoints_file_is_followed_without_a_restart(tmp_path: Path) -> None:
+    async with Replica() as old, Replica() as new, ExtProcServer() as picker:
+        chosen = settings([old.endpoint], picker.port, eds_path=str(tmp_path / "eds.yaml"))
+        async with EnvoyProcess(chosen) as envoy:
+            picker.destination = new.address
+            assert (await ask(envoy.listener_url)).served == old.address
+            envoy.write_endpoints([old.endpoint, new.endpoint])
+            await until(envoy, lambda answers: answers[0].served == new.address)
+            # A draining endpoint is out of the fallback's sight.
+            envoy.write_endpoints([old.endpoint, Endpoint(new.address, draining=True)])
+            picker.destination = ""
+            await until(envoy, lambda answers: {answer.served for answer in answers} == {old.address})
+            envoy.write_endpoints([])
+            await until(envoy, lambda answers: answers[0].status == 503)

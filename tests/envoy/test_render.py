@@ -1,0 +1,182 @@
+"""The committed configurations are fresh and sound, and the settings are checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from epp.cli import main
+from epp.envoy.addresses import known_as
+from epp.envoy.examples import ENDPOINTS, FOLDER, examples
+from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate
+from epp.envoy.render import render, render_endpoints
+from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.errors import ConfigError
+from epp.signals.endpoint import Endpoint
+from tests.kit.envoy import require_envoy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", sorted(examples()))
+def test_committed_configuration_is_fresh(name: str) -> None:
+    assert (FOLDER / name).read_text() == examples()[name], "run python -m epp.envoy.examples"
+
+
+def test_every_variant_is_committed() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(Variant)
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize("name", sorted(examples()))
+async def test_committed_configuration_is_valid(name: str) -> None:
+    require_envoy()
+    await validate(FOLDER / name)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "everything on": {
+        "access_log": True,
+        "health_check_path": "/health",
+        "listener_host": "::",
+        "trusted_hops": 1,
+        "picker_host": "picker.internal",
+        "retries": 0,
+    },
+    "tls pool": {
+        "endpoints": (
+            Endpoint("replica.test:8443", tls=True),
+            Endpoint("[fd00::1]:8443", tls=True),
+            Endpoint("10.0.0.1:8000", draining=True),
+        )
+    },
+    "original-dst tls": {
+        "variant": Variant.ORIGINAL_DST,
+        "endpoints": (Endpoint("10.0.0.1:8443", tls=True, server_name="replica.test"),),
+        "destination_patterns": (r"10\.8\.[0-9.]+:8000",),
+    },
+    "original-dst empty pool": {"variant": Variant.ORIGINAL_DST, "endpoints": ()},
+    "empty pool": {"endpoints": ()},
+    "picker tls": {"picker_tls": TlsFiles(server_name="picker.test"), "variant": Variant.FULL_DUPLEX},
+}
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize("name", SETTINGS)
+async def test_other_settings_are_valid(name: str, tmp_path: Path) -> None:
+    require_envoy()
+    values = {"endpoints": ENDPOINTS} | SETTINGS[name]
+    file = tmp_path / "envoy.yaml"
+    file.write_text(render(EnvoySettings(**values)))
+    await validate(file)
+
+
+def test_admin_is_on_loopback_and_no_source_is_a_header() -> None:
+    for text in examples().values():
+        tree = yaml.safe_load(text)
+        assert tree["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
+        assert "use_http_header" not in text
+        assert "override_host_sources:\n            - header" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"message_timeout_ms": 0}, "message_timeout_ms"),
+        ({"max_body_bytes": 1 << 32}, "max_body_bytes"),
+        ({"preconnect_ratio": 9}, "preconnect_ratio"),
+        ({"retries": -1}, "retries"),
+        ({"destination_patterns": (".*",)}, "destination_patterns"),
+        ({"variant": Variant.ORIGINAL_DST, "endpoints": (Endpoint("name.test:1"),)}, "name.test:1"),
+        ({"variant": Variant.ORIGINAL_DST, "eds_path": "/eds.yaml"}, "eds_path"),
+        ({"variant": Variant.ORIGINAL_DST, "endpoints": (Endpoint("10.0.0.1:1"), Endpoint("10.0.0.2:1", tls=True))}, "tls"),
+        ({"endpoints": (Endpoint("10.0.0.1"),)}, "10.0.0.1"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        render(EnvoySettings(**({"endpoints": ENDPOINTS} | changes)))
+    assert caught.value.key == key
+
+
+def test_eds_takes_addresses_only() -> None:
+    with pytest.raises(ConfigError):
+        render_endpoints([Endpoint("name.test:80")])
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("10.0.0.1:80", "10.0.0.1:80"),
+        ("[fd00:0:0::1]:80", "[fd00::1]:80"),
+        ("name.test:80", "name.test:80"),
+    ],
+)
+def test_spelling_that_envoy_knows(address: str, known: str) -> None:
+    assert known_as(address) == known
+
+
+def config_folder(folder: Path) -> Path:
+    (folder / "epp.yaml").write_text("listen:\n  grpc: 0.0.0.0:9102\nrequest:\n  max_body_bytes: 1048576\n")
+    (folder / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n- address: 10.0.0.2:8000\n")
+    return folder / "epp.yaml"
+
+
+def test_command_renders_what_the_configuration_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_folder(tmp_path)
+    assert main(["envoy", "render", "--config", str(config), "--listen", "0.0.0.0:80"]) == 0
+    text = capsys.readouterr().out
+    tree = yaml.safe_load(text)
+    assert "request_body_buffer_limit: 1048576" in text
+    assert tree["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] == 80
+    picker = tree["static_resources"]["clusters"][1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
+    assert picker["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9102}
+
+
+def test_command_writes_files(tmp_path: Path) -> None:
+    config, out, eds = config_folder(tmp_path), tmp_path / "envoy.yaml", tmp_path / "eds.yaml"
+    arguments = ["envoy", "render", "--config", str(config), "--out", str(out), "--eds", str(eds)]
+    assert main(arguments) == 0
+    assert str(eds) in out.read_text()
+    assert "10.0.0.2" in eds.read_text()
+    out.unlink()
+    assert main([*arguments, "--eds-only"]) == 0
+    assert not out.exists()
+
+
+def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_folder(tmp_path)
+    assert main(["envoy", "render", "--config", str(config), "--listen", "nowhere"]) == 2
+    assert "--listen" in capsys.readouterr().err
+
+
+def test_missing_binary_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EPP_ENVOY", str(tmp_path / "none"))
+    with pytest.raises(EnvoyError, match="EPP_ENVOY"):
+        find_envoy()
+
+
+@pytest.mark.envoy
+async def test_refused_configuration_is_reported_with_envoys_words(tmp_path: Path) -> None:
+    require_envoy()
+    file = tmp_path / "envoy.yaml"
+    file.write_text("admin: {nonsense: 1}\n")
+    with pytest.raises(EnvoyError, match="nonsense"):
+        await validate(file)
+    bad = EnvoySettings(
+        endpoints=ENDPOINTS,
+        listener_port=0,
+        admin_port=0,
+        variant=Variant.ORIGINAL_DST,
+        destination_patterns=("(",),
+    )
+    process = EnvoyProcess(bad, folder=tmp_path)
+    with pytest.raises(EnvoyError, match="missing"):
+        await process.__aenter__()
+    with pytest.raises(RuntimeError):
+        _ = process.pid

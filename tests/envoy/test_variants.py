@@ -1,0 +1,155 @@
+"""Each variant with a real Envoy, tiny replicas and an independent ext_proc server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.envoy.settings import Variant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.envoy.conftest import Answer, Rig
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+LIMIT = 32 * 1024 * 1024
+
+
+def forged(address: str) -> dict[str, str]:
+    return {
+        "x-gateway-destination-endpoint": address,
+        "X-Gateway-Destination-Endpoint-Subset": address,
+        "x-gateway-destination-endpoint-served": address,
+        "x-envoy-original-dst-host": address,
+    }
+
+
+async def until_back(rig: Rig) -> None:
+    """Ask until the picker decides again: its first pick after a restart is the proof."""
+    rig.picker.destination = rig.addresses[0]
+    before = len(rig.picker.body_bytes)
+    while len(rig.picker.body_bytes) == before:
+        await rig.ask()
+        await asyncio.sleep(0.02)
+
+
+async def until_settled(rig: Rig) -> Answer:
+    """Full duplex notices a dead picker by its health check; until then a request with a body fails."""
+    while (answer := await rig.ask()).status == 500:
+        assert rig.settings.variant is Variant.FULL_DUPLEX
+        await asyncio.sleep(0.02)
+    return answer
+
+
+async def test_destination_is_honoured(rig: Rig) -> None:
+    for address in rig.addresses * 2:
+        rig.picker.destination = address
+        answer = await rig.ask()
+        assert (answer.status, answer.served) == (200, address)
+
+
+async def test_forged_headers_never_choose_while_the_picker_is_alive(rig: Rig) -> None:
+    first, second, _ = rig.addresses
+    rig.picker.destination = first
+    assert (await rig.ask(headers=forged(second))).served == first
+    seen = rig.picker.headers[-1]
+    assert not [name for name in seen if name.startswith("x-gateway-destination-endpoint")]
+    assert "x-envoy-original-dst-host" not in seen
+
+
+async def test_forged_headers_never_choose_without_a_pick(rig: Rig) -> None:
+    rig.picker.destination = ""
+    admin = rig.envoy.admin_url.removeprefix("http://")
+    answers = [await rig.ask(headers=forged(admin)) for _ in range(3)]
+    if rig.settings.variant is Variant.ORIGINAL_DST:
+        assert {answer.status for answer in answers} == {503}
+    else:
+        assert {answer.status for answer in answers} == {200}
+        target = rig.addresses[2]
+        served = {(await rig.ask(headers=forged(target))).served for _ in range(20)}
+        assert served - {target}
+
+
+async def test_clients_cannot_set_timeouts_or_retries(rig: Rig) -> None:
+    rig.picker.destination = rig.addresses[0]
+    await rig.ask(headers={"x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "9"})
+    names = rig.replicas[0].headers[-1]
+    assert "x-envoy-upstream-rq-timeout-ms" not in names
+    assert "x-envoy-max-retries" not in names
+
+
+async def test_unknown_destinations_are_passed_over_or_refused(rig: Rig) -> None:
+    rig.picker.destination = f"127.0.0.1:1,{rig.addresses[1]}"
+    answer = await rig.ask()
+    if rig.settings.variant is Variant.ORIGINAL_DST:
+        assert answer.status == 503
+    else:
+        assert (answer.status, answer.served) == (200, rig.addresses[1])
+
+
+async def test_the_admin_port_is_no_destination(rig: Rig) -> None:
+    rig.picker.destination = rig.envoy.admin_url.removeprefix("http://")
+    answer = await rig.ask()
+    if rig.settings.variant is Variant.ORIGINAL_DST:
+        assert answer.status == 503
+    else:
+        assert (answer.status, answer.served in rig.addresses) == (200, True)
+
+
+async def test_large_body_arrives_whole(rig: Rig) -> None:
+    rig.picker.destination = rig.addresses[1]
+    length = 20_000_000
+    answer = await rig.ask(body=io.BytesIO(bytes(length)))
+    assert (answer.status, answer.served, answer.body_bytes) == (200, rig.addresses[1], length)
+    assert rig.picker.body_bytes[-1] == length
+
+
+async def test_body_over_the_limit_is_413_before_the_picker_is_asked(rig: Rig) -> None:
+    asked = len(rig.picker.headers)
+    assert (await rig.ask(body=io.BytesIO(bytes(LIMIT + 1)))).status == 413
+    assert len(rig.picker.headers) == asked
+
+
+async def test_unannounced_body_over_the_limit_is_413_where_envoy_buffers(rig: Rig) -> None:
+    if rig.settings.variant is Variant.FULL_DUPLEX:
+        pytest.skip("in full duplex Envoy streams: the picker counts")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(34):
+            yield bytes(1024 * 1024)
+
+    assert (await rig.ask(body=chunks())).status == 413
+
+
+async def test_picker_killed_and_back(rig: Rig) -> None:
+    first, second, _ = rig.addresses
+    await rig.picker.stop()
+    try:
+        if rig.settings.variant is Variant.ORIGINAL_DST:
+            answers = [await rig.ask(headers=forged(second)) for _ in range(4)]
+            assert {answer.status for answer in answers} == {503}
+        else:
+            assert (await until_settled(rig)).status == 200
+            answers = [await rig.ask(headers=forged(second)) for _ in range(20)]
+            assert {answer.status for answer in answers} == {200}
+            assert {answer.served for answer in answers} - {second}
+    finally:
+        await rig.picker.start()
+    async with asyncio.timeout(15):
+        await until_back(rig)
+    assert (await rig.ask()).served == first
+
+
+async def test_served_endpoint_is_reported_in_full_duplex(rig: Rig) -> None:
+    if rig.settings.variant is not Variant.FULL_DUPLEX:
+        pytest.skip("responses do not pass the picker")
+    rig.picker.destination = f"127.0.0.1:1,{rig.addresses[2]}"
+    await rig.ask()
+    metadata = rig.picker.served[-1]
+    assert isinstance(metadata, dict)
+    assert metadata["filterMetadata"]["envoy.lb"]["x-gateway-destination-endpoint-served"] == rig.addresses[2]

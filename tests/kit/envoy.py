@@ -1,0 +1,93 @@
+"""Tools for tests with a real Envoy: whether there is one, tiny replicas that say who they are, free settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from aiohttp import web
+
+from epp.envoy.process import EnvoyError, find_envoy
+from epp.envoy.settings import EnvoySettings
+from epp.signals.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+
+def require_envoy() -> None:
+    """Skip the calling test without an Envoy binary, saying so; on CI that is a failure."""
+    try:
+        find_envoy()
+    except EnvoyError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@dataclass
+class Replica:
+    """An HTTP server that answers with its own name and counts.
+
+    Attributes:
+        host: address to listen on.
+        tls: certificate, plaintext when None.
+        port: where it listens, once started; set it before to listen there again.
+        requests: paths asked for, in order.
+        body_bytes: length of each request's body.
+        headers: headers of each request.
+    """
+
+    host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
+    port: int = 0
+    requests: list[str] = field(default_factory=list)
+    body_bytes: list[int] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    _runner: web.AppRunner | None = None
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, tls=self.tls is not None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append(request.path)
+        self.body_bytes.append(len(body))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        return web.json_response({"served": self.address, "body_bytes": len(body)})
+
+
+def settings(endpoints: Sequence[Endpoint], picker_port: int, **changes: Any) -> EnvoySettings:
+    """Settings with ports that the system chooses."""
+    values: dict[str, Any] = {"listener_port": 0, "admin_port": 0, "picker_port": picker_port} | changes
+    return EnvoySettings(endpoints=tuple(endpoints), **values)
