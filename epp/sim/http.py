@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -325,10 +325,10 @@ class SimReplica:
         """Send the headers, half a round trip after the request was read, as engines do."""
         await self._sleep(self._half_rtt_s)
         await response.prepare(request)
-        if isinstance(request.transport, asyncio.Transport):
-            answer.open(request.transport, chunked=request.version >= HttpVersion11)
-        else:
-            answer.finish()
+        if request.transport is not None:  # else the client has left, and this task is being cancelled
+            # uvloop's transports are not subclasses of asyncio's.
+            transport = cast("asyncio.Transport", request.transport)
+            answer.open(transport, chunked=request.version >= HttpVersion11)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
         created_s, context = int(self._start_time_s), self.config.engine_class.context_tokens
