@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import time
@@ -14,7 +15,7 @@ import uvloop
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.server.app import App
-from epp.server.files import read_file
+from epp.server.files import read_file, replace_file
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +38,9 @@ class SystemClock:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("--config", required=True, type=Path, help="configuration file, e.g. epp.yaml")
+    parser.add_argument(
+        "--ready-file", type=Path, help="written once the listeners are open: their addresses, as JSON"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
 
@@ -61,12 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     app = load_app(arguments.config)
-    uvloop.run(serve(app))
+    uvloop.run(serve(app, arguments.ready_file))
     return 0
 
 
-async def serve(app: App) -> None:
+async def serve(app: App, ready_file: Path | None = None) -> None:
     """Run an application until a signal asks it to stop.
+
+    Args:
+        app: the application.
+        ready_file: gets ``{"grpc": "host:port", "http": "host:port"}`` once both are open.
 
     Raises:
         ConfigError: a listener's address cannot be used.
@@ -84,6 +92,9 @@ async def serve(app: App) -> None:
     except OSError as error:
         await app.stop(0.0)
         raise ConfigError("listen", "", str(error), "is another picker running?") from error
+    if ready_file is not None:
+        addresses = {"grpc": app.grpc_address, "http": app.http_address}
+        replace_file(ready_file, json.dumps(addresses).encode())
     await stop.wait()
     log.info("draining; a second signal stops at once")
     draining = asyncio.ensure_future(app.stop())

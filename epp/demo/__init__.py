@@ -1,0 +1,1 @@
+"""The demo: a real Envoy, the picker and simulated replicas, composed from all the other parts."""

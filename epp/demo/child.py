@@ -1,0 +1,86 @@
+"""Child processes of the demo: started with a log file, awaited, stopped in order, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Self
+
+from epp.envoy.process import die_with_parent
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_STOP_S = 5.0
+_LOG_TAIL_BYTES = 2000
+
+
+class Child:
+    """One `epp` command as a child process, an async context manager.
+
+    Args:
+        name: names the log file.
+        arguments: the command's words and flags.
+        folder: where its log goes.
+    """
+
+    def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
+        self._name, self._arguments = name, arguments
+        self._log_file = folder / f"{name}.log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; only while it runs."""
+        if self._process is None:
+            raise RuntimeError(f"{self._name} is not running")
+        return self._process.pid
+
+    async def __aenter__(self) -> Self:
+        """Start it; it may not be ready yet."""
+        with self._log_file.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "epp",
+                *self._arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal is for the parent, which stops its children in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop it."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def check(self) -> None:
+        """Raise when it has ended.
+
+        Raises:
+            EppError: with the end of its log.
+        """
+        if self._process is None or self._process.returncode is not None:
+            tail = self.log()[-_LOG_TAIL_BYTES:]
+            raise EppError(f"{self._name} ended early\n{tail}")
+
+    def log(self) -> str:
+        """What it has printed so far."""
+        return self._log_file.read_text(errors="replace")

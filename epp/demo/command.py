@@ -1,0 +1,173 @@
+"""`epp demo`: one load, three policies, each on a fresh fleet behind a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.live import Live
+
+from epp.demo.load import load_of
+from epp.demo.stack import REGIONS, Stack
+from epp.envoy.process import find_envoy
+from epp.errors import EppError
+from epp.replay.compare import Metric, compare, interval, sentence
+from epp.replay.load import LoadOptions, RequestResult, run_load
+from epp.replay.resample import Statistic
+from epp.replay.stats import summarise
+from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
+from epp.replay.workloads.art_chat import DEMO
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from epp.replay.trace import TraceRequest
+
+MODEL = "demo-model"
+BASELINES = ("least-request", "session-affinity")
+#: What the comparison says in words; the table has more.
+SAID: tuple[Metric, ...] = ("ttft_ms", "e2e_ms")
+_REFRESH_S = 0.25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--policy", default="gorgo", help="the policy shown live (default: %(default)s)")
+    parser.add_argument(
+        "--against", default=",".join(BASELINES), help="policies to compare with (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trace", type=Path, help="replay a Mooncake trace file (.jsonl or .jsonl.gz) instead"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=DEMO.duration_s, help="length of the load (%(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=DEMO.rate_rps, help="requests per second (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; Ctrl-C stops everything that it started."""
+    find_envoy()
+    console = Console()
+    requests = load_of(arguments)
+    policies = [arguments.policy, *(name for name in arguments.against.split(",") if name)]
+    prepare(arguments.out)
+    console.print(
+        f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
+        f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: "
+        + ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
+    )
+    try:
+        runs = uvloop.run(_run_all(requests, policies, arguments.out, console))
+    except asyncio.CancelledError:
+        console.print("stopped")
+        return 130
+    report(runs, console)
+    console.print(
+        f"\nOutput in {arguments.out}/: configuration, logs, records, results.\n"
+        f"Why did a request go where it went?  epp explain [ID] --records {arguments.out}/records"
+    )
+    return 0
+
+
+def prepare(folder: Path) -> None:
+    """An output folder with nothing of an earlier demo in it.
+
+    Raises:
+        EppError: the folder holds something else.
+    """
+    marker = folder / ".epp-demo"
+    if folder.exists() and any(folder.iterdir()) and not marker.exists():
+        raise EppError(f"{folder} exists and is not the output of a demo; choose another with --out")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    marker.touch()
+
+
+async def _run_all(
+    requests: Sequence[TraceRequest], policies: Sequence[str], folder: Path, console: Console
+) -> dict[str, list[RequestResult]]:
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if task is not None:
+            loop.add_signal_handler(number, task.cancel)
+    runs = {}
+    for position, policy in enumerate(policies):
+        inner = folder if position == 0 else folder / policy
+        runs[policy] = await _run_one(requests, policy, inner, console)
+    return runs
+
+
+async def _run_one(
+    requests: Sequence[TraceRequest], policy: str, folder: Path, console: Console
+) -> list[RequestResult]:
+    state = LiveState(title=policy, total=len(requests), regions={r.name: r.name for r in REGIONS})
+    async with Stack(folder, policy, MODEL) as stack:
+        with Live(live_table(state), console=console, refresh_per_second=4, transient=False) as live:
+            watcher = asyncio.ensure_future(_refresh(stack, state, live))
+            try:
+                results = await run_load(
+                    requests,
+                    LoadOptions(base_url=stack.url, model=MODEL),
+                    on_send=state.sent,
+                    on_result=state.result,
+                )
+            finally:
+                watcher.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watcher
+            live.update(live_table(state))
+    (folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
+    return results
+
+
+async def _refresh(stack: Stack, state: LiveState, live: Live) -> None:
+    count, seconds = 0, 0.0
+    while True:
+        await asyncio.sleep(_REFRESH_S)
+        new_count, new_seconds = await stack.decisions()
+        if new_count > count:
+            state.decision((new_seconds - seconds) / (new_count - count) * 1e6)
+        count, seconds = new_count, new_seconds
+        live.update(live_table(state))
+
+
+def report(runs: dict[str, list[RequestResult]], console: Console) -> None:
+    """Print the policies side by side, then what may be said of the differences."""
+    mean, p95 = Statistic(None), Statistic(95)
+    (first, ours), *others = runs.items()
+    rows = []
+    sentences = []
+    for policy, results in runs.items():
+        comparisons = [] if policy == first else [compare(ours, results, metric, p95) for metric in SAID]
+        rows.append(
+            PolicyRun(
+                policy,
+                summarise(results),
+                ttft_p95_interval_ms=interval(results, "ttft_ms", p95),
+                e2e_p95_interval_ms=interval(results, "e2e_ms", p95),
+                comparisons=comparisons,
+            )
+        )
+    for policy, results in others:
+        for metric in SAID:
+            sentences += [sentence(first, policy, compare(ours, results, metric, s)) for s in (mean, p95)]
+    console.print(comparison_table(rows))
+    console.print(
+        "Intervals are 95 %, resampled by conversation and by stretches of time, within this one load:"
+    )
+    for line in sentences:
+        console.print(f"  {line}", highlight=False)
