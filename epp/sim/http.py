@@ -8,9 +8,10 @@ cancels its job; a restart is cold and has a new process start time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -96,6 +97,7 @@ class SimReplica:
         self._revival: asyncio.Task[None] | None = None
         self._windows: WeakKeyDictionary[asyncio.BaseTransport, SendWindow] = WeakKeyDictionary()
         self._answering = asyncio.Event()  # cleared while told to hang
+        self._stopping = asyncio.Event()
         self._half_rtt_s = config.rtt_ms / 2000.0
         self._driver: EngineDriver
         self._line: DelayLine
@@ -137,6 +139,7 @@ class SimReplica:
         loop = asyncio.get_running_loop()
         self.fault = Fault()
         self._answering.set()
+        self._stopping.clear()
         self._driver = EngineDriver(Engine(self.config.engine_class, self.config.block_tokens), loop)
         self._line = DelayLine(loop, self._half_rtt_s)
         self._start_time_s = time.time()
@@ -174,9 +177,9 @@ class SimReplica:
 
     async def stop(self) -> None:
         """Stop for good."""
+        self._stopping.set()
         if self._revival is not None:
-            self._revival.cancel()
-            await asyncio.gather(self._revival, return_exceptions=True)
+            await self._revival
             self._revival = None
         await self.kill()
 
@@ -186,7 +189,13 @@ class SimReplica:
         await self.start()
 
     def set_fault(self, fault: Fault) -> None:
-        """Have this fault from now on, and no other; ``Fault()`` heals."""
+        """Have this fault from now on, and no other; ``Fault()`` heals.
+
+        Raises:
+            RuntimeError: it is dead; `start` heals that.
+        """
+        if self._runner is None:
+            raise RuntimeError(f"{self.config.name} is dead")
         self.fault = fault
         self._driver.set_slowdown(fault.slow_factor)
         self._driver.hold(fault.hang)
@@ -206,8 +215,10 @@ class SimReplica:
         await asyncio.sleep(0.01)  # so that who asked for it gets an answer
         await self.kill()
         if revive_after_s is not None:
-            await asyncio.sleep(revive_after_s)
-            await self.start()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), revive_after_s)
+            if not self._stopping.is_set():
+                await self.start()
 
     # HTTP
 
@@ -326,9 +337,7 @@ class SimReplica:
         await self._sleep(self._half_rtt_s)
         await response.prepare(request)
         if request.transport is not None:  # else the client has left, and this task is being cancelled
-            # uvloop's transports are not subclasses of asyncio's.
-            transport = cast("asyncio.Transport", request.transport)
-            answer.open(transport, chunked=request.version >= HttpVersion11)
+            answer.open(request.transport, chunked=request.version >= HttpVersion11)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
         created_s, context = int(self._start_time_s), self.config.engine_class.context_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,12 @@ from epp.sim.engine_class import L40S_X2
 from epp.sim.http import SimConfig, SimReplica
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    import aiohttp
 
 MODEL = "sim-model"
+CHAT = "/v1/chat/completions"
 
 # An engine that answers within milliseconds and still queues, batches and evicts like the real one.
 QUICK = replace(
@@ -24,6 +28,10 @@ QUICK = replace(
     prefill_ms_per_token=0.001,
     decode_curve=((1, 0.5), (64, 2.0)),
 )
+
+
+# A replica whose answers last until somebody leaves or time is up.
+SLOW = replace(QUICK, decode_curve=((1, 50.0),))
 
 
 def quick_config(name: str = "quick", **changes: Any) -> SimConfig:
@@ -58,3 +66,17 @@ def metric(text: str, name: str, labels: Mapping[str, str] | None = None) -> flo
         if found == name and all(f'{key}="{want}"' in found_labels for key, want in (labels or {}).items()):
             return float(value)
     raise KeyError(name)
+
+
+async def post(
+    http: aiohttp.ClientSession, replica: SimReplica, body: object, path: str = CHAT
+) -> tuple[int, Any]:
+    async with http.post(replica.url + path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a reading is true; ten seconds at most."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the conditions are plain readings, nobody signals them
+            await asyncio.sleep(0.005)

@@ -10,16 +10,22 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.sim.fault import Fault
 from epp.sim.http import SimConfig, SimReplica
-from tests.kit.replicas import MODEL, QUICK, chat_body, metric, quick_config, running_fleet
+from tests.kit.replicas import (
+    CHAT,
+    MODEL,
+    QUICK,
+    SLOW,
+    chat_body,
+    metric,
+    post,
+    quick_config,
+    running_fleet,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-CHAT = "/v1/chat/completions"
-# A replica whose answers last until somebody leaves or time is up.
-SLOW = replace(QUICK, decode_curve=((1, 50.0),))
 
 
 @pytest.fixture
@@ -34,13 +40,6 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def post(
-    http: aiohttp.ClientSession, replica: SimReplica, body: object, path: str = CHAT
-) -> tuple[int, Any]:
-    async with http.post(replica.url + path, json=body) as response:
-        return response.status, await response.json()
-
-
 async def stream(
     http: aiohttp.ClientSession, replica: SimReplica, body: object, path: str = CHAT
 ) -> list[Any]:
@@ -51,12 +50,6 @@ async def stream(
     pieces = text.split("\n\n")
     assert pieces[-2:] == ["data: [DONE]", ""]
     return [json.loads(piece.removeprefix("data: ")) for piece in pieces[:-2]]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the conditions are plain readings, nobody signals them
-            await asyncio.sleep(0.005)
 
 
 # Answers
@@ -310,86 +303,7 @@ async def test_both_names_at_once_and_the_pool_s_size(
     assert metric(text, "process_start_time_seconds") > 1e9
 
 
-# Faults
-
-
-async def fault(http: aiohttp.ClientSession, replica: SimReplica, **fields: Any) -> int:
-    async with http.post(f"{replica.url}/sim/fault", json=fields) as response:
-        return response.status
-
-
-async def test_errors_at_a_rate(replica: SimReplica, http: aiohttp.ClientSession) -> None:
-    assert await fault(http, replica, error_rate=0.5, error_status=500) == 200
-    statuses = [(await post(http, replica, chat_body("hi")))[0] for _ in range(60)]
-    assert 10 < statuses.count(500) < 50
-    await fault(http, replica)
-    assert (await post(http, replica, chat_body("hi")))[0] == 200
-
-
-async def test_a_hung_replica_answers_nothing_until_healed(
-    replica: SimReplica, http: aiohttp.ClientSession
-) -> None:
-    await fault(http, replica, hang=True)
-    health = asyncio.create_task(http.get(f"{replica.url}/health"))
-    chat = asyncio.create_task(post(http, replica, chat_body("hi")))
-    done, _ = await asyncio.wait([health, chat], timeout=0.1)
-    assert not done
-    await fault(http, replica)
-    assert (await chat)[0] == 200
-    assert (await health).status == 200
-
-
-async def test_a_reset_in_the_middle_of_a_stream(replica: SimReplica, http: aiohttp.ClientSession) -> None:
-    await fault(http, replica, reset_after_tokens=3)
-    async with http.post(replica.url + CHAT, json=chat_body("hi", stream=True)) as response:
-        with pytest.raises(aiohttp.ClientError):
-            await response.read()
-    await until(lambda: replica.snapshot().counters.done + replica.snapshot().counters.cancelled == 1)
-
-
-async def test_a_slow_replica_is_slow(replica: SimReplica, http: aiohttp.ClientSession) -> None:
-    loop = asyncio.get_running_loop()
-    await fault(http, replica, slow_factor=100.0)
-    start_s = loop.time()
-    await post(http, replica, chat_body("hi", max_tokens=2))
-    assert loop.time() - start_s >= 0.1
-
-
-async def test_death_resets_streams_and_revival_is_cold_on_the_same_port(http: aiohttp.ClientSession) -> None:
-    async with SimReplica(quick_config(engine_class=SLOW)) as replica:
-        address, started = replica.address, replica._start_time_s
-        body = chat_body("hi " * 500, stream=True, max_tokens=5000, ignore_eos=True)
-        async with http.post(replica.url + CHAT, json=body) as response:
-            await response.content.readuntil(b"\n\n")
-            assert await fault(http, replica, die=True, revive_after_s=0.05) == 200
-            with pytest.raises(aiohttp.ClientError):
-                await response.read()
-        await until(lambda: not replica.alive)
-        await until(lambda: replica.alive)
-        assert replica.address == address
-        assert replica._start_time_s > started
-        _, answer = await post(http, replica, chat_body("hi " * 500, max_tokens=1))
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-async def test_a_dead_replica_refuses_connections_and_can_be_started_again(
-    http: aiohttp.ClientSession,
-) -> None:
-    async with SimReplica(quick_config()) as replica:
-        await replica.kill()
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await post(http, replica, chat_body("hi"))
-        await replica.start()
-        assert (await post(http, replica, chat_body("hi")))[0] == 200
-
-
-@pytest.mark.parametrize("body", [b"{", b'{"hangs": true}', b'{"error_rate": 2}', b'{"slow_factor": 0}'])
-async def test_a_fault_that_makes_no_sense_is_refused(
-    replica: SimReplica, http: aiohttp.ClientSession, body: bytes
-) -> None:
-    async with http.post(f"{replica.url}/sim/fault", data=body) as response:
-        assert response.status == 400
-    assert replica.fault == Fault()
+# Configuration
 
 
 @pytest.mark.parametrize("changes", [{"rtt_ms": -1.0}, {"engine": "x"}, {"answer_tokens": 0}, {"models": ()}])
