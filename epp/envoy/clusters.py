@@ -29,6 +29,7 @@ DESTINATION_KEY = "x-gateway-destination-endpoint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
 
+_QUIET_PING_S = 30.0
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -269,13 +270,17 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
 
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:
     """The picker's gRPC listener: few connections, many long streams, pings that notice a frozen process."""
-    ping = api.seconds(settings.picker_keepalive_s)
+    duplex = settings.variant is Variant.FULL_DUPLEX
+    # Elsewhere the message timeout finds a frozen picker; a ping then only keeps middleboxes awake.
+    ping = api.seconds(settings.picker_keepalive_s if duplex else _QUIET_PING_S)
     options = api.upstream_http.HttpProtocolOptions(
         explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
             http2_protocol_options=api.core.Http2ProtocolOptions(
                 # A stream lasts as long as its response. More of them open further connections.
                 max_concurrent_streams=1000,
-                connection_keepalive=api.core.KeepaliveSettings(interval=ping, timeout=ping),
+                connection_keepalive=api.core.KeepaliveSettings(
+                    interval=ping, timeout=api.seconds(settings.picker_keepalive_s)
+                ),
             )
         )
     )
@@ -303,7 +308,7 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
             ],
         ),
     )
-    if settings.variant is Variant.FULL_DUPLEX:
+    if duplex:
         _leave_when_unhealthy(cluster, settings)
     if settings.picker_tls:
         name = settings.picker_tls.server_name or host

@@ -149,18 +149,21 @@ class EnvoyProcess:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._until_ready()
         except TimeoutError:
-            await self._stop()
-            raise EnvoyError(f"envoy was not ready in time\n{self._log_tail()}") from None
+            tail = self._log_tail()
+            await self.__aexit__()
+            raise EnvoyError(f"envoy was not ready in time\n{tail}") from None
         except BaseException:
-            await self._stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it; the temporary folder goes too."""
-        await self._stop()
-        if self._temporary:
-            self._temporary.cleanup()
+        try:
+            await self._stop()
+        finally:
+            if self._temporary:
+                self._temporary.cleanup()
 
     async def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,8 @@ class EnvoySettings:
         picker_tls: TLS towards the picker, plaintext when None.
         message_timeout_ms: longest wait for one answer of the picker, so what a hung picker costs a request.
             Envoy applies no such limit in full duplex.
-        picker_keepalive_s: an HTTP/2 ping goes to the picker this often (in full duplex a health check too),
-            and after as long again without an answer the connection is given up.
+        picker_keepalive_s: how long an HTTP/2 ping to the picker may go unanswered before the connection is
+            given up; in full duplex also how often a ping and a health check go to it (elsewhere every 30 s).
         picker_health_service: service name asked of the picker's gRPC health service, in full duplex.
         max_body_bytes: longest request body; more is answered with 413.
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
