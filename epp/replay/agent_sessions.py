@@ -6,11 +6,11 @@ reference/traces.md section 2.3, sub-agents included. Must not know: files, sock
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import xxhash
 
 from epp.draw import draw
 from epp.replay.trace import TraceError, TraceRequest
@@ -71,25 +71,16 @@ def read_agent_sessions(lines: Iterable[str], options: AgentOptions | None = Non
     its parent, after the request before it, and counts as a session of its own with the parent's ids. A call
     of the parent waits for a sub-agent only when the recording shows the sub-agent finished before it.
 
-    A session recorded twice is taken once.
-
     Raises:
         TraceError: a line is not a session of this format.
     """
     options = options or AgentOptions()
     decoder = msgspec.json.Decoder(_Session)
-    index = taken = 0
-    seen: set[int] = set()
-    for number, line in enumerate(lines, 1):
-        digest = xxhash.xxh3_64_intdigest(line[line.find('"requests"') :].rstrip())
-        if not line.strip() or digest in seen:
+    index, skip = 0, options.skip_sessions
+    end = None if options.sessions is None else skip + options.sessions
+    for number, line in itertools.islice(enumerate(lines, 1), skip, end):
+        if not line.strip():
             continue
-        seen.add(digest)
-        if len(seen) <= options.skip_sessions:
-            continue
-        if options.sessions is not None and taken >= options.sessions:
-            return
-        taken += 1
         try:
             session = decoder.decode(line)
         except msgspec.MsgspecError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # 256 common three-letter words: with the space before it, each is four bytes and one token in the usual
 # byte-pair vocabularies, so that a prompt of n tokens has 4 n bytes.
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - a list of 256 literals is not readable
     "the and for are but not you all any can had her was one our out day get has him his how man new now "
     "old see two way who boy did its let put say she too use dad mom act add age ago aid aim air art ask "
     "bad bag ban bar bat bay bed bet bid big bit bob bow box bus buy cab cap car cat cop cow cry cup cut "
@@ -34,7 +34,7 @@ _WORDS = (
     "pen pet pie pig pin pit pop pot pub ran rat raw ray red rib rid rim rip rob rod rot row rub rug run "
     "rye sad sat saw sea set sew shy sin sip sit six ski sky son soy spa spy sum sun tab tag tan tap tar "
     "tax tea ten tie tin tip"
-).split()  # noqa: SIM905 - a list of 256 literals is not readable
+).split()
 _BYTES_PER_TOKEN = 4
 _TABLE = np.frombuffer("".join(f" {word}" for word in _WORDS).encode(), dtype="S4")
 # Without known turns a message has this many tokens on average (650 tokens a turn, reference/traces.md 6.2).
@@ -82,8 +82,7 @@ def chat_messages(request: TraceRequest, answers: Mapping[int, str] | None = Non
     messages = []
     if not starts or starts[0] > 0:
         end = starts[0] if starts else request.prompt_tokens
-        role = "system" if starts else "user"
-        messages.append(Message(role, text[: end * _BYTES_PER_TOKEN].lstrip()))
+        messages.append(Message("system", text[: end * _BYTES_PER_TOKEN].lstrip()))
     for turn, start in enumerate(starts):
         end = starts[turn + 1] if turn + 1 < len(starts) else request.prompt_tokens
         content = text[start * _BYTES_PER_TOKEN : end * _BYTES_PER_TOKEN].lstrip()
@@ -91,18 +90,22 @@ def chat_messages(request: TraceRequest, answers: Mapping[int, str] | None = Non
         if role == "assistant":
             content = known.get(start, content)
         messages.append(Message(role, content))
-    if messages[-1].role == "assistant":
+    if messages[-1].role != "user":
         messages.append(Message("user", _CLOSING))
     return messages
 
 
 def _drawn_starts(request: TraceRequest) -> tuple[int, ...]:
-    """Message starts for a prompt without known turns: the second block, then a keyed draw per block id."""
+    """Message starts for a prompt without known turns.
+
+    The first block is the system message and further starts are drawn per block id, so that they depend on
+    nothing behind them; a prompt of less than one block is one message of the user's.
+    """
     size = request.block_tokens
-    if request.prompt_tokens <= size:
-        return ()
+    if request.prompt_tokens < size:
+        return (0,)
     probability = min(1.0, size / _MESSAGE_TOKENS)
-    starts = [size]
+    starts = [size] if request.prompt_tokens > size else []
     for position, block_id in enumerate(request.block_ids):
         offset = position * size
         if size < offset < request.prompt_tokens and draw(0, str(block_id), "turn") < probability:
