@@ -1,0 +1,92 @@
+"""Builders of what policies see, for tests: a fleet by the columns that matter, everything else even."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from epp.view import NUMERIC_COLUMNS, FleetView, RequestView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.policies.base import Policy
+
+
+def fleet_view(count: int = 3, *, names: Sequence[str] = (), **columns: Sequence[float]) -> FleetView:
+    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns that are not given are 0."""
+    unexpected = columns.keys() - set(NUMERIC_COLUMNS)
+    assert not unexpected, f"no such columns: {unexpected}"
+    values: dict[str, Any] = {name: np.zeros(count) for name in NUMERIC_COLUMNS}
+    for name, column in columns.items():
+        values[name] = np.array(column, dtype=np.float64)
+        assert values[name].shape == (count,), name
+    endpoints = tuple(names) or tuple(f"10.0.{i // 250}.{i % 250}:8000" for i in range(count))
+    return FleetView(endpoints=endpoints, regions=("",) * count, engine_classes=("",) * count, **values)
+
+
+def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
+    """The same fleet with its endpoints in another order."""
+    index = list(order)
+    columns: dict[str, Any] = {name: getattr(fleet, name)[index] for name in NUMERIC_COLUMNS}
+    texts: dict[str, Any] = {
+        name: tuple(getattr(fleet, name)[i] for i in index)
+        for name in ("endpoints", "regions", "engine_classes")
+    }
+    return replace(
+        fleet, **columns, **texts, unknown={name: mask[index] for name, mask in fleet.unknown.items()}
+    )
+
+
+def with_unknown(fleet: FleetView, column: str, index: int) -> FleetView:
+    """The same fleet with one value not known: filled with the worst of the column, and marked."""
+    values: NDArray[np.float64] = getattr(fleet, column).copy()
+    mask = np.zeros(len(values), np.bool_)
+    mask[index] = True
+    values[index] = values[~mask].max(initial=0.0)
+    change: dict[str, Any] = {column: values}
+    return replace(fleet, **change, unknown={**fleet.unknown, column: mask})
+
+
+def copied(fleet: FleetView) -> dict[str, NDArray[np.float64]]:
+    """Copies of all columns, to compare with later."""
+    return {name: getattr(fleet, name).copy() for name in NUMERIC_COLUMNS}
+
+
+def request(decision_id: str = "d-1", **fields: Any) -> RequestView:
+    """A request; fields of `RequestView` by name."""
+    return RequestView(decision_id=decision_id, **fields)
+
+
+def default_weights(policy: Policy) -> dict[str, float]:
+    """The weights that a policy starts with."""
+    return {name: spec.default for name, spec in policy.weight_specs.items()}
+
+
+_AMOUNTS = st.one_of(st.just(0.0), st.floats(0.0, 1e12, allow_subnormal=False), st.integers(0, 50).map(float))
+
+
+@st.composite
+def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> FleetView:
+    """Fleets with any values that signals can have, ties and zeros among them."""
+    count = draw(st.integers(min_size, max_size))
+    columns: dict[str, Any] = {
+        name: draw(st.lists(_AMOUNTS, min_size=count, max_size=count)) for name in NUMERIC_COLUMNS
+    }
+    return fleet_view(count, **columns)
+
+
+def requests() -> st.SearchStrategy[RequestView]:
+    """Requests with and without a session, early and late in the life of a picker."""
+    return st.builds(
+        RequestView,
+        decision_id=st.text(min_size=1, max_size=12),
+        prompt_tokens=st.integers(0, 200_000),
+        affinity_key=st.one_of(st.just(""), st.text(max_size=12)),
+        sequence=st.integers(0, 2**70),
+    )

@@ -1,0 +1,151 @@
+"""What every policy owes, whatever its formula: proved over the registry, so a new one is held to it too."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.policies.registry import POLICIES, create
+from tests.kit.fleets import (
+    copied,
+    default_weights,
+    fleet_view,
+    fleets,
+    permuted,
+    request,
+    requests,
+    with_unknown,
+)
+
+if TYPE_CHECKING:
+    from epp.policies.base import Policy
+    from epp.view import FleetView, Ranking, RequestView
+
+every_policy = pytest.mark.parametrize("policy", [create(name) for name in POLICIES], ids=lambda p: p.name)
+
+#: Rotates over the order given, and so is the one policy whose answer depends on it.
+ORDERED = {"round-robin"}
+FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_age_ms")
+
+
+def rank(policy: Policy, ask: RequestView, fleet: FleetView, seed: int = 7) -> Ranking:
+    return policy.rank(ask, fleet, default_weights(policy), seed)
+
+
+@every_policy
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets(), seed=st.integers(0, 2**64 - 1))
+def test_every_endpoint_gets_a_finite_cost(
+    policy: Policy, ask: RequestView, fleet: FleetView, seed: int
+) -> None:
+    ranking = rank(policy, ask, fleet, seed)
+    assert ranking.costs.shape == (len(fleet),)
+    assert ranking.costs.dtype == np.float64
+    assert np.isfinite(ranking.costs).all()
+    assert ranking.terms
+    for name, term in ranking.terms.items():
+        assert term.shape == (len(fleet),), name
+        assert np.isfinite(term).all(), name
+
+
+@every_policy
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets())
+def test_same_inputs_same_answer_and_inputs_untouched(
+    policy: Policy, ask: RequestView, fleet: FleetView
+) -> None:
+    before = copied(fleet)
+    weights = default_weights(policy)
+    first = policy.rank(ask, fleet, weights, 3)
+    again = policy.rank(ask, fleet, weights, 3)
+    assert first.costs.tolist() == again.costs.tolist()
+    assert weights == default_weights(policy)
+    for name, column in before.items():
+        assert getattr(fleet, name).tolist() == column.tolist(), name
+
+
+@every_policy
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets(min_size=2), data=st.data())
+def test_the_order_of_endpoints_decides_nothing(
+    policy: Policy, ask: RequestView, fleet: FleetView, data: st.DataObject
+) -> None:
+    if policy.name in ORDERED:
+        return
+    order = data.draw(st.permutations(range(len(fleet))))
+    straight = rank(policy, ask, fleet).costs
+    turned = rank(policy, ask, permuted(fleet, order)).costs
+    assert turned.tolist() == straight[list(order)].tolist()
+
+
+@every_policy
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets())
+def test_additive_terms_sum_to_the_cost(policy: Policy, ask: RequestView, fleet: FleetView) -> None:
+    ranking = rank(policy, ask, fleet)
+    assert set(policy.additive_terms) <= ranking.terms.keys()
+    if policy.additive_terms:
+        total = sum(ranking.terms[name] for name in policy.additive_terms)
+        np.testing.assert_allclose(total, ranking.costs, rtol=1e-12)
+
+
+@every_policy
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets(min_size=2), data=st.data())
+def test_a_value_not_known_never_makes_an_endpoint_cheaper(
+    policy: Policy, ask: RequestView, fleet: FleetView, data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(fleet) - 1))
+    column = data.draw(st.sampled_from(FILLABLE))
+    values = getattr(fleet, column)
+    others = [value for i, value in enumerate(values) if i != index]
+    # The true value of the silent endpoint is any that some candidate could have shown.
+    values[index] = data.draw(st.sampled_from(others))
+    known = rank(policy, ask, fleet).costs
+    filled = rank(policy, ask, with_unknown(fleet, column, index)).costs
+    assert filled[index] >= known[index]
+    assert np.delete(filled, index).tolist() == np.delete(known, index).tolist()
+
+
+@every_policy
+@pytest.mark.parametrize("count", [1, 1000])
+def test_any_size_of_fleet(policy: Policy, count: int) -> None:
+    ask = request(affinity_key="s", sequence=12345)
+    costs = rank(policy, ask, fleet_view(count)).costs
+    assert np.isfinite(costs).all()
+    assert len(costs) == count
+
+
+@every_policy
+def test_weights_that_a_policy_does_not_name_mean_nothing_to_it(policy: Policy) -> None:
+    fleet = fleet_view(3, rtt_ms=[1, 2, 3], uncached_tokens=[5, 0, 1], queued_tokens=[0, 9, 0])
+    more = {**default_weights(policy), "rtt_wieght": 99.0}
+    ask = request(affinity_key="s")
+    assert policy.rank(ask, fleet, more, 1).costs.tolist() == rank(policy, ask, fleet, 1).costs.tolist()
+
+
+@every_policy
+def test_weights_have_defaults_within_bounds_and_words(policy: Policy) -> None:
+    for name, spec in policy.weight_specs.items():
+        assert spec.low <= spec.default <= spec.high, name
+        assert spec.help, name
+
+
+@every_policy
+def test_a_policy_cannot_be_changed(policy: Policy) -> None:
+    assert is_dataclass(policy)
+    for field in fields(policy):
+        with pytest.raises(FrozenInstanceError):
+            setattr(policy, field.name, None)
+    with pytest.raises(TypeError):
+        policy.weight_specs["x"] = None
+
+
+@every_policy
+def test_the_name_is_the_one_in_the_registry(policy: Policy) -> None:
+    assert POLICIES[policy.name] is type(policy)

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from epp.signals import metrics_text
+from epp.signals.metrics_text import EngineSample, parse_metrics
+
+VLLM = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="Qwen/Qwen3"} 7.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen3"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 40.0
+vllm:kv_cache_usage_perc{engine="0",model_name="Qwen/Qwen3"} 0.25
+vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="1000",sliding="None"} 1.0
+vllm:prefix_cache_queries_total{engine="0",model_name="Qwen/Qwen3"} 1.2e+06
+vllm:prefix_cache_hits_total{engine="0",model_name="Qwen/Qwen3"} 900000
+vllm:prompt_tokens_total{engine="0",model_name="Qwen/Qwen3"} 1.5E6
+vllm:prompt_tokens_created{engine="0",model_name="Qwen/Qwen3"} 1.78e+09
+vllm:generation_tokens_total{engine="0",model_name="Qwen/Qwen3"} 2000.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="Qwen/Qwen3"} 0.0
+process_start_time_seconds 1.78203e+09
+"""
+
+SGLANG = b"""\
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 3.0
+sglang:num_queue_reqs{engine_type="unified",model_name="m",tp_rank="0"} 1.0
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.5
+sglang:max_total_num_tokens{model_name="m"} 983549.0
+sglang:cache_config_info{num_pages="788766",page_size="1"} 1.0
+sglang:prompt_tokens_total{model_name="m"} 100.0
+sglang:generation_tokens_total{model_name="m"} 20.0
+sglang:cached_tokens_total{model_name="m"} 40.0
+"""
+
+TRTLLM = b"""\
+trtllm_num_requests_running{model_name="m"} 4.0
+trtllm_num_requests_waiting{model_name="m"} 5.0
+trtllm_kv_cache_utilization{model_name="m"} 0.125
+trtllm_kv_cache_tokens_per_block{model_name="m"} 32
+trtllm_kv_cache_max_blocks{model_name="m"} 2000
+"""
+
+TRITON = b"""\
+nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 5
+nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 6
+nv_trt_llm_request_metrics{model="m",request_type="max",version="1"} 512
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="m",version="1"} 0.5
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="m",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m",version="1"} 100
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="1"} 50
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000, 1.2e6, 900_000)),
+        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 100, 40)),
+        (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
+        (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
+        (b"", EngineSample()),
+        (b"process_start_time_seconds 12.5", EngineSample(process_start_time_s=12.5)),
+        (b'python_info{version="3.11"} 1\n', EngineSample()),
+    ],
+    ids=["vllm", "sglang", "trtllm", "triton", "empty", "start only", "no engine"],
+)
+def test_reads_each_engine(text: bytes, expected: EngineSample) -> None:
+    assert parse_metrics(text) == expected
+    assert parse_metrics(text.replace(b"\n", b"\r\n")) == expected
+
+
+def test_the_name_that_vllm_used_before_v1() -> None:
+    old = b'vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc{model_name="m"} 0.75\n'
+    assert parse_metrics(old).kv_usage == 0.75
+    assert parse_metrics(old + b"vllm:kv_cache_usage_perc 0.5\n").kv_usage == 0.5
+
+
+def test_data_parallel_ranks_add_up_and_shares_are_averaged() -> None:
+    text = b"".join(
+        b'vllm:num_requests_running{engine="%d"} %d\n' % (rank, count)
+        + b'vllm:kv_cache_usage_perc{engine="%d"} 0.%d\n' % (rank, count)
+        + b'vllm:cache_config_info{engine="%d",block_size="16",num_gpu_blocks="100"} 1\n' % rank
+        for rank, count in enumerate((1, 2, 6))
+    )
+    sample = parse_metrics(text)
+    assert sample.running == 9
+    assert sample.kv_usage == pytest.approx(0.3)
+    assert sample.kv_capacity_tokens == 4800
+
+
+def test_shards_of_one_scheduler_count_once() -> None:
+    text = b"".join(
+        b'sglang:num_running_reqs{dp_rank="%d",tp_rank="%d",pp_rank="0"} %d\n' % (dp, tp, 10 * dp + 1)
+        for dp in range(2)
+        for tp in range(4)
+    )
+    assert parse_metrics(text).running == 1 + 11
+
+
+def test_pages_size_the_cache_where_tokens_are_not_told() -> None:
+    text = SGLANG.replace(b"sglang:max_total_num_tokens", b"sglang:something_else")
+    assert parse_metrics(text).kv_capacity_tokens == 788_766
+
+
+@pytest.mark.parametrize("blocks", [b"None", b"", b"0", b"-5", b"nan", b"inf", b"1e400"])
+def test_a_size_that_is_no_size_is_unknown(blocks: bytes) -> None:
+    text = b'vllm:num_requests_running 1\nvllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1\n'
+    assert parse_metrics(text % blocks).kv_capacity_tokens is None
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"", b"x", b"1_0", b"0x10", b"1e999"])
+def test_a_value_that_is_no_number_of_things_is_unknown(value: bytes) -> None:
+    sample = parse_metrics(b"vllm:num_requests_running %s\nvllm:num_requests_waiting 1\n" % value)
+    assert sample.running is None
+    assert sample.waiting == 1
+
+
+def test_one_broken_rank_does_not_hide_the_others() -> None:
+    text = b'vllm:num_requests_running{engine="0"} NaN\nvllm:num_requests_running{engine="1"} 4\n'
+    assert parse_metrics(text).running == 4
+
+
+def test_usage_over_one_is_one() -> None:
+    assert parse_metrics(b"sglang:token_usage 1.01").kv_usage == 1.0
+
+
+def test_labels_may_hold_anything_escaped() -> None:
+    text = rb'vllm:num_requests_running{model_name="a\"} 99 {b=\\",engine="0", } 3 1712345678901 # {x="y"} 1'
+    assert parse_metrics(text).running == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'vllm:num_requests_running{model_name="m} 3',
+        b"vllm:num_requests_running{model_name=m} 3",
+        b'vllm:num_requests_running{a="1" b="2"} 3',
+        b"vllm:num_requests_running{",
+        b"vllm:num_requests_running",
+        b"vllm:num_requests_runningx 3",
+        b"xvllm:num_requests_running 3",
+        b"# vllm:num_requests_running 3",
+        b"\xff\xfevllm:num_requests_running 3",
+        b"vllm:num_requests_running 3".replace(b" ", b"\x00"),
+    ],
+)
+def test_lines_that_do_not_read_are_skipped(line: bytes) -> None:
+    sample = parse_metrics(b"vllm:num_requests_waiting 1\n" + line + b"\nvllm:kv_cache_usage_perc 0.5\n")
+    assert sample == EngineSample("vllm", None, 1, 0.5)
+
+
+def test_hostile_sizes_are_cut() -> None:
+    good = b"vllm:num_requests_running 1\n"
+    long_line = b'vllm:num_requests_waiting{a="' + b"x" * metrics_text.MAX_LINE_BYTES + b'"} 5\n'
+    assert parse_metrics(good + long_line) == EngineSample("vllm", 1)
+    padding = b"#" * 100 + b"\n"
+    flood = good + padding * (metrics_text.MAX_BYTES // len(padding) + 1) + b"vllm:num_requests_waiting 5\n"
+    assert parse_metrics(flood) == EngineSample("vllm", 1)
+    series = b"".join(b'vllm:num_requests_running{e="%d"} 1\n' % i for i in range(5000))
+    assert parse_metrics(series).running == metrics_text.MAX_SERIES
+    assert parse_metrics(b"x" * (metrics_text.MAX_BYTES + 1)) == EngineSample()
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=400))
+def test_no_bytes_make_it_raise(noise: bytes) -> None:
+    parse_metrics(noise)
+    parse_metrics(b"vllm:num_requests_running" + noise + b"\nvllm:cache_config_info{" + noise)
+
+
+# Generated expositions, read by prometheus_client and summed up in the obvious way.
+
+LABEL_VALUES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), max_size=8
+)
+NUMBERS = st.one_of(
+    st.integers(0, 10**9).map(float),
+    st.floats(0, 1e15, allow_subnormal=False),
+    st.sampled_from([math.nan, math.inf, -math.inf, -3.0]),
+)
+COUNTS = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:prompt_tokens_total": "prompt_tokens_total",
+    "vllm:generation_tokens_total": "generation_tokens_total",
+    "vllm:prefix_cache_hits_total": "prefix_hits_total",
+}
+OTHERS = ["vllm:num_requests_running_x", "vllm:e2e_bucket", "python_gc", "sglang:gen_throughput"]
+
+
+def escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+@st.composite
+def expositions(draw: st.DrawFn) -> str:
+    lines = []
+    for name in draw(st.permutations([*COUNTS, *OTHERS])):
+        for rank in range(draw(st.integers(0, 3))):
+            labels = {"engine": str(rank), "model_name": draw(LABEL_VALUES)}
+            inner = ",".join(f'{key}="{escape(value)}"' for key, value in labels.items())
+            number = draw(NUMBERS)
+            shown = draw(st.sampled_from([repr(number), f"{number:e}", f"{number:.3f}", f"{number:+E}"]))
+            lines.append(f"{name}{{{inner}}}{draw(st.sampled_from([' ', '  ']))}{shown}")
+        lines += draw(st.lists(st.sampled_from(["", "# a comment", "# HELP x y"]), max_size=2))
+    return "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
+
+
+def reference(text: str) -> dict[str, float]:
+    series: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in COUNTS and 0 <= sample.value < math.inf:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                series[key] = max(sample.value, series.get(key, 0.0))
+    totals: dict[str, float] = {}
+    for (name, _), value in series.items():
+        totals[COUNTS[name]] = totals.get(COUNTS[name], 0.0) + value
+    return totals
+
+
+@settings(max_examples=150, deadline=None)
+@given(expositions())
+def test_agrees_with_a_general_parser(text: str) -> None:
+    sample, expected = parse_metrics(text.encode()), reference(text)
+    if sample.engine:
+        for field in COUNTS.values():
+            value = getattr(sample, field)
+            assert (value is None) == (field not in expected), field
+            if value is not None:
+                assert value == pytest.approx(expected[field]), field
+    else:
+        assert "vllm:num_requests_running{" not in text
+        assert "vllm:num_requests_waiting{" not in text
