@@ -1,8 +1,9 @@
 """What goes in and out of the protocol machine besides the ext_proc messages themselves.
 
 The machine is fed `ProcessingRequest` messages and answers with a list of outputs, each either a
-`ProcessingResponse` to send to Envoy, in order, or one of the events below for the shell. `PickNeeded` is
-the one event that asks for an answer: the shell calls `picked`, `refused` or `pass_through`, now or later.
+`ProcessingResponse` to send to Envoy, in order, one of the events below for the shell, or a marker that tells
+the shell to end the RPC. `PickNeeded` is the one event that asks for an answer: the shell calls `picked`,
+`refused` or `pass_through`, now or later.
 """
 
 from __future__ import annotations
@@ -84,10 +85,18 @@ class PickNeeded:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStarted:
-    """Response headers arrived."""
+    """Response headers arrived.
+
+    Attributes:
+        status: ``:status``, 0 when missing or not a number.
+        headers: all headers, names lower-cased, the last value of each.
+        served: the endpoint that really served, as the proxy tells it in the metadata ``envoy.lb`` ->
+            ``x-gateway-destination-endpoint-served`` (endpoint picker protocol 004); empty when it does not.
+    """
 
     status: int
     headers: Mapping[str, str]
+    served: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +114,23 @@ class ExchangeEnded:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Marker, last of its list: end the RPC with status OK once what precedes it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Marker, last of its list: end the RPC with an error; Envoy's failure mode decides what follows.
+
+    Attributes:
+        status: name of a gRPC status code, e.g. ``"INVALID_ARGUMENT"``.
+        detail: one sentence for the operator.
+    """
+
+    status: str
+    detail: str
+
+
 Event = PickNeeded | ResponseStarted | ResponseData | ExchangeEnded
+Marker = Finish | Abort

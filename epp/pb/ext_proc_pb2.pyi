@@ -1,3 +1,4 @@
+# mypy: disable-error-code="type-arg"
 import datetime
 
 from epp.pb import core_pb2 as _core_pb2

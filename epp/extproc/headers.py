@@ -1,0 +1,62 @@
+"""Headers and metadata as plain Python values.
+
+Reads messages, builds none. Header values that are not UTF-8 are read with replacement characters: such a
+value can name no endpoint, model or session, and nothing read here is ever written back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.struct_pb2 import Struct, Value
+
+    from epp.pb.core_pb2 import HeaderMap, Metadata
+
+LB_NAMESPACE = "envoy.lb"
+SERVED_KEY = "x-gateway-destination-endpoint-served"
+
+
+def header_values(headers: HeaderMap) -> dict[str, str]:
+    """Name -> value, names lower-cased, the last value of each.
+
+    Envoy fills `raw_value`; proxies of other makes may still fill `value`.
+    """
+    return {
+        header.key.lower(): header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        for header in headers.headers
+    }
+
+
+def metadata_values(metadata: Metadata) -> dict[str, dict[str, object]]:
+    """`filter_metadata` as plain values, namespace -> fields."""
+    return {namespace: plain_struct(fields) for namespace, fields in metadata.filter_metadata.items()}
+
+
+def plain_struct(struct: Struct) -> dict[str, object]:
+    """A Struct as a dict; null becomes None, numbers are floats."""
+    return {name: plain_value(value) for name, value in struct.fields.items()}
+
+
+def plain_value(value: Value) -> object:
+    """A Struct's value as None, bool, float, str, list or dict."""
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return plain_struct(value.struct_value)
+    if kind == "list_value":
+        return [plain_value(element) for element in value.list_value.values]
+    if kind is None or kind == "null_value":
+        return None
+    plain: object = getattr(value, kind)
+    return plain
+
+
+def served_endpoint(metadata: Mapping[str, Mapping[str, object]]) -> str:
+    """The endpoint that really served, empty when the proxy does not tell.
+
+    Source: endpoint picker protocol (proposal 004), response direction.
+    """
+    served = metadata.get(LB_NAMESPACE, {}).get(SERVED_KEY, "")
+    return served if isinstance(served, str) else ""

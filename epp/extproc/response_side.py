@@ -1,0 +1,82 @@
+"""The response half of an exchange: lets it pass unchanged and tells what it was.
+
+Owns how far the response has come; holds none of it. Knows nothing of the request.
+
+| phase   | headers               | body                      | trailers            |
+|---------|-----------------------|---------------------------|---------------------|
+| WAITING | ResponseStarted, OPEN | ResponseData, reply, OPEN | reply, OVER         |
+| OPEN    | violation             | ResponseData, reply, OPEN | reply, OVER         |
+| OVER    | violation             | ignored                   | empty reply, once   |
+
+End of stream in headers or body leads to OVER; `Stream` says COMPLETED there. Body before headers is allowed:
+a proxy may be configured not to send response headers. Trailers may follow a body that told its end (lockstep
+modes tell it when the buffer is whole); body after the end is a piece delivered twice, as in `request_side`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from epp.extproc import mutate
+from epp.extproc.headers import header_values, metadata_values, served_endpoint
+from epp.extproc.types import ResponseData, ResponseStarted
+from epp.extproc.violation import ViolationError
+
+if TYPE_CHECKING:
+    from epp.extproc.response_modes import ResponseMode
+    from epp.pb.core_pb2 import Metadata
+    from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders, ProcessingResponse
+
+
+class ResponsePhase(Enum):
+    """How far the response has come."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    OVER = "over"
+
+
+class ResponseSide:
+    """One response.
+
+    Args:
+        mode: how its body messages are answered.
+    """
+
+    def __init__(self, mode: ResponseMode) -> None:
+        self._mode = mode
+        self.phase = ResponsePhase.WAITING
+        self._trailers_seen = False
+
+    def on_headers(
+        self, message: HttpHeaders, metadata: Metadata | None
+    ) -> list[ProcessingResponse | ResponseStarted]:
+        """Response headers, with the metadata that came along."""
+        if self.phase is not ResponsePhase.WAITING:
+            raise ViolationError(f"response_headers in phase {self.phase.value}")
+        self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
+        headers = header_values(message.headers)
+        status = headers.get(":status", "")
+        started = ResponseStarted(
+            status=int(status) if status.isascii() and status.isdecimal() and len(status) == 3 else 0,
+            headers=headers,
+            served="" if metadata is None else served_endpoint(metadata_values(metadata)),
+        )
+        return [mutate.EMPTY_RESPONSE_HEADERS, started]
+
+    def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:
+        """A piece of the response body."""
+        if self.phase is ResponsePhase.OVER:
+            return []
+        self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
+        # The bytes go on before anyone looks at them.
+        return [*self._mode(message), ResponseData(message.body)]
+
+    def on_trailers(self) -> list[ProcessingResponse]:
+        """Response trailers."""
+        if self._trailers_seen:
+            raise ViolationError("response_trailers a second time")
+        self._trailers_seen = True
+        self.phase = ResponsePhase.OVER
+        return [mutate.EMPTY_RESPONSE_TRAILERS]

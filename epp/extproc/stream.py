@@ -1,0 +1,217 @@
+"""One ext_proc stream as a state machine: messages in; replies, events and markers out.
+
+Owns how the stream ends and which half of the exchange a message belongs to; the halves own their phases
+(tables in `request_side` and `response_side`). Knows no gRPC, no socket, no clock, no prompt, no endpoint.
+The shell sends the `ProcessingResponse`s of a list in order, takes the events, and obeys the marker, if there
+is one, last. Rules:
+
+* Whatever comes, nothing is raised at the shell. A message that the protocol does not allow gives
+  `ExchangeEnded(PROTOCOL_ERROR)` and `Abort`.
+* `ExchangeEnded` comes exactly once, at the latest from `closed`:
+
+  | what happened                                    | cause          | the stream then              |
+  |--------------------------------------------------|----------------|------------------------------|
+  | response end of stream or trailers               | COMPLETED      | still answers what Envoy asks |
+  | `refused`, or the body over its limit            | REFUSED        | is mute                      |
+  | answered, and the response is not to be observed | UNOBSERVED     | `Finish`, mute               |
+  | observability mode (Envoy ignores every answer)  | UNOBSERVED     | `Finish`, mute               |
+  | a message out of order, a mode not spoken        | PROTOCOL_ERROR | `Abort`, mute                |
+  | `closed(cut=False)` before any of these          | STREAM_END     | is mute                      |
+  | `closed(cut=True)` before any of these           | CLIENT_GONE    | is mute                      |
+
+* The halves run side by side: Envoy may answer a request itself before we have. If the exchange ends while a
+  pick is asked for, the answer to it says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epp.extproc import mutate
+from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, detect
+from epp.extproc.mutate import Change
+from epp.extproc.request_modes import REQUEST_MODES
+from epp.extproc.request_side import BodyTooLargeError, RequestPhase, RequestSide
+from epp.extproc.response_modes import RESPONSE_MODES
+from epp.extproc.response_side import ResponsePhase, ResponseSide
+from epp.extproc.types import Abort, Cause, Event, ExchangeEnded, Finish, HttpRequest, Marker, Pick, Refusal
+from epp.extproc.violation import ViolationError
+from epp.pb.ext_proc_pb2 import ProcessingResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.pb.ext_proc_pb2 import ProcessingRequest
+
+Output = ProcessingResponse | Event | Marker
+
+#: Response body modes in which every piece passes through us: what not observing a response saves.
+_SEES_RESPONSE = {BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """What one stream may hold.
+
+    Attributes:
+        max_body_bytes: largest request body that is read; longer ones get a 413.
+    """
+
+    max_body_bytes: int = 32 * 1024 * 1024
+
+
+def plain_too_large(_request: HttpRequest, limit_bytes: int) -> Refusal:
+    """A 413 in the error format that most inference APIs share."""
+    message = f"request body is larger than {limit_bytes} bytes"
+    body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":413}}}}'
+    return Refusal(413, body.encode(), details="epp_body_too_large")
+
+
+class Stream:
+    """One exchange.
+
+    Args:
+        limits: what it may hold.
+        assume: body modes of a proxy that does not declare its own.
+        too_large: (the request without its body, the limit in bytes) -> the 413, so that the shell can word
+            it as the request's API does.
+    """
+
+    def __init__(
+        self,
+        limits: StreamLimits | None = None,
+        assume: Assumption | None = None,
+        too_large: Callable[[HttpRequest, int], Refusal] = plain_too_large,
+    ) -> None:
+        self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
+        self._too_large = too_large
+        self._modes: Modes | None = None
+        self._request: RequestSide | None = None
+        self._response: ResponseSide | None = None
+        self._ended = False  # ExchangeEnded was said
+        self._mute = False  # nothing goes out any more
+
+    @property
+    def modes(self) -> Modes | None:
+        """The body modes, None before the first message."""
+        return self._modes
+
+    def receive(self, message: ProcessingRequest) -> list[Output]:
+        """Take a message; what comes of it, in the order it is due."""
+        if self._mute:
+            return []
+        try:
+            outputs = self._take(message)
+        except BodyTooLargeError:
+            assert self._request is not None  # noqa: S101  # it raised
+            return self._refuse(self._too_large(self._request.without_body(), self._limits.max_body_bytes))
+        except ViolationError as violation:
+            return self._close(
+                Cause.PROTOCOL_ERROR, violation.detail, Abort(violation.status, violation.detail)
+            )
+        if self._response is not None and self._response.phase is ResponsePhase.OVER:
+            outputs += self._end(Cause.COMPLETED)
+        return outputs
+
+    def picked(self, pick: Pick) -> list[Output]:
+        """Answer `PickNeeded` with a destination."""
+        return self._answer(mutate.change_of(pick), observe_response=pick.observe_response)
+
+    def pass_through(self, *, observe_response: bool = True) -> list[Output]:
+        """Answer `PickNeeded` by letting the request go on as it came, without a destination."""
+        return self._answer(Change(), observe_response=observe_response)
+
+    def refused(self, refusal: Refusal) -> list[Output]:
+        """Answer `PickNeeded` by answering the client; nothing but the end of the stream matters after it."""
+        return self._refuse(refusal) if self._deciding() else []
+
+    def closed(self, cut: bool) -> list[Event]:
+        """The gRPC stream is over.
+
+        Args:
+            cut: it was reset (the client left, or Envoy died) rather than closed.
+        """
+        self._mute = True
+        return self._end(Cause.CLIENT_GONE if cut else Cause.STREAM_END)
+
+    def _take(self, message: ProcessingRequest) -> list[Output]:
+        if self._modes is None and message.observability_mode:
+            return self._close(Cause.UNOBSERVED, "observability mode", Finish())
+        request, response = self._sides(message)
+        part = message.WhichOneof("request")
+        if part is None:
+            raise ViolationError("a message without a part that is known here", "UNIMPLEMENTED")
+        if part != "request_headers" and request.phase is RequestPhase.HEADERS:
+            raise ViolationError(f"{part} before request_headers")
+        metadata = message.metadata_context if message.HasField("metadata_context") else None
+        if metadata is not None and part.startswith("request"):
+            request.on_metadata(metadata)
+        outputs: list[Output] = []
+        match part:
+            case "request_headers":
+                outputs += request.on_headers(message.request_headers)
+            case "request_body":
+                outputs += request.on_body(message.request_body)
+            case "request_trailers":
+                outputs += request.on_trailers()
+            case "response_headers":
+                outputs += response.on_headers(message.response_headers, metadata)
+            case "response_body":
+                outputs += response.on_body(message.response_body)
+            case "response_trailers":
+                outputs += response.on_trailers()
+        return outputs
+
+    def _sides(self, message: ProcessingRequest) -> tuple[RequestSide, ResponseSide]:
+        """The two halves; the first message decides how they speak."""
+        if self._request is not None and self._response is not None:
+            return self._request, self._response
+        try:
+            modes = detect(message, self._assume)
+        except UnknownModeError as error:
+            raise ViolationError(f"unknown body mode: {error}", "UNIMPLEMENTED") from None
+        request_mode, response_mode = REQUEST_MODES.get(modes.request), RESPONSE_MODES.get(modes.response)
+        if request_mode is None:
+            raise ViolationError(f"request_body_mode {modes.request.name} is not supported", "UNIMPLEMENTED")
+        if response_mode is None:
+            raise ViolationError(
+                f"response_body_mode {modes.response.name} is not supported", "UNIMPLEMENTED"
+            )
+        self._modes = modes
+        self._request = RequestSide(modes, request_mode, self._limits.max_body_bytes)
+        self._response = ResponseSide(response_mode)
+        return self._request, self._response
+
+    def _deciding(self) -> bool:
+        return (
+            not self._mute
+            and not self._ended
+            and self._request is not None
+            and self._request.phase is RequestPhase.DECIDING
+        )
+
+    def _answer(self, change: Change, *, observe_response: bool) -> list[Output]:
+        if not self._deciding() or self._request is None or self._modes is None:
+            return []
+        outputs: list[Output] = [*self._request.answer(change)]
+        if not observe_response and self._modes.response in _SEES_RESPONSE:
+            outputs += self._close(Cause.UNOBSERVED, "", Finish())
+        return outputs
+
+    def _refuse(self, refusal: Refusal) -> list[Output]:
+        self._mute = True
+        if self._ended:
+            # The client has its answer already, from elsewhere.
+            return []
+        return [mutate.immediate(refusal), *self._end(Cause.REFUSED, refusal.details)]
+
+    def _end(self, cause: Cause, detail: str = "") -> list[Event]:
+        if self._ended:
+            return []
+        self._ended = True
+        return [ExchangeEnded(cause, detail)]
+
+    def _close(self, cause: Cause, detail: str, marker: Marker) -> list[Output]:
+        self._mute = True
+        return [*self._end(cause, detail), marker]
