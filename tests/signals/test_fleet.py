@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.config.schema import Config
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.metrics_text import EngineSample
+from epp.view import NUMERIC_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.view import FleetView
+
+
+@dataclass
+class Index:
+    """Notes what a prefix index is told."""
+
+    forgotten: list[int] = field(default_factory=list)
+    capacities: dict[int, int] = field(default_factory=dict)
+
+    def forget(self, slot: int) -> None:
+        self.forgotten.append(slot)
+        self.capacities.pop(slot, None)
+
+    def set_capacity(self, slot: int, tokens: int) -> None:
+        self.capacities[slot] = tokens
+
+
+def new_fleet(index: Index | None = None) -> Fleet:
+    note: Any = index or Index()
+    return Fleet(note)
+
+
+def pool(*names: str, **fields: Any) -> list[Endpoint]:
+    return [Endpoint(f"{name}:8000", region=f"region-{name}", **fields) for name in names]
+
+
+def slots(fleet: Fleet, *names: str) -> list[int]:
+    found = [fleet.slot_of(f"{name}:8000") for name in names]
+    assert None not in found
+    return [slot for slot in found if slot is not None]
+
+
+def view(fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0) -> FleetView:
+    chosen = np.array(slots(fleet, *names), dtype=np.intp)
+    return fleet.view(chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s)
+
+
+def scrape(fleet: Fleet, name: str, now_s: float, **fields: Any) -> bool:
+    return fleet.engine.update(slots(fleet, name)[0], EngineSample("vllm", **fields), now_s)
+
+
+def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b", "c", engine_class="l40s"), 0.0)
+    a, b, c = slots(fleet, "a", "b", "c")
+    for slot, rtt_ms in ((a, 20.0), (b, 102.0), (c, 211.0)):
+        fleet.rtt.observe(slot, rtt_ms, 1.0)
+    for name, running in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        scrape(fleet, name, 2.0, running=running, waiting=running * 10, kv_usage=running / 10)
+    fleet.ledger.reserve("r1", c, 900, 400, 2.0)
+    fleet.ledger.reserve("r2", c, 100, 50, 2.0)
+    fleet.ledger.first_token("r2", 2.5)
+
+    seen = view(fleet, "c", "a", cached=[600, 0], now_s=3.0)
+
+    assert seen.endpoints == ("c:8000", "a:8000")
+    assert seen.regions == ("region-c", "region-a")
+    assert seen.engine_classes == ("l40s", "l40s")
+    assert {name: getattr(seen, name).tolist() for name in NUMERIC_COLUMNS} == {
+        "rtt_ms": [211, 20],
+        "cached_tokens": [600, 0],
+        "uncached_tokens": [400, 1000],
+        "queued_tokens": [1000, 0],
+        "pending_uncached_tokens": [400, 0],
+        "running_requests": [2, 0],
+        "decoding_requests": [1, 0],
+        "engine_running": [3, 1],
+        "engine_waiting": [30, 10],
+        "engine_kv_usage": [0.3, 0.1],
+        "engine_age_ms": [1000, 1000],
+    }
+    assert not seen.unknown
+
+
+def test_a_view_is_an_instant_and_does_not_move_with_the_fleet() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b"), 0.0)
+    before = view(fleet, "a", "b")
+    fleet.ledger.reserve("r", slots(fleet, "a")[0], 10, 10, 0.0)
+    fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
+    fleet.apply(pool("b"), 1.0)
+    assert before.queued_tokens.tolist() == [0, 0]
+    assert before.rtt_ms.tolist() == [0, 0]
+    assert before.endpoints == ("a:8000", "b:8000")
+
+
+def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b", "c"), 0.0)
+    fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
+    fleet.rtt.observe(slots(fleet, "c")[0], 500.0, 0.0)
+    scrape(fleet, "b", 0.0, running=4.0)
+    everyone = view(fleet, "a", "b", "c", now_s=1.0)
+    assert everyone.rtt_ms.tolist() == [20, 500, 500]
+    assert everyone.engine_running.tolist() == [4, 4, 4]
+    assert everyone.engine_waiting.tolist() == [0, 0, 0], "nobody tells: zero for all"
+    assert {name: mask.tolist() for name, mask in everyone.unknown.items()} == {
+        "rtt_ms": [False, True, False],
+        "engine_running": [True, False, True],
+        "engine_waiting": [True, True, True],
+        "engine_kv_usage": [True, True, True],
+        "engine_age_ms": [True, False, True],
+    }
+    assert view(fleet, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], "others than candidates do not count"
+
+
+def test_stale_metrics_of_one_endpoint_cost_only_that_endpoint() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b"), 0.0)
+    scrape(fleet, "a", 0.0, running=0.0, waiting=0.0, kv_usage=0.0)
+    scrape(fleet, "b", 20.0, running=6.0, waiting=0.0, kv_usage=0.5)
+    seen = view(fleet, "a", "b", now_s=21.0)
+    assert seen.engine_running.tolist() == [6, 6]
+    assert seen.unknown["engine_running"].tolist() == [True, False]
+    assert seen.engine_age_ms.tolist() == [21_000, 1_000]
+
+
+@pytest.mark.parametrize(
+    ("cached", "expected"), [([0, 400], [1000, 600]), ([1000, 1400], [0, 0]), (None, [1000, 1000])]
+)
+def test_what_is_not_cached_must_be_prefilled(cached: list[float] | None, expected: list[float]) -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b"), 0.0)
+    seen = view(fleet, "a", "b", cached=cached)
+    assert seen.uncached_tokens.tolist() == expected
+    assert (seen.cached_tokens + seen.uncached_tokens).tolist() == [1000, 1000]
+
+
+def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
+    index = Index()
+    fleet = new_fleet(index)
+    fleet.apply(pool("a", "b", kv_capacity_tokens=5000), 0.0)
+    (slot,) = slots(fleet, "a")
+    fleet.rtt.observe(slot, 20.0, 0.0)
+    scrape(fleet, "a", 0.0, running=5.0, process_start_time_s=100.0)
+    fleet.ledger.reserve("r", slot, 10, 10, 0.0)
+    for _ in range(3):
+        fleet.health.failure(slot, "probe", 0.0)
+    fleet.assume_rtt("a:8000", 70.0)
+
+    fleet.apply(pool("b"), 1.0)
+    assert fleet.slot_of("a:8000") is None
+    assert fleet.address_of(slot) is None
+    assert index.forgotten == [slot]
+    assert fleet.healthy(1.0) is None
+
+    fleet.apply(pool("b", "new"), 2.0)
+    assert slots(fleet, "new") == [slot], "the slot is used again"
+    assert not fleet.ledger.end("r", 2.0)
+    fresh = view(fleet, "new", now_s=2.0)
+    assert fresh.running_requests.tolist() == [0]
+    assert fresh.unknown.keys() >= {"rtt_ms", "engine_running", "engine_age_ms"}
+    assert not scrape(fleet, "new", 3.0, process_start_time_s=900.0)
+    assert slot not in index.capacities
+
+
+def test_an_endpoint_that_stays_keeps_all_and_shows_its_new_description() -> None:
+    index = Index()
+    fleet = new_fleet(index)
+    fleet.apply(pool("a", "b"), 0.0)
+    (slot,) = slots(fleet, "b")
+    fleet.rtt.observe(slot, 20.0, 0.0)
+    fleet.ledger.reserve("r", slot, 10, 10, 0.0)
+    moved = [replace(endpoint, region="moved", draining=True) for endpoint in pool("b")]
+    fleet.apply([*moved, *pool("c")], 1.0)
+    assert slots(fleet, "b") == [slot]
+    seen = view(fleet, "b", now_s=1.0)
+    assert seen.regions == ("moved",)
+    assert seen.queued_tokens.tolist() == [10]
+    assert seen.rtt_ms.tolist() == [20]
+    assert slot not in index.forgotten
+    assert [endpoint.address for _, endpoint in fleet.members] == ["b:8000", "c:8000"]
+    assert fleet.members[0][1].draining
+
+
+def test_a_restart_clears_cache_and_leases_keeps_the_network_and_cools() -> None:
+    index = Index()
+    fleet = new_fleet(index)
+    fleet.apply(pool("a", "b"), 0.0)
+    (slot,) = slots(fleet, "a")
+    fleet.learn_capacity(slot, 9000)
+    fleet.rtt.observe(slot, 20.0, 100.0)
+    fleet.ledger.reserve("r", slot, 10, 10, 100.0)
+    for _ in range(3):
+        fleet.health.failure(slot, "probe", 100.0)
+    assert scrape(fleet, "a", 100.0, process_start_time_s=1.0) is False
+    assert scrape(fleet, "a", 101.0, process_start_time_s=50.0, running=1.0) is True
+    fleet.restart("a:8000", 101.0)
+    assert index.forgotten == [slot]
+    assert index.capacities[slot] == 9000, "the same engine has the same memory"
+    seen = view(fleet, "a", now_s=101.0)
+    assert seen.running_requests.tolist() == [0]
+    assert seen.rtt_ms.tolist() == [20]
+    assert seen.engine_running.tolist() == [1], "what the new process says of itself stays"
+    assert fleet.healthy(101.0) is None
+    share = fleet.warm_share(101.0, 30.0)
+    assert share is not None
+    assert share[slot] == 0.0
+    fleet.restart("unknown:1", 101.0)
+
+
+def test_another_uid_at_the_same_address_is_another_endpoint() -> None:
+    index = Index()
+    fleet = new_fleet(index)
+    fleet.apply(pool("a", uid="pod-1"), 0.0)
+    (slot,) = slots(fleet, "a")
+    fleet.learn_capacity(slot, 9000)
+    scrape(fleet, "a", 0.0, running=5.0, process_start_time_s=100.0)
+    fleet.apply(pool("a", uid="pod-1"), 1.0)
+    assert index.forgotten == []
+    fleet.apply(pool("a", uid=""), 2.0)
+    assert index.forgotten == [], "a source that does not tell says nothing"
+    fleet.apply(pool("a", uid="pod-1"), 3.0)
+    fleet.apply(pool("a", uid="pod-2"), 4.0)
+    assert index.forgotten == [slot]
+    assert index.capacities == {}
+    assert "engine_running" in view(fleet, "a", now_s=4.0).unknown
+
+
+def test_capacity_is_the_operators_word_before_the_engines() -> None:
+    index = Index()
+    fleet = new_fleet(index)
+    fleet.apply([*pool("a", kv_capacity_tokens=5000), *pool("b")], 0.0)
+    a, b = slots(fleet, "a", "b")
+    fleet.learn_capacity(a, 1)
+    fleet.learn_capacity(b, 7000)
+    assert index.capacities == {a: 5000, b: 7000}
+    fleet.apply([*pool("a"), *pool("b", kv_capacity_tokens=6000)], 1.0)
+    assert index.capacities == {a: 1, b: 6000}
+    fleet.learn_capacity(7, 1)
+
+
+def test_the_first_pool_is_warm_and_later_endpoints_ramp() -> None:
+    fleet = new_fleet()
+    fleet.apply([], 0.0)
+    fleet.apply(pool("a", "b"), 5.0)
+    assert fleet.warm_share(5.0, 30.0) is None
+    fleet.apply(pool("a", "b", "c"), 100.0)
+    (slot,) = slots(fleet, "c")
+    for now_s, expected in ((100.0, 0.0), (115.0, 0.5), (129.0, 29 / 30)):
+        share = fleet.warm_share(now_s, 30.0)
+        assert share is not None
+        assert share[slot] == pytest.approx(expected)
+        assert share[slots(fleet, "a", "b")].tolist() == [1, 1]
+    assert fleet.warm_share(130.0, 30.0) is None
+    assert fleet.warm_share(101.0, 0.0) is None
+
+
+def test_an_endpoint_that_returns_from_an_ejection_ramps_from_its_return() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b", "c"), 0.0)
+    (slot,) = slots(fleet, "b")
+    for _ in range(3):
+        fleet.health.failure(slot, "probe", 10.0)
+    mask = fleet.healthy(10.0)
+    assert mask is not None
+    assert mask[slots(fleet, "a", "b", "c")].tolist() == [True, False, True]
+    assert fleet.healthy(20.0) is None
+    share = fleet.warm_share(26.0, 30.0)
+    assert share is not None
+    assert share[slot] == pytest.approx(6 / 30)
+
+
+def test_an_address_given_twice_changes_nothing() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a"), 0.0)
+    with pytest.raises(ValueError, match="twice"):
+        fleet.apply(pool("b", "b"), 1.0)
+    assert [endpoint.address for _, endpoint in fleet.members] == ["a:8000"]
+
+
+def test_grows_past_the_first_columns_with_all_stores() -> None:
+    fleet = new_fleet()
+    names = [f"e{i}" for i in range(300)]
+    fleet.apply(pool(*names[:2]), 0.0)
+    fleet.rtt.observe(0, 20.0, 0.0)
+    fleet.apply(pool(*names), 1.0)
+    assert len(fleet) == 300
+    for name in names:
+        fleet.ledger.reserve(name, slots(fleet, name)[0], 1, 1, 1.0)
+        scrape(fleet, name, 1.0, running=1.0, waiting=0.0, kv_usage=0.0)
+    seen = view(fleet, *names, now_s=1.0)
+    assert seen.running_requests.sum() == seen.engine_running.sum() == 300
+    assert seen.rtt_ms[0] == 20
+
+
+def test_gauges_tell_every_signal_that_is_known() -> None:
+    fleet = new_fleet()
+    fleet.apply([*pool("a"), *pool("b", draining=True)], 0.0)
+    fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
+    scrape(fleet, "b", 0.0, running=3.0)
+    fleet.ledger.reserve("r", slots(fleet, "b")[0], 10, 4, 0.0)
+    told = {name: dict(values) for name, _, values in fleet.gauges(1.0)}
+    assert told["rtt_ms"] == {"a:8000": 20}
+    assert told["engine_running"] == {"b:8000": 3}
+    assert told["engine_waiting"] == {}
+    assert told["engine_age_ms"] == {"b:8000": 1000}
+    assert told["queued_tokens"] == {"a:8000": 0, "b:8000": 10}
+    assert told["pending_uncached_tokens"] == {"a:8000": 0, "b:8000": 4}
+    assert told["running_requests"] == {"a:8000": 0, "b:8000": 1}
+    assert told["ejected"] == {"a:8000": 0, "b:8000": 0}
+    assert told["draining"] == {"a:8000": 0, "b:8000": 1}
+    assert all(text for _, text, _ in fleet.gauges(1.0))
+
+
+def test_is_built_from_the_configuration() -> None:
+    note: Any = Index()
+    fleet = Fleet.build(Config(), note)
+    fleet.apply(pool("a"), 0.0)
+    fleet.ledger.reserve("r", 0, 1, 1, 0.0)
+    ttl_s = Config().leases.ttl_s
+    assert fleet.ledger.expire(ttl_s - 1.0) == []
+    assert fleet.ledger.expire(ttl_s) == ["r"]
+
+
+NAMES = [f"n{i}" for i in range(6)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES))), max_size=6))
+def test_whatever_comes_and_goes_views_are_whole_and_counters_are_those_of_live_requests(
+    steps: list[tuple[set[str], set[str]]],
+) -> None:
+    fleet, live = new_fleet(), dict[str, int]()
+    for step, (members, busy) in enumerate(steps):
+        fleet.apply(pool(*sorted(members)), float(step))
+        live = {name: count for name, count in live.items() if name in members}
+        for name in sorted(busy & members):
+            (slot,) = slots(fleet, name)
+            fleet.ledger.reserve(f"{step} {name}", slot, 10, 5, float(step))
+            fleet.rtt.observe(slot, 5.0, float(step))
+            live[name] = live.get(name, 0) + 1
+        if not members:
+            continue
+        seen = view(fleet, *sorted(members), now_s=float(step))
+        for column in NUMERIC_COLUMNS:
+            assert np.isfinite(getattr(seen, column)).all(), column
+        assert seen.running_requests.tolist() == [live.get(name, 0) for name in sorted(members)]
+        assert not math.isnan(seen.rtt_ms.sum())
