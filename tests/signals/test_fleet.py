@@ -182,6 +182,7 @@ def test_an_endpoint_that_stays_keeps_all_and_shows_its_new_description() -> Non
     (slot,) = slots(fleet, "b")
     fleet.rtt.observe(slot, 20.0, 0.0)
     fleet.ledger.reserve("r", slot, 10, 10, 0.0)
+    assert view(fleet, "b").regions == ("region-b",)
     moved = [replace(endpoint, region="moved", draining=True) for endpoint in pool("b")]
     fleet.apply([*moved, *pool("c")], 1.0)
     assert slots(fleet, "b") == [slot]
