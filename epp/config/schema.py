@@ -184,7 +184,7 @@ class Probe(Section, frozen=True):
     path: str = "/health"
     failures_to_eject: PositiveInt = 3
     eject_s: Positive = 5.0
-    panic_share: Share = 0.5
+    panic_share: Share = 0.8
 
 
 class Leases(Section, frozen=True):

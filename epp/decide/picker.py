@@ -113,7 +113,7 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self._eligibility.set_pool([(self.fleet.slot_of(e.address), e) for e in endpoints])
+        self._eligibility.set_pool(self.fleet.members)
 
     @property
     def in_flight(self) -> int:
@@ -224,7 +224,7 @@ class Picker:
         if entry is None:
             return False
         entry.usage = usage
-        if entry.prompt is not None and self.fleet.address_of(entry.slot) == entry.endpoint:
+        if entry.prompt is not None and self.fleet.ledger.live(decision_id):  # not of a restarted engine
             if usage.cached_tokens is not None:
                 self.fleet.index.confirm(entry.slot, entry.prompt, usage.cached_tokens)
             if usage.completion_tokens is not None:

@@ -201,19 +201,19 @@ class App:
         self.grpc_address = await self._grpc.start()
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("housekeeping", self._housekeeping())
-        self._grpc.set_serving(serving=not self.not_ready())
+        await self._grpc.set_serving(serving=not self.not_ready())
         log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
 
     async def _housekeeping(self) -> None:
         while True:
             self.core.expire()
-            self._grpc.set_serving(serving=not self.not_ready())
+            await self._grpc.set_serving(serving=not self.not_ready())
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
-        self._grpc.set_serving(serving=False)
+        await self._grpc.set_serving(serving=False)
         await self._grpc.stop(self._config.drain_s if drain_s is None else drain_s)
         await self.tasks.stop_all()
         if self._runner is not None:

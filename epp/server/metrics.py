@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from epp.extproc.types import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -39,6 +41,10 @@ class Metrics:
         )
         self.exchanges = Counter(
             "epp_exchanges", "ext_proc streams ended, by cause.", ["cause"], registry=registry
+        )
+        self._ended = {cause: self.exchanges.labels(cause.value) for cause in Cause}
+        self.stream_errors = Counter(
+            "epp_stream_errors", "ext_proc streams that failed by a fault of the picker.", registry=registry
         )
         self.streams = Gauge("epp_streams_in_flight", "ext_proc streams open now.", registry=registry)
         self.decision_seconds = Histogram(
@@ -88,6 +94,10 @@ class Metrics:
         if child is None:
             child = self._decided[key] = self.decisions.labels(decision.policy, decision.basis.value)
         child.inc()
+
+    def exchange_ended(self, cause: Cause) -> None:
+        """Count the end of a stream."""
+        self._ended[cause].inc()
 
     def file_good(self, file: str) -> None:
         """A watched file's content is in force."""

@@ -80,8 +80,7 @@ class PoolFeed:
         new = specs.keys() - self._specs.keys()
         self._picker.set_pool([spec.endpoint() for spec in specs.values()], now_s)
         for address, spec in specs.items():
-            if spec.rtt_ms is not None:
-                self._picker.fleet.assume_rtt(address, spec.rtt_ms)
+            self._picker.fleet.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
         for address in gone:
             self._metrics.forget_endpoint(address)

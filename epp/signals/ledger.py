@@ -138,6 +138,11 @@ class LoadLedger:
             return False
         return self._give_back(lease)
 
+    def live(self, lease_id: str) -> bool:
+        """Whether the lease exists and still counts: its endpoint has not left or restarted since."""
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.slot != _NOWHERE
+
     def expire(self, now_s: float) -> list[str]:
         """End the leases whose time is over; their ids, with those pushed out since the last call.
 

@@ -1,0 +1,170 @@
+"""The gRPC face: ext_proc and health on one listener. All that knows grpc.aio is here.
+
+The servicer is a loop of reads and writes (`docs/transport.md` has the measurements behind that choice). A
+stream that ends in any way - closed, reset, cancelled, failed - ends its exchange exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from epp.config.address import join_address, split_address
+from epp.errors import ConfigError
+from epp.extproc.modes import Assumption
+from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.types import Abort, Finish
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server.exchange import Exchange
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.config.schema import Config, ServerTls
+    from epp.server.core import Core
+    from epp.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+LIVENESS = "liveness"
+#: Names under which readiness is asked for: the whole server and the service.
+READINESS = ("", SERVICE)
+
+#: Envoy pings an idle connection, and asks often when it must notice a frozen picker soon; the defaults of
+#: gRPC would drop it for that.
+_OPTIONS = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+)
+_ENVELOPE_BYTES = 1024 * 1024
+
+
+class GrpcServer:
+    """Listener, servicer and health.
+
+    Args:
+        config: listener, TLS and body limit.
+        base: folder that relative paths are relative to.
+        core: decides.
+        metrics: counted into.
+        source: name of the configuration file, for errors.
+
+    Raises:
+        ConfigError: a TLS file cannot be read.
+    """
+
+    def __init__(self, config: Config, base: Path, core: Core, metrics: Metrics, source: str) -> None:
+        self._config, self._core, self._metrics = config, core, metrics
+        self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
+        self._assume = Assumption()
+        self._credentials = _credentials(config.listen.tls, base, source)
+        self._health = HealthServicer()
+        self._serving: bool | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Open the listener; its address with the port that it really has.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        address = self._config.listen.grpc
+        longest = self._limits.max_body_bytes + _ENVELOPE_BYTES
+        server = grpc.aio.server(
+            options=(
+                *_OPTIONS,
+                ("grpc.max_receive_message_length", longest),
+                ("grpc.max_send_message_length", longest),
+            )
+        )
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=ProcessingRequest.FromString,
+            response_serializer=ProcessingResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await server.start()
+        self._server = server
+        return join_address(split_address(address)[0], port)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Tell the health service's clients."""
+        if serving == self._serving:
+            return
+        self._serving = serving
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in READINESS:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new streams, give the open ones ``grace_s``, then cut them."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        stream = Stream(self._limits, self._assume)
+        exchange = Exchange(stream, self._core, self._metrics)
+        self._metrics.streams.inc()
+        cut = True
+        try:
+            cut = not await self._converse(exchange, context)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a stream failed")
+            self._metrics.stream_errors.inc()
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        finally:
+            exchange.closed(cut=cut)
+            self._metrics.streams.dec()
+
+    async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+        """Read and write until either side ends the stream; whether it was closed rather than reset."""
+        while True:
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return True
+            replies, marker = exchange.receive(message)
+            for reply in replies:
+                await context.write(reply)
+            if isinstance(marker, Finish):
+                return True
+            if isinstance(marker, Abort):
+                log.warning("a stream was aborted: %s", marker.detail)
+                await context.abort(grpc.StatusCode[marker.status], marker.detail)
+
+
+def _credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.ServerCredentials | None:
+    if tls is None:
+        return None
+
+    def read(key: str, name: str) -> bytes:
+        try:
+            return (base / name).read_bytes()
+        except OSError as error:
+            raise ConfigError(source, f"listen.tls.{key}", str(error)) from error
+
+    ca = read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
+    pair = (read("key_file", tls.key_file), read("cert_file", tls.cert_file))
+    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)

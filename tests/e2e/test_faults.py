@@ -1,0 +1,198 @@
+"""What users see when parts fail: a real Envoy, a real picker process, simulated replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.config.pool import EndpointSpec
+from epp.envoy.settings import Variant
+from tests.kit.picker import CHAT, Serving
+from tests.kit.replicas import MODEL, QUICK, quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEADY = replace(QUICK, decode_curve=((1, 5.0),))
+
+
+async def keep_asking(serving: Serving, stop: asyncio.Event, seen: Counter[int]) -> None:
+    """A client that always has one request under way."""
+    number = 0
+    while not stop.is_set():
+        number += 1
+        status, _ = await serving.chat(f"question {number} " * 20)
+        seen[status] += 1
+
+
+async def under_load(
+    serving: Serving, clients: int = 20
+) -> tuple[asyncio.Event, list[asyncio.Task[None]], Counter[int]]:
+    stop, seen = asyncio.Event(), Counter[int]()
+    tasks = [asyncio.ensure_future(keep_asking(serving, stop, seen)) for _ in range(clients)]
+    return stop, tasks, seen
+
+
+async def until_seen(seen: Counter[int], more: int) -> None:
+    """Wait until so many further requests were answered."""
+    target = seen.total() + more
+    async with asyncio.timeout(30):
+        while seen.total() < target:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_picker_costs_no_request_and_is_used_again_when_back(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        stop, tasks, seen = await under_load(serving)
+        await until_seen(seen, 100)
+        await serving.picker.kill()
+        await until_seen(seen, 200)
+        await serving.picker.start()
+        await serving.picker.until_metric("epp_decisions_total", lambda value: value > 0, policy="gorgo")
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert set(seen) == {200}
+
+
+async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_path: Path) -> None:
+    slow = [quick_config(name, engine_class=STEADY, answer_tokens=200) for name in "ab"]
+    async with Serving(tmp_path, replicas=slow, variant=Variant.FULL_DUPLEX) as serving:
+
+        async def stream() -> bool:
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "hi"}],
+                "stream": True,
+                "max_tokens": 100,
+            }
+            try:
+                async with serving.http.post(serving.url + CHAT, json=body) as answer:
+                    return (await answer.read()).rstrip().endswith(b"data: [DONE]")
+            except Exception:  # noqa: BLE001  # any way of losing an answer is a lost answer
+                return False
+
+        in_flight = [asyncio.ensure_future(stream()) for _ in range(10)]
+        await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 10)
+        await serving.picker.kill()
+        assert not any(await asyncio.gather(*in_flight)), (
+            "these pass through the picker: they cannot survive it"
+        )
+        async with asyncio.timeout(20):
+            while not await stream():
+                await asyncio.sleep(0.1)
+        assert await stream()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_forged_destination_never_chooses(tmp_path: Path, alive: bool) -> None:
+    async with Serving(tmp_path) as serving:
+        admin = serving.envoy.admin_url.removeprefix("http://")
+        forged = {
+            "x-gateway-destination-endpoint": admin,
+            "x-gateway-destination-endpoint-subset": admin,
+            "x-gateway-destination-endpoint-served": admin,
+        }
+        if not alive:
+            await serving.picker.kill()
+        for _ in range(20):
+            status, body = await serving.chat("forged", headers=forged)
+            assert status == 200
+            assert body["object"] == "chat.completion"
+
+
+async def test_a_killed_replica_fails_at_most_what_it_held_and_returns_when_healthy(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        stop, tasks, seen = await under_load(serving)
+        await until_seen(seen, 100)
+        victim = serving.replicas[0]
+        await victim.kill()
+        await serving.picker.until_metric(
+            "epp_endpoint_ejected", lambda value: value == 1, endpoint=victim.address
+        )
+        await until_seen(seen, 200)
+        failed = seen.total() - seen[200]
+        assert failed <= 20, f"at most one per client was on the replica: {seen}"
+        await victim.start()
+        await serving.picker.until_metric(
+            "epp_endpoint_ejected", lambda value: value == 0, endpoint=victim.address
+        )
+        before = victim.requests
+        async with asyncio.timeout(20):
+            while victim.requests < before + 20:
+                await asyncio.sleep(0.05)
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert seen.total() - seen[200] == failed, "nothing fails once it is ejected, nor when it returns"
+
+
+async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path) -> None:
+    endless = [quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 50.0),)), answer_tokens=4000)]
+    async with Serving(tmp_path, replicas=endless) as serving:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "max_tokens": 4000,
+        }
+        address = serving.replicas[0].address
+        async with serving.http.post(serving.url + CHAT, json=body) as answer:
+            await answer.content.readany()
+            await serving.picker.until_metric(
+                "epp_endpoint_running_requests", lambda v: v == 1, endpoint=address
+            )
+            answer.close()
+        await serving.picker.until_metric("epp_endpoint_running_requests", lambda v: v == 0, endpoint=address)
+        assert await serving.picker.metric("epp_requests_in_flight") == 0
+
+
+async def test_a_hung_picker_costs_its_timeout_and_no_request(tmp_path: Path) -> None:
+    async with Serving(tmp_path, envoy={"message_timeout_ms": 250}) as serving:
+        serving.picker.freeze()
+        for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
+            assert status == 200
+        serving.picker.thaw()
+        assert (await serving.chat("awake"))[0] == 200
+
+
+async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        picker, specs = serving.picker, [EndpointSpec(address=r.address) for r in serving.replicas]
+        file = tmp_path / "endpoints.yaml"
+        file.write_text("endpoints: [{address: nonsense}]")
+        await picker.until_metric("epp_file_ok", lambda value: value == 0, file="endpoints")
+        assert (await serving.chat())[0] == 200, "a broken file keeps the last good pool"
+        file.write_text("")
+        assert (await serving.chat())[0] == 200, "so does a file cut to nothing"
+        file.write_text("endpoints: []")
+        await picker.until_metric("epp_file_ok", lambda value: value == 1, file="endpoints")
+        status, body = await serving.chat()
+        assert status == 503
+        assert "no endpoints" in body["error"]["message"]
+        assert await picker.ready() == 503
+        serving.write_pool(specs[:1])
+        await picker.until_metric("epp_endpoint_rtt_ms", lambda value: value > 0, endpoint=specs[0].address)
+        before = serving.replicas[0].requests
+        for _ in range(5):
+            assert (await serving.chat())[0] == 200
+        assert serving.replicas[0].requests >= before + 5
+        assert await picker.ready() == 200
+
+
+async def test_weights_torn_mid_write_keep_the_last_good_values(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        picker, file = serving.picker, tmp_path / "weights.yaml"
+        file.write_text("weights: {queue_weight: 0.25, rtt_weight: 1.5}")
+        await picker.until_metric("epp_weight", lambda value: value == 1.5, name="rtt_weight")
+        file.write_text("weights: {queue_weight: 0.")
+        await picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
+        assert await picker.metric("epp_weight", name="rtt_weight") == 1.5
+        assert picker.log().count("weights.yaml:") == 1, "told once, not at every look"
+        (tmp_path / "overrides.yaml").write_text("weights: {rtt_weight: 0.75}")
+        await picker.until_metric("epp_weight", lambda value: value == 0.75, name="rtt_weight")
+        file.write_text("weights: {queue_weight: 0.5, rtt_weight: 2.0}")
+        await picker.until_metric("epp_weight", lambda value: value == 0.5, name="queue_weight")
+        assert await picker.metric("epp_weight", name="rtt_weight", source="override") == 0.75

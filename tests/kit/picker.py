@@ -1,0 +1,203 @@
+"""A real picker process behind a real Envoy, for tests that prove what users see when things fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+
+from epp.config.pool import EndpointSpec, dump_pool
+from epp.demo.child import Child
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.settings import EnvoySettings, Variant
+from epp.sim.http import SimReplica
+from tests.kit.replicas import MODEL, metric, quick_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from epp.sim.http import SimConfig
+
+CHAT = "/v1/chat/completions"
+#: Probes and scrapes quick enough that a test need not wait for them.
+CONFIG: dict[str, Any] = {
+    "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"},
+    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
+    "probe": {"interval_s": 0.1, "timeout_s": 0.5, "failures_to_eject": 2, "eject_s": 0.5},
+    "scrape": {"interval_s": 0.2},
+    "weights_file": "weights.yaml",
+    "overrides_file": "overrides.yaml",
+    "records": {"folder": "records"},
+    "drain_s": 1,
+}
+
+
+class PickerProcess:
+    """`epp serve` as a child process.
+
+    Args:
+        folder: holds its configuration and files.
+        config: sections laid over `CONFIG`.
+    """
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.folder = folder
+        self._config: dict[str, Any] = {**CONFIG, **config}
+        self._child: Child | None = None
+        self.grpc = self.http = ""
+
+    async def start(self) -> None:
+        """Start; a second start listens on the same ports."""
+        if self.grpc:
+            self._config = {**self._config, "listen": {"grpc": self.grpc, "http": self.http}}
+        config, ready = self.folder / "epp.yaml", self.folder / "ready.json"
+        config.write_text(json.dumps(self._config))
+        ready.unlink(missing_ok=True)
+        arguments = ["serve", "--config", str(config), "--ready-file", str(ready)]
+        self._child = await Child("picker", arguments, self.folder).__aenter__()
+        async with asyncio.timeout(20):
+            while not ready.exists():
+                self._child.check()
+                await asyncio.sleep(0.02)
+        addresses = json.loads(ready.read_text())
+        self.grpc, self.http = addresses["grpc"], addresses["http"]
+
+    async def kill(self) -> None:
+        """SIGKILL: no drain, no goodbye."""
+        if self._child is not None:
+            os.kill(self._child.pid, signal.SIGKILL)
+            await self.stop()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it hangs, its sockets stay."""
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """SIGTERM and wait."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.__aexit__(None, None, None)
+
+    def log(self) -> str:
+        """What it has logged."""
+        return (self.folder / "picker.log").read_text()
+
+    async def metrics(self) -> str:
+        """Its metrics page."""
+        async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/metrics") as answer:
+            return await answer.text()
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """One metric; 0 while it has no series."""
+        try:
+            return metric(await self.metrics(), name, labels)
+        except KeyError:
+            return 0.0
+
+    async def ready(self) -> int:
+        """Status of the readiness page."""
+        async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
+            return answer.status
+
+    async def until_metric(self, name: str, wanted: Callable[[float], bool], **labels: str) -> None:
+        """Wait until a metric has a value that is wanted; ten seconds at most."""
+        value = float("nan")
+        try:
+            async with asyncio.timeout(10):
+                while not wanted(value := await self.metric(name, **labels)):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{name}{labels} stayed {value}\n{self.log()[-2000:]}") from None
+
+
+class Serving:
+    """Replicas, picker and Envoy, as an async context manager.
+
+    Args:
+        folder: holds everything on disk.
+        replicas: one simulated replica each.
+        variant: which Envoy configuration.
+        envoy: fields laid over the Envoy settings.
+        config: sections laid over the picker's `CONFIG`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas: Sequence[SimConfig] = (quick_config("a"), quick_config("b"), quick_config("c")),
+        variant: Variant = Variant.STANDALONE,
+        envoy: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        self._folder, self._variant, self._changes = folder, variant, envoy or {}
+        self.replicas = [SimReplica(replica) for replica in replicas]
+        self.picker = PickerProcess(folder, **config)
+        self._exit = AsyncExitStack()
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        try:
+            for replica in self.replicas:
+                await self._exit.enter_async_context(replica)
+            self.write_pool([EndpointSpec(address=replica.address) for replica in self.replicas])
+            self._exit.push_async_callback(self.picker.stop)
+            await self.picker.start()
+            host, _, port = self.picker.grpc.rpartition(":")
+            settings = EnvoySettings(
+                endpoints=tuple(
+                    EndpointSpec(address=replica.address).endpoint() for replica in self.replicas
+                ),
+                variant=self._variant,
+                listener_port=0,
+                admin_port=0,
+                picker_host=host,
+                picker_port=int(port),
+                message_timeout_ms=2000,
+            )
+            self.envoy = await self._exit.enter_async_context(
+                EnvoyProcess(replace(settings, **self._changes), folder=self._folder / "envoy")
+            )
+            self.url = self.envoy.listener_url
+            self.http = await self._exit.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            )
+            for replica in self.replicas:
+                await self.picker.until_metric(
+                    "epp_endpoint_rtt_ms", lambda value: value > 0, endpoint=replica.address
+                )
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
+        """Replace the endpoints file."""
+        (self._folder / "endpoints.yaml").write_bytes(dump_pool(list(specs)))
+
+    async def chat(self, text: str = "hello", **options: Any) -> tuple[int, Any]:
+        """One chat request through Envoy; status and decoded body (bytes when it is not JSON)."""
+        headers = options.pop("headers", {})
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **options}
+        async with self.http.post(self.url + CHAT, json=body, headers=headers) as answer:
+            raw = await answer.read()
+            try:
+                return answer.status, json.loads(raw)
+            except ValueError:
+                return answer.status, raw
