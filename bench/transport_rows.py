@@ -33,7 +33,6 @@ class Row:
         gc: ``freeze`` freezes the start-up heap, ``rare`` also raises the thresholds, ``off`` disables it.
         uds: a Unix socket instead of loopback TCP.
         pin: the server process is held on one core.
-        stream_window_bytes: grpclib's HTTP/2 windows, 0 for its own default.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Row:
     gc: Gc = "default"
     uds: bool = False
     pin: bool = False
-    stream_window_bytes: int = 0
 
     def to_json(self) -> str:
         """The row as a JSON object."""

@@ -136,7 +136,6 @@ async def _serve_aio(row: Row, address: str) -> None:
 
 
 async def _serve_grpclib(row: Row, address: str) -> None:
-    from grpclib.config import Configuration  # noqa: PLC0415
     from grpclib.const import Cardinality, Handler  # noqa: PLC0415
     from grpclib.exceptions import StreamTerminatedError  # noqa: PLC0415
     from grpclib.server import Server  # noqa: PLC0415
@@ -151,13 +150,7 @@ async def _serve_grpclib(row: Row, address: str) -> None:
             kinds = (Cardinality.STREAM_STREAM, pb.ProcessingRequest, pb.ProcessingResponse)
             return {f"/{SERVICE}/Process": Handler(process, *kinds)}
 
-    config = Configuration()
-    if row.stream_window_bytes:
-        config = Configuration(
-            http2_connection_window_size=16 * row.stream_window_bytes,
-            http2_stream_window_size=row.stream_window_bytes,
-        )
-    server = Server([Service()], config=config)
+    server = Server([Service()])
     if address:
         await server.start(path=address)
         _ready(row, 0)
