@@ -77,7 +77,8 @@ def stale(fresh_root: Path, names: list[Path], root: Path = ROOT) -> list[str]:
             problems.append(f"{name}: missing")
             continue
         module = name.with_suffix(".py")
-        fresh_module, old_module = (fresh_root / module).read_text(), (root / module).read_text()
+        fresh_module = (fresh_root / module).read_text()
+        old_module = (root / module).read_text() if module in committed else ""
         if protoc_version(fresh_module) == protoc_version(old_module):
             same = (fresh_root / name).read_text() == (root / name).read_text()
         else:
