@@ -14,10 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from google.protobuf.json_format import MessageToDict
+
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Output, Stream
 from epp.extproc.types import (
     Abort,
+    Cause,
     ExchangeEnded,
     Finish,
     Pick,
@@ -94,13 +97,13 @@ def part_of(reply: ProcessingResponse) -> str:
 
 def streamed(replies: Iterable[Output], part: str) -> tuple[bytes, list[bool]]:
     """The joined bytes and the end-of-stream flags of streamed body replies."""
-    data, ends = b"", []
+    data, ends = [], []
     for reply in replies:
         if isinstance(reply, ProcessingResponse) and part_of(reply) == part:
             piece = getattr(reply, part).response.body_mutation.streamed_response
-            data += piece.body
+            data.append(piece.body)
             ends.append(piece.end_of_stream)
-    return data, ends
+    return b"".join(data), ends
 
 
 def header_changes(reply: ProcessingResponse) -> dict[str, bytes]:
@@ -111,6 +114,17 @@ def header_changes(reply: ProcessingResponse) -> dict[str, bytes]:
         assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD, option
         assert not option.header.value, "value and raw_value exclude each other"
     return {option.header.key: option.header.raw_value for option in mutation.set_headers}
+
+
+def metadata_of(reply: ProcessingResponse) -> dict[str, Any]:
+    """The dynamic metadata of a reply as plain values."""
+    values: dict[str, Any] = MessageToDict(reply.dynamic_metadata)
+    return values
+
+
+def ended(cause: Cause) -> Callable[[Output], bool]:
+    """Expects the end of the exchange, whatever its detail."""
+    return lambda output: isinstance(output, ExchangeEnded) and output.cause is cause
 
 
 def matches(output: Output, expected: Expected) -> bool:
@@ -128,8 +142,11 @@ def matches(output: Output, expected: Expected) -> bool:
 def describe(output: object) -> str:
     """One line for an output, in the words of the playbook."""
     if isinstance(output, ProcessingResponse):
-        text = " ".join(str(output).split())
-        return f"reply {part_of(output)}: {text[:160]}"
+        size = output.ByteSize()
+        text = " ".join(str(output).split()) if size < 1000 else f"{size} bytes"
+        return f"reply {part_of(output)}: {text[:200]}"
+    if isinstance(output, ResponseData) and len(output.data) > 100:
+        return f"ResponseData({len(output.data)} bytes)"
     return f"reply {output}" if isinstance(output, str) else repr(output)[:200]
 
 

@@ -1,0 +1,403 @@
+"""Requests: every mode, with and without body and trailers, answered in every way."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.extproc.modes import Assumption, BodyMode
+from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.types import Abort, Cause, ExchangeEnded, HttpRequest, Pick, Refusal
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.kit.conversation import (
+    DUPLEX,
+    POST,
+    REFUSAL,
+    Conversation,
+    ended,
+    header_changes,
+    metadata_of,
+    part_of,
+    request_body,
+    request_headers,
+    request_trailers,
+    streamed,
+    with_metadata,
+    with_modes,
+)
+
+BUFFERED = BodyMode.BUFFERED
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+def opened(mode: BodyMode, *, end: bool = False, expect: list[str] | None = None) -> Conversation:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(end=end), mode), expect)
+    return talk
+
+
+def reply_named(outputs: list[object], part: str) -> ProcessingResponse:
+    found = [o for o in outputs if isinstance(o, ProcessingResponse) and part_of(o) == part]
+    assert len(found) == 1, f"{len(found)} replies to {part}"
+    return found[0]
+
+
+def carries_pick(reply: ProcessingResponse) -> bool:
+    common = getattr(reply, part_of(reply)).response
+    metadata = metadata_of(reply)
+    return (
+        header_changes(reply).get(DESTINATION) == b"10.0.0.1:8000"
+        and common.clear_route_cache
+        and metadata["envoy.lb"][DESTINATION] == "10.0.0.1:8000"
+        and metadata["epp"]["decision_id"] == "d-1"
+    )
+
+
+def is_bare(reply: ProcessingResponse) -> bool:
+    common = getattr(reply, part_of(reply)).response
+    return not (
+        reply.HasField("dynamic_metadata") or common.HasField("header_mutation") or common.clear_route_cache
+    )
+
+
+def test_buffered_is_two_messages_each_way() -> None:
+    talk = opened(BUFFERED, expect=["request_headers"])
+    assert is_bare(reply_named([*talk.outputs], "request_headers"))
+    talk.send(request_body(b'{"a":1}', end=True))
+    assert talk.asked().request == HttpRequest("POST", POST[":path"], POST, b'{"a":1}')
+    outputs = talk.pick(expect=["request_body"])
+    reply = reply_named([*outputs], "request_body")
+    assert carries_pick(reply)
+    assert not reply.request_body.response.HasField("body_mutation")
+    assert "content-length" not in header_changes(reply)
+
+
+def test_duplex_answers_headers_before_the_body_and_neither_before_the_pick() -> None:
+    talk = opened(DUPLEX, expect=[])
+    talk.send(request_body(b'{"a"'), expect=[])
+    talk.send(request_body(b":1}", end=True))
+    assert talk.asked().request == HttpRequest("POST", POST[":path"], POST, b'{"a":1}')
+    outputs = talk.pick(expect=["request_headers", "request_body"])
+    assert carries_pick(reply_named([*outputs], "request_headers"))
+    assert streamed(outputs, "request_body") == (b'{"a":1}', [True])
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+def test_headers_alone_are_a_whole_request(mode: BodyMode) -> None:
+    talk = opened(mode, end=True)
+    assert talk.asked().request.body is None
+    assert carries_pick(reply_named([*talk.pick(expect=["request_headers"])], "request_headers"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "expect"), [(BUFFERED, ["request_body"]), (DUPLEX, ["request_headers", "request_body"])]
+)
+def test_an_empty_body_is_a_body(mode: BodyMode, expect: list[str]) -> None:
+    talk = opened(mode)
+    talk.send(request_body(end=True))
+    assert talk.asked().request.body == b""
+    outputs = talk.pick(expect=expect)
+    if mode is DUPLEX:
+        assert streamed(outputs, "request_body") == (b"", [True])
+
+
+def test_duplex_trailers_end_the_request_and_are_answered_last() -> None:
+    talk = opened(DUPLEX)
+    talk.send(request_body(b"x" * 100_000), expect=[])
+    talk.send(request_trailers())
+    assert talk.asked().request.body == b"x" * 100_000
+    outputs = talk.pick(expect=["request_headers", "request_body", "request_body", "request_trailers"])
+    assert streamed(outputs, "request_body") == (b"x" * 100_000, [False, False])
+
+
+def test_duplex_trailers_without_a_body_need_no_body_reply() -> None:
+    talk = opened(DUPLEX)
+    talk.send(request_trailers())
+    assert talk.asked().request.body == b""
+    talk.pick(expect=["request_headers", "request_trailers"])
+
+
+@pytest.mark.parametrize("told_the_end", [False, True])
+def test_buffered_trailers_come_after_the_body_was_answered(told_the_end: bool) -> None:
+    talk = opened(BUFFERED)
+    talk.send(request_body(b"{}", end=told_the_end))
+    assert talk.asked().request.body == b"{}", "Envoy sends trailers only after the answer to the body"
+    talk.pick(expect=["request_body"])
+    talk.send(request_trailers(), expect=["request_trailers"])
+    talk.send(request_trailers(), expect=[ended(Cause.PROTOCOL_ERROR), lambda o: isinstance(o, Abort)])
+
+
+def test_buffered_trailers_without_a_body_carry_the_pick_as_metadata() -> None:
+    talk = opened(BUFFERED)
+    talk.send(request_trailers())
+    assert talk.asked().request.body == b""
+    reply = reply_named([*talk.pick(expect=["request_trailers"])], "request_trailers")
+    assert metadata_of(reply)["envoy.lb"][DESTINATION] == "10.0.0.1:8000"
+
+
+@pytest.mark.parametrize("size", [61_999, 62_000, 62_001, 124_000, 20 << 20])
+def test_bodies_go_back_in_pieces(size: int) -> None:
+    body = bytes(range(256)) * (size // 256 + 1)
+    talk = opened(DUPLEX)
+    talk.send(request_body(body[:size], end=True))
+    joined, ends = streamed(talk.pick(), "request_body")
+    assert joined == body[:size]
+    assert len(ends) == -(-size // 62_000)
+    assert ends[-1], "the last piece ends the stream"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before-the-pick", "after-the-pick"])
+def test_a_last_piece_delivered_twice_is_ignored(before: bool) -> None:
+    talk = opened(DUPLEX)
+    talk.send(request_body(b"{}", end=True))
+    if before:
+        talk.send(request_body(b"{}", end=True), expect=[])
+    talk.pick(expect=["request_headers", "request_body"])
+    if not before:
+        talk.send(request_body(b"{}", end=True), expect=[])
+    assert streamed(talk.outputs, "request_body") == (b"{}", [True])
+    talk.close(expect=[ended(Cause.STREAM_END)])
+
+
+REPLACED = Pick("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
+
+
+def test_a_replaced_body_brings_its_length() -> None:
+    talk = opened(BUFFERED)
+    talk.send(request_body(b"{}", end=True))
+    reply = reply_named([*talk.pick(REPLACED)], "request_body")
+    assert reply.request_body.response.body_mutation.body == b"other"
+    assert header_changes(reply) == {"x-a": b"1", "content-length": b"5", DESTINATION: b"10.0.0.1:8000"}
+
+
+def test_a_replaced_body_brings_its_length_in_duplex() -> None:
+    talk = opened(DUPLEX)
+    talk.send(request_body(b"{}", end=True))
+    outputs = talk.pick(REPLACED)
+    assert header_changes(reply_named([*outputs], "request_headers"))["content-length"] == b"5"
+    assert streamed(outputs, "request_body") == (b"other", [True])
+
+
+def test_a_body_can_be_replaced_by_none() -> None:
+    talk = opened(BUFFERED)
+    talk.send(request_body(b"{}", end=True))
+    reply = reply_named([*talk.pick(Pick("a:1", "d", body=b""))], "request_body")
+    assert reply.request_body.response.body_mutation.WhichOneof("mutation") == "body"
+    assert header_changes(reply)["content-length"] == b"0"
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+@pytest.mark.parametrize("kind", ["headers", "body", "trailers"])
+def test_passing_through_changes_nothing(mode: BodyMode, kind: str) -> None:
+    talk = opened(mode, end=kind == "headers")
+    if kind != "headers":
+        talk.send(request_body(b"raw", end=kind == "body"))
+    if kind == "trailers" and mode is DUPLEX:
+        talk.send(request_trailers())
+    outputs = talk.pass_through()
+    assert outputs
+    for reply in outputs:
+        assert isinstance(reply, ProcessingResponse)
+        assert part_of(reply) == "request_trailers" or is_bare(reply)
+    if mode is DUPLEX and kind != "headers":
+        assert streamed(outputs, "request_body") == (b"raw", [kind == "body"])
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+@pytest.mark.parametrize("end", [True, False], ids=["header-only", "with-body"])
+def test_a_refusal_is_the_last_word(mode: BodyMode, end: bool) -> None:
+    talk = opened(mode, end=end)
+    if not end:
+        talk.send(request_body(b"{}", end=True))
+    outputs = talk.refuse(expect=["immediate_response", ended(Cause.REFUSED)])
+    reply = reply_named([*outputs], "immediate_response").immediate_response
+    assert (reply.status.code, reply.body) == (503, REFUSAL.body)
+    assert header_changes(reply_named([*outputs], "immediate_response")) == {
+        "content-type": b"application/json"
+    }
+    talk.send(request_body(b"{}", end=True), expect=[])
+    talk.send(request_headers(), expect=[])
+    talk.pick(expect=[])
+    talk.close(expect=[])
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+def test_a_body_over_the_limit_is_refused_in_the_shells_words(mode: BodyMode) -> None:
+    def words(request: HttpRequest, limit_bytes: int) -> Refusal:
+        assert request.body is None
+        return Refusal(413, f"{request.path} takes {limit_bytes}".encode())
+
+    talk = Conversation(Stream(StreamLimits(max_body_bytes=10), too_large=words))
+    talk.send(with_modes(request_headers(), mode))
+    if mode is DUPLEX:
+        talk.send(request_body(b"12345"), expect=[])
+    outputs = talk.send(request_body(b"12345678901"), expect=["immediate_response", ended(Cause.REFUSED)])
+    reply = reply_named([*outputs], "immediate_response").immediate_response
+    assert (reply.status.code, reply.body) == (413, b"/v1/chat/completions takes 10")
+    talk.send(request_body(b"more", end=True), expect=[])
+    talk.close(cut=True, expect=[])
+
+
+def test_a_body_at_the_limit_is_read() -> None:
+    talk = Conversation(Stream(StreamLimits(max_body_bytes=10)))
+    talk.send(with_modes(request_headers(), DUPLEX))
+    talk.send(request_body(b"12345"))
+    talk.send(request_body(b"67890", end=True))
+    assert talk.asked().request.body == b"1234567890"
+
+
+def test_an_answer_that_was_not_asked_for_says_nothing() -> None:
+    talk = opened(BUFFERED)
+    talk.pick(expect=[])
+    talk.refuse(expect=[])
+    talk.pass_through(expect=[])
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(expect=["request_body"])
+    talk.pick(expect=[])
+    talk.refuse(expect=[])
+
+
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_metadata_comes_with_whichever_message_has_it(where: str) -> None:
+    headers, body = with_modes(request_headers(), DUPLEX), request_body(b"{}", end=True)
+    subset = {
+        "x-gateway-destination-endpoint-subset": ["10.0.0.1:8000", "10.0.0.2:8000"],
+        "n": 1,
+        "none": None,
+    }
+    with_metadata(headers if where == "headers" else body, "envoy.lb.subset_hint", subset)
+    with_metadata(headers, "other", {"deep": {"flag": True}})
+    talk = Conversation()
+    talk.send(headers)
+    talk.send(body)
+    assert talk.asked().request.metadata == {
+        "envoy.lb.subset_hint": subset,
+        "other": {"deep": {"flag": True}},
+    }
+
+
+def test_headers_are_lower_cased_last_value_first_and_never_fail() -> None:
+    message = with_modes(request_headers({":method": "GET", ":path": "/x?y=1", "a": "1"}, end=True), DUPLEX)
+    message.request_headers.headers.headers.add(key="A", value="plain")
+    message.request_headers.headers.headers.add(key="bad", raw_value=b"\xff\xfe")
+    talk = Conversation()
+    talk.send(message)
+    request = talk.asked().request
+    assert (request.method, request.path, request.headers["a"]) == ("GET", "/x?y=1", "plain")
+    request.headers["bad"].encode()
+
+
+def test_undeclared_modes_are_assumed_duplex() -> None:
+    talk = Conversation()
+    talk.send(request_headers(), expect=[])
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(expect=["request_headers", "request_body"])
+
+
+def assumed(mode: BodyMode) -> Conversation:
+    return Conversation(Stream(assume=Assumption(request_body=mode)))
+
+
+def test_undeclared_modes_are_assumed_as_configured() -> None:
+    talk = assumed(BUFFERED)
+    talk.send(request_headers(), expect=["request_headers"])
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(expect=["request_body"])
+
+
+def test_what_is_declared_overrides_what_is_assumed() -> None:
+    talk = assumed(BUFFERED)
+    talk.send(with_modes(request_headers(), DUPLEX), expect=[])
+
+
+def test_pieces_contradict_an_assumed_buffer() -> None:
+    talk = assumed(BUFFERED)
+    talk.send(request_headers({**POST, "content-length": "100"}))
+    talk.send(
+        request_body(b"x" * 60),
+        expect=[
+            ended(Cause.PROTOCOL_ERROR),
+            lambda o: isinstance(o, Abort) and "FULL_DUPLEX_STREAMED" in o.detail,
+        ],
+    )
+
+
+@pytest.mark.parametrize("length", ["60", "", "9" * 5000, "x"])
+def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None:
+    talk = assumed(BUFFERED)
+    talk.send(request_headers({**POST, "content-length": length}))
+    talk.send(request_body(b"x" * 60))
+    assert talk.asked().request.body == b"x" * 60
+    assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
+
+
+OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [
+    ("body first", [request_body(b"{}", end=True)]),
+    ("trailers first", [request_trailers()]),
+    ("headers twice", [request_headers(), request_headers()]),
+    ("headers after the body", [request_headers(), request_body(b"{}", end=True), request_headers()]),
+    ("trailers after the end", [request_headers(), request_body(b"{}", end=True), request_trailers()]),
+    ("trailers after header-only", [request_headers(end=True), request_trailers()]),
+    ("nothing in it", [ProcessingRequest()]),
+]
+
+
+@pytest.mark.parametrize("messages", [m for _, m in OUT_OF_ORDER], ids=[name for name, _ in OUT_OF_ORDER])
+def test_messages_out_of_order_abort_the_stream(messages: list[ProcessingRequest]) -> None:
+    talk = Conversation()
+    for message in messages[:-1]:
+        talk.send(message)
+    outputs = talk.send(messages[-1], expect=[ended(Cause.PROTOCOL_ERROR), lambda o: isinstance(o, Abort)])
+    assert isinstance(outputs[0], ExchangeEnded)
+    assert outputs[0].detail
+    talk.pick(expect=[])
+    talk.send(request_headers(), expect=[])
+    talk.close(cut=True, expect=[])
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL, BodyMode.GRPC])
+def test_a_mode_that_is_not_spoken_is_named(mode: BodyMode) -> None:
+    talk = Conversation()
+    outputs = talk.send(with_modes(request_headers(), mode))
+    abort = outputs[-1]
+    assert isinstance(abort, Abort)
+    assert (abort.status, mode.name in abort.detail) == ("UNIMPLEMENTED", True)
+
+
+def test_a_mode_from_the_future_is_named() -> None:
+    message = request_headers()
+    message.protocol_config.request_body_mode = 17  # type: ignore[assignment]  # open enum
+    abort = Conversation().send(message)[-1]
+    assert isinstance(abort, Abort)
+    assert "17" in abort.detail
+
+
+REQUEST_PARTS = [request_headers(), request_body(b"{"), request_body(b"}"), request_trailers()]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("upto", range(len(REQUEST_PARTS) + 1))
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+def test_a_stream_may_end_anywhere(mode: BodyMode, upto: int, cut: bool) -> None:
+    talk = Conversation()
+    parts = (
+        REQUEST_PARTS if mode is DUPLEX else [REQUEST_PARTS[0], request_body(b"{}"), None, REQUEST_PARTS[3]]
+    )
+    for index, message in enumerate(parts[:upto]):
+        if message is None:
+            talk.pick()
+            continue
+        copy = ProcessingRequest()
+        copy.CopyFrom(message)
+        talk.send(with_modes(copy, mode) if index == 0 else copy)
+    talk.close(cut=cut, expect=[ended(Cause.CLIENT_GONE if cut else Cause.STREAM_END)])
+    talk.pick(expect=[])
+    talk.refuse(expect=[])
+    talk.send(request_headers(), expect=[])
+    talk.close(cut=not cut, expect=[])
+
+
+def test_observing_only_is_not_worth_a_stream() -> None:
+    message = request_headers()
+    message.observability_mode = True
+    outputs = Conversation().send(message)
+    assert [type(output).__name__ for output in outputs] == ["ExchangeEnded", "Finish"]

@@ -1,0 +1,201 @@
+"""Responses: not shown, streamed, full duplex; observed or not; ended in every way."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from epp.extproc.modes import BodyMode
+from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.types import (
+    Abort,
+    Cause,
+    ExchangeEnded,
+    Finish,
+    Pick,
+    PickNeeded,
+    ResponseData,
+    ResponseStarted,
+)
+from epp.pb.ext_proc_pb2 import ProcessingRequest
+from tests.kit.conversation import (
+    DUPLEX,
+    PICK,
+    Conversation,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    response_trailers,
+    streamed,
+    with_metadata,
+    with_modes,
+)
+
+STREAMED, NONE = BodyMode.STREAMED, BodyMode.NONE
+COMPLETED = ExchangeEnded(Cause.COMPLETED)
+STARTED = ResponseStarted(200, {":status": "200"})
+UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=False)
+
+
+def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Pick = PICK) -> Conversation:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), request, response))
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(pick)
+    return talk
+
+
+@pytest.mark.parametrize("mode", [STREAMED, DUPLEX, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+def test_every_piece_is_answered_at_once_and_told(mode: BodyMode) -> None:
+    talk = answered(mode)
+    talk.send(response_headers(), expect=["response_headers", STARTED])
+    talk.send(response_body(b"one"), expect=["response_body", ResponseData(b"one")])
+    talk.send(response_body(b"two"), expect=["response_body", ResponseData(b"two")])
+    talk.send(response_body(end=True), expect=["response_body", ResponseData(b""), COMPLETED])
+    back, ends = streamed(talk.outputs, "response_body")
+    assert back == (b"onetwo" if mode is DUPLEX else b""), "only full duplex carries the bytes back"
+    assert ends == ([False, False, True] if mode is DUPLEX else [False] * 3)
+    talk.close(expect=[])
+
+
+def test_duplex_pieces_stay_under_the_limit() -> None:
+    talk = answered(DUPLEX)
+    talk.send(response_headers())
+    body = bytes(range(256)) * 700
+    outputs = talk.send(response_body(body, end=True))
+    assert streamed(outputs, "response_body") == (body, [False, False, True])
+    assert [o for o in outputs if isinstance(o, ResponseData)] == [ResponseData(body)]
+
+
+@pytest.mark.parametrize("mode", [NONE, STREAMED, DUPLEX])
+def test_trailers_complete_a_response(mode: BodyMode) -> None:
+    talk = answered(mode)
+    talk.send(response_headers())
+    if mode is not NONE:
+        talk.send(response_body(b"x"))
+    talk.send(response_trailers(), expect=["response_trailers", COMPLETED])
+    talk.send(response_trailers(), expect=[lambda o: isinstance(o, Abort) and o.status == "INVALID_ARGUMENT"])
+
+
+def test_trailers_after_the_end_are_still_answered() -> None:
+    talk = answered(STREAMED)
+    talk.send(response_body(b"x", end=True), expect=["response_body", ResponseData(b"x"), COMPLETED])
+    talk.send(response_trailers(), expect=["response_trailers"])
+    talk.close(cut=True, expect=[])
+
+
+def test_a_last_piece_delivered_twice_is_ignored() -> None:
+    talk = answered(DUPLEX)
+    talk.send(response_headers())
+    talk.send(response_body(b"x", end=True))
+    talk.send(response_body(b"x", end=True), expect=[])
+
+
+def test_a_response_of_headers_alone_is_complete() -> None:
+    talk = answered(NONE)
+    talk.send(
+        response_headers("204", end=True),
+        expect=["response_headers", ResponseStarted(204, {":status": "204"}), COMPLETED],
+    )
+
+
+@pytest.mark.parametrize(("text", "status"), [("503", 503), ("", 0), ("abc", 0), ("9" * 5000, 0), ("٢٠٠", 0)])
+def test_a_status_is_a_number(text: str, status: int) -> None:
+    talk = answered(NONE)
+    started = talk.send(response_headers(text))[1]
+    assert isinstance(started, ResponseStarted)
+    assert started.status == status
+
+
+def test_headers_twice_abort() -> None:
+    talk = answered(DUPLEX)
+    talk.send(response_headers())
+    outputs = talk.send(response_headers())
+    assert [type(output) for output in outputs] == [ExchangeEnded, Abort]
+
+
+def test_a_response_before_the_request_aborts() -> None:
+    for message in (response_headers(), response_body(b"x"), response_trailers()):
+        outputs = Conversation().send(message)
+        assert [type(output) for output in outputs] == [ExchangeEnded, Abort]
+
+
+def test_the_endpoint_that_served_is_told() -> None:
+    talk = answered(NONE)
+    message = with_metadata(
+        response_headers(), "envoy.lb", {"x-gateway-destination-endpoint-served": "10.0.0.2:8000"}
+    )
+    started = talk.send(message)[1]
+    assert isinstance(started, ResponseStarted)
+    assert started.served == "10.0.0.2:8000"
+
+
+@pytest.mark.parametrize("request_mode", [BodyMode.BUFFERED, DUPLEX])
+def test_the_end_of_the_stream_is_the_end_of_a_response_that_is_not_shown(request_mode: BodyMode) -> None:
+    talk = answered(NONE, request_mode)
+    talk.close(expect=[ExchangeEnded(Cause.STREAM_END)])
+
+
+def test_envoy_may_answer_before_we_do() -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(request_body(b"{}", end=True))
+    talk.send(response_headers("408"))
+    talk.send(
+        response_body(b"timeout", end=True), expect=["response_body", ResponseData(b"timeout"), COMPLETED]
+    )
+    talk.pick(expect=[])
+    talk.refuse(expect=[])
+    talk.close(expect=[])
+
+
+def test_a_body_over_the_limit_after_envoys_own_answer_is_left_to_it() -> None:
+    talk = Conversation(Stream(StreamLimits(max_body_bytes=1)))
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(response_headers("408", end=True))
+    talk.send(request_body(b"{}"), expect=[])
+
+
+@pytest.mark.parametrize("response", [STREAMED, DUPLEX])
+@pytest.mark.parametrize("kind", ["header-only", "body"])
+def test_what_is_not_observed_ends_with_the_request(response: BodyMode, kind: str) -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(end=kind == "header-only"), DUPLEX, response))
+    if kind == "body":
+        talk.send(request_body(b"{}", end=True))
+    outputs = talk.pick(UNOBSERVED)
+    assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
+    assert len(outputs) == (3 if kind == "header-only" else 4)
+    talk.send(request_body(b"{}", end=True), expect=[])
+    talk.send(response_headers(), expect=[])
+    talk.close(expect=[])
+
+
+def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None:
+    talk = answered(NONE, BodyMode.BUFFERED, UNOBSERVED)
+    talk.close(cut=True, expect=[ExchangeEnded(Cause.CLIENT_GONE)])
+
+
+def test_a_passed_request_need_not_be_observed_either() -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(end=True), DUPLEX, DUPLEX))
+    outputs = talk.stream.pass_through(observe_response=False)
+    assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
+
+
+RESPONSE_PARTS = [response_headers(), response_body(b"a"), response_body(b"b"), response_trailers()]
+
+
+@pytest.mark.parametrize(("cut", "upto", "mode"), [*product([True, False], range(5), [STREAMED, DUPLEX])])
+def test_a_stream_may_end_anywhere(cut: bool, upto: int, mode: BodyMode) -> None:
+    talk = answered(mode)
+    for message in RESPONSE_PARTS[:upto]:
+        copy = ProcessingRequest()
+        copy.CopyFrom(message)
+        talk.send(copy)
+    cause = Cause.CLIENT_GONE if cut else Cause.STREAM_END
+    talk.close(cut=cut, expect=[] if upto == 4 else [ExchangeEnded(cause)])
+    assert sum(isinstance(output, ExchangeEnded) for output in talk.outputs) == 1
+    assert isinstance(talk.asked(), PickNeeded)
