@@ -73,6 +73,7 @@ class _InFlight:
     endpoint: str
     prompt: MeasuredPrompt | None
     picked_s: float
+    expected_tokens: float
     first_token_s: float = math.nan
     status: int | None = None
     usage: Usage = NO_USAGE
@@ -199,7 +200,8 @@ class Picker:
         )
         if prompt is not None:
             self.fleet.index.insert(slot, prompt)
-        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, prompt, now_s)
+        expected = float(decision.fleet.cached_tokens[decision.chosen])
+        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, prompt, now_s, expected)
 
     def first_token(self, decision_id: str, now_s: float) -> bool:
         """The first token came; False when the decision is unknown, ended, or had its first token before."""
@@ -226,7 +228,7 @@ class Picker:
         entry.usage = usage
         if entry.prompt is not None and self.fleet.ledger.live(decision_id):  # not of a restarted engine
             if usage.cached_tokens is not None:
-                self.fleet.index.confirm(entry.slot, entry.prompt, usage.cached_tokens)
+                self.fleet.index.confirm(entry.slot, entry.expected_tokens, usage.cached_tokens)
             if usage.completion_tokens is not None:
                 self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
         return True

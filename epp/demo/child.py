@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, Self
 
-from epp.envoy.process import die_with_parent
+from epp.envoy.launch import tied_to_parent
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -43,16 +42,12 @@ class Child:
         """Start it; it may not be ready yet."""
         with self._log_file.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "epp",
-                *self._arguments,
+                *tied_to_parent(sys.executable, "-m", "epp", *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 # Ctrl-C in the terminal is for the parent, which stops its children in order.
                 start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),
             )
         return self
 

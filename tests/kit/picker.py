@@ -100,10 +100,10 @@ class PickerProcess:
         async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/metrics") as answer:
             return await answer.text()
 
-    async def metric(self, name: str, **labels: str) -> float:
+    async def metric(self, metric_name: str, /, **labels: str) -> float:
         """One metric; 0 while it has no series."""
         try:
-            return metric(await self.metrics(), name, labels)
+            return metric(await self.metrics(), metric_name, labels)
         except KeyError:
             return 0.0
 
@@ -112,15 +112,17 @@ class PickerProcess:
         async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
             return answer.status
 
-    async def until_metric(self, name: str, wanted: Callable[[float], bool], **labels: str) -> None:
+    async def until_metric(
+        self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str
+    ) -> None:
         """Wait until a metric has a value that is wanted; ten seconds at most."""
         value = float("nan")
         try:
             async with asyncio.timeout(10):
-                while not wanted(value := await self.metric(name, **labels)):
+                while not wanted(value := await self.metric(metric_name, **labels)):
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"{name}{labels} stayed {value}\n{self.log()[-2000:]}") from None
+            raise AssertionError(f"{metric_name}{labels} stayed {value}\n{self.log()[-2000:]}") from None
 
 
 class Serving:

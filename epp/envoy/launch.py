@@ -1,0 +1,24 @@
+"""Child processes that cannot outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied_to_parent(binary: str, *arguments: str) -> tuple[str, ...]:
+    """The command that becomes ``binary``, killed by the kernel when this process dies, however that dies.
+
+    A script of its own and not `preexec_fn`, because code between fork and exec can deadlock in a process
+    that has threads, as gRPC's has.
+    """
+    return (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), binary, *arguments)

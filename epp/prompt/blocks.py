@@ -1,0 +1,67 @@
+"""Canonical bytes to blocks: chained, keyed hashes that tell equal prefixes and nothing else.
+
+Owns the hashing. Threat model: block hashes live in the memory of this process only, which also holds the
+key, so a fast keyed hash (XXH3 with a secret seed) is enough to keep a client from steering collisions.
+Whatever leaves the process (`export_id`) is keyed BLAKE2b: without the secret nobody can test a guess on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from epp.prompt.types import MeasuredPrompt
+
+if TYPE_CHECKING:
+    from epp.prompt.types import ParsedRequest, TokenCounter
+
+
+class BlockHasher:
+    """Measures prompts under one secret.
+
+    Args:
+        secret: the deployment's secret; replicas of the picker that share it hash alike.
+        block_bytes: bytes of canonical prompt per block.
+    """
+
+    def __init__(self, secret: bytes, block_bytes: int = 256) -> None:
+        if block_bytes < 1:
+            raise ValueError(f"block_bytes {block_bytes} must be positive")
+        self._block_bytes = block_bytes
+        self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
+        self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
+
+    def measure(self, request: ParsedRequest, counter: TokenCounter, tenant: str = "") -> MeasuredPrompt:
+        """Count and hash a prompt.
+
+        Args:
+            request: the canonical request.
+            counter: counts its tokens.
+            tenant: separates cache namespaces beside model and salt.
+        """
+        tokens = counter.count(request)
+        size = len(request.canonical)
+        namespace = self._namespace(request.model, request.cache_salt, tenant)
+        block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
+        return MeasuredPrompt(namespace, tokens, self._chain(namespace, request.canonical), block_tokens)
+
+    def export_id(self, block: int) -> str:
+        """A block's name outside of this process."""
+        return hashlib.blake2b(block.to_bytes(8), digest_size=8, key=self._key).hexdigest()
+
+    def _namespace(self, model: str, salt: str, tenant: str) -> int:
+        parts = b"".join(
+            len(part).to_bytes(4) + part for part in (model.encode(), salt.encode(), tenant.encode())
+        )
+        return int.from_bytes(hashlib.blake2b(parts, digest_size=8, key=self._key).digest())
+
+    def _chain(self, namespace: int, data: bytes) -> list[int]:
+        view, step, digest, blocks = memoryview(data), self._block_bytes, xxhash.xxh3_64_intdigest, []
+        # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start.
+        value = namespace ^ self._seed
+        for start in range(0, len(data) - step + 1, step):
+            value = digest(view[start : start + step], value)
+            blocks.append(value)
+        return blocks

@@ -1,0 +1,296 @@
+"""The prefix index: which endpoint is believed to hold which prompt prefixes in its KV cache.
+
+A path-compressed trie of chained block hashes. A hash covers everything before it, so a segment (a run of
+blocks without a branch) is found by its first hash alone, and it matches wholly if and only if its last hash
+does: a walk costs per segment, not per block. Presence is one bit per endpoint slot and segment; a segment is
+split where its blocks stop being held, or continued, alike.
+
+Owns the segments and, per slot, what it holds in order of use. Bounds: per slot in tokens, least recently
+used first and leaves before what they hang on; over all slots in distinct tokens. Never sees text.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.signals.prefix_slot import SlotHoldings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.prompt.types import MeasuredPrompt
+
+_FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
+
+
+class _Segment:
+    """A run of blocks held alike, ``start`` blocks below the root."""
+
+    __slots__ = ("answers", "block_tokens", "hashes", "holders", "start")
+
+    def __init__(self, start: int, hashes: array[int], block_tokens: float, holders: int) -> None:
+        self.start, self.hashes, self.block_tokens, self.holders = start, hashes, block_tokens, holders
+        # slot -> (prompt tokens, prompt and answer tokens) of a request whose prompt ended here
+        self.answers: dict[int, tuple[int, int]] | None = None
+
+    @property
+    def tokens(self) -> float:
+        return len(self.hashes) * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """Sizes of the index: segments, distinct blocks and tokens, and an estimate of its memory."""
+
+    segments: int
+    blocks: int
+    tokens: float
+    bytes: int
+
+
+class PrefixMatch:
+    """The longest cached prefix of one prompt, for all slots at once.
+
+    Args:
+        steps: (holders, tokens) pairs, deeper and fewer: whoever is among the holders has so many tokens.
+        answered: slot -> tokens including an answer that the prompt continues.
+        prompt_tokens: an upper bound of every answer.
+    """
+
+    __slots__ = ("_answered", "_prompt_tokens", "_steps")
+
+    def __init__(self, steps: list[tuple[int, float]], answered: dict[int, int], prompt_tokens: int) -> None:
+        self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
+
+    def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Tokens believed cached, by candidate."""
+        result = np.zeros(len(slots))
+        if len(slots) <= _FEW_SLOTS:
+            wanted = slots.tolist()
+            for holders, tokens in self._steps:
+                for row, slot in enumerate(wanted):
+                    if holders >> slot & 1:
+                        result[row] = tokens
+        elif self._steps:
+            width = max(int(slots.max()) + 1, self._steps[0][0].bit_length()) // 8 + 1
+            for holders, tokens in self._steps:
+                bits = np.frombuffer(holders.to_bytes(width, "little"), dtype=np.uint8)
+                result[np.unpackbits(bits, bitorder="little")[slots].view(np.bool_)] = tokens
+        if self._answered:
+            for row, slot in enumerate(slots.tolist()):
+                if slot in self._answered:
+                    result[row] = max(float(result[row]), self._answered[slot])
+        return np.minimum(result, self._prompt_tokens)
+
+
+class PrefixIndex:
+    """Presence of prompt prefixes by slot.
+
+    Args:
+        capacity_tokens: tokens believed to fit a slot's cache until `set_capacity` says otherwise.
+        max_tokens: distinct tokens indexed over all slots.
+    """
+
+    def __init__(self, capacity_tokens: int = 500_000, max_tokens: int = 200_000_000) -> None:
+        if capacity_tokens < 1 or max_tokens < 1:
+            raise ValueError(
+                f"capacity_tokens {capacity_tokens} and max_tokens {max_tokens} must be positive"
+            )
+        self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
+        self._segments: dict[int, _Segment] = {}
+        self._slots: dict[int, SlotHoldings] = {}
+        self._tokens = 0.0
+        self._blocks = 0
+        self._tick = 0
+
+    def match(self, prompt: MeasuredPrompt) -> PrefixMatch:
+        """Walk the prompt's blocks; changes nothing."""
+        blocks, steps, answered = prompt.blocks, list[tuple[int, float]](), dict[int, int]()
+        position, alive = 0, -1
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None:
+                break
+            alive &= segment.holders
+            if not alive:
+                break
+            matched = _matched(segment.hashes, blocks, position)
+            position += matched
+            tokens = position * prompt.block_tokens
+            if steps and steps[-1][0] == alive:
+                steps[-1] = (alive, tokens)
+            else:
+                steps.append((alive, tokens))
+            if matched < len(segment.hashes):
+                break
+            if segment.answers:
+                for slot, (before, covered) in segment.answers.items():
+                    if prompt.prompt_tokens > before and alive >> slot & 1:
+                        answered[slot] = covered
+        return PrefixMatch(steps, answered, prompt.prompt_tokens)
+
+    def insert(self, slot: int, prompt: MeasuredPrompt) -> None:
+        """The slot is about to hold the whole prompt; it becomes its most recently used path."""
+        blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
+        self._tick += 1
+        position = 0
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None:
+                segment = self._add(position, array("Q", blocks[position:]), prompt.block_tokens)
+            else:
+                matched = _matched(segment.hashes, blocks, position)
+                if matched < len(segment.hashes):
+                    self._split(segment, matched)
+            if not segment.holders & bit:
+                segment.holders |= bit
+                holdings.tokens += segment.tokens
+            holdings.touch(segment.hashes[0], segment.start, self._tick)
+            position += len(segment.hashes)
+        self._shrink(slot, holdings)
+        self._shrink_all()
+
+    def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
+        """The slot generated so many tokens after this prompt: one that continues it finds them cached."""
+        segment = self._last_segment(prompt)
+        if segment is None or answer_tokens <= 0 or not segment.holders >> slot & 1:
+            return
+        if segment.answers is None:
+            segment.answers = {}
+        segment.answers[slot] = (prompt.prompt_tokens, prompt.prompt_tokens + answer_tokens)
+
+    def confirm(self, slot: int, expected_tokens: float, cached_tokens: int) -> None:
+        """The engine served so many tokens from its cache where so many were expected.
+
+        The prompt itself is in the cache by now, whatever was missing before. What a run of shortfalls tells
+        is that the engine keeps less than believed: the slot's capacity shrinks, see `SlotHoldings.confirm`.
+        """
+        holdings = self._holdings(slot)
+        holdings.confirm(expected_tokens, cached_tokens)
+        self._shrink(slot, holdings)
+
+    def set_capacity(self, slot: int, tokens: int) -> None:
+        """The slot's cache holds so many tokens."""
+        holdings = self._holdings(slot)
+        holdings.state_capacity(tokens)
+        self._shrink(slot, holdings)
+
+    def capacity(self, slot: int) -> int:
+        """Tokens that the slot is believed to keep."""
+        return self._holdings(slot).capacity_tokens
+
+    def tokens(self, slot: int) -> float:
+        """Tokens that the slot is believed to hold."""
+        holdings = self._slots.get(slot)
+        return holdings.tokens if holdings else 0.0
+
+    def forget(self, slot: int) -> None:
+        """The slot holds nothing, and nothing is known of its capacity."""
+        holdings = self._slots.pop(slot, None)
+        if holdings is not None:
+            for key in holdings.held():
+                self._drop(slot, holdings, self._segments[key])
+
+    def stats(self) -> IndexStats:
+        """Sizes. Memory: 8 bytes a block, some 350 a segment, some 250 for each slot's hold on one."""
+        holds = sum(len(holdings) for holdings in self._slots.values())
+        size = 8 * self._blocks + 350 * len(self._segments) + 250 * holds
+        return IndexStats(len(self._segments), self._blocks, self._tokens, size)
+
+    def _holdings(self, slot: int) -> SlotHoldings:
+        holdings = self._slots.get(slot)
+        if holdings is None:
+            holdings = self._slots[slot] = SlotHoldings(self._capacity_tokens)
+        return holdings
+
+    def _add(self, start: int, hashes: array[int], block_tokens: float, holders: int = 0) -> _Segment:
+        segment = self._segments[hashes[0]] = _Segment(start, hashes, block_tokens, holders)
+        self._blocks += len(hashes)
+        self._tokens += segment.tokens
+        return segment
+
+    def _split(self, segment: _Segment, at: int) -> _Segment:
+        """Cut a segment in two, each held as before; returns the lower part."""
+        lower = self._add(segment.start + at, segment.hashes[at:], segment.block_tokens, segment.holders)
+        self._blocks -= len(lower.hashes)
+        self._tokens -= lower.tokens
+        segment.hashes = segment.hashes[:at]
+        lower.answers, segment.answers = segment.answers, None
+        for slot in _bits(segment.holders):
+            self._slots[slot].copy_use(segment.hashes[0], lower.hashes[0], lower.start)
+        return lower
+
+    def _shrink(self, slot: int, holdings: SlotHoldings) -> None:
+        """Evict until the slot holds no more than its capacity: whole leaves, then the tail of one."""
+        while (over := holdings.tokens - holdings.capacity_tokens) > 1e-6:
+            self._evict_leaf(slot, holdings, over)
+
+    def _shrink_all(self) -> None:
+        """Keep the whole index within its bound, at the expense of whoever holds most."""
+        while (over := self._tokens - self._max_tokens) > 1e-6:
+            slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
+            self._evict_leaf(slot, holdings, over)
+
+    def _evict_leaf(self, slot: int, holdings: SlotHoldings, wanted_tokens: float) -> None:
+        segment = self._segments[holdings.oldest()]
+        keep = len(segment.hashes) - math.ceil(wanted_tokens / segment.block_tokens)
+        self._drop(slot, holdings, self._split(segment, keep) if keep > 0 else segment)
+
+    def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
+        """The slot does not hold this segment any more; a segment that nobody holds is gone."""
+        segment.holders &= ~(1 << slot)
+        holdings.tokens -= segment.tokens
+        holdings.discard(segment.hashes[0])
+        if segment.answers:
+            segment.answers.pop(slot, None)
+        if not segment.holders:
+            del self._segments[segment.hashes[0]]
+            self._blocks -= len(segment.hashes)
+            self._tokens -= segment.tokens
+
+    def _last_segment(self, prompt: MeasuredPrompt) -> _Segment | None:
+        """The segment that ends exactly where the prompt's blocks end."""
+        blocks, position = prompt.blocks, 0
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None or _matched(segment.hashes, blocks, position) < len(segment.hashes):
+                return None
+            position += len(segment.hashes)
+            if position == len(blocks):
+                return segment
+        return None
+
+
+def _matched(hashes: array[int], blocks: Sequence[int], start: int) -> int:
+    """How many leading hashes of a segment the blocks from ``start`` on repeat; at least one does.
+
+    Hashes are chained, so what matches is a prefix, and its end can be searched for.
+    """
+    most = min(len(hashes), len(blocks) - start)
+    if hashes[most - 1] == blocks[start + most - 1]:
+        return most
+    low, high = 1, most - 1  # hashes[low - 1] matches, hashes[high] does not
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] == blocks[start + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _bits(mask: int) -> list[int]:
+    """Positions of the set bits."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
