@@ -21,7 +21,7 @@ AFFINITY_BLOCKS = 16
 
 
 def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
-    """The parser for a request with a body, None for what passes through unread.
+    """The parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through.
     """
