@@ -19,9 +19,10 @@ EXT_PROC = "envoy.filters.http.ext_proc"
 DECISION_NAMESPACE = "epp"
 """Dynamic metadata of ours: the decision id, to join reports."""
 
-RESERVED_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-")
-"""Names that only the picker and Envoy may set: destination, its subset, what served; and Envoy's own, with
-which a client it takes for internal could set timeouts, retries or an original destination."""
+RESERVED_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", "x-epp-decision-id")
+"""Names that only the picker and Envoy may set: destination, its subset, what served; Envoy's own, with
+which a client it takes for internal could set timeouts, retries or an original destination; and a decision's
+id, which upstreams may log."""
 
 
 def early_mutations() -> list[api.core.TypedExtensionConfig]:

@@ -13,6 +13,7 @@ from epp.envoy.access_log import access_logs
 from epp.envoy.addresses import REPLICAS, known_as
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
+from epp.envoy.observe import DECISION_HEADER, decision_header
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.envoy.sockets import downstream_tls
 
@@ -94,6 +95,9 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 name="all",
                 domains=["*"],
                 routes=routes,
+                # Removed first: what an upstream calls so is not ours.
+                response_headers_to_remove=[DECISION_HEADER],
+                response_headers_to_add=[decision_header()] if settings.decision_id_header else [],
             )
         ],
         validate_clusters=True,

@@ -24,8 +24,10 @@ with warnings.catch_warnings():
     from envoy_data_plane.envoy.config.listener import v3 as listener
     from envoy_data_plane.envoy.config.overload import v3 as overload
     from envoy_data_plane.envoy.config.route import v3 as route
+    from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
     from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
     from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+    from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
     from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
     from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
     from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import (
@@ -48,6 +50,7 @@ with warnings.catch_warnings():
     from envoy_data_plane.envoy.type import v3 as envoy_type
     from envoy_data_plane.envoy.type.matcher import v3 as matcher
     from envoy_data_plane.envoy.type.metadata import v3 as metadata
+    from envoy_data_plane.envoy.type.tracing import v3 as tracing
     from envoy_data_plane.google import protobuf
 
 if TYPE_CHECKING:
@@ -67,9 +70,11 @@ __all__ = [
     "ext_proc",
     "extension",
     "fixed_heap",
+    "grpc_log",
     "hcm",
     "least_request",
     "listener",
+    "lua",
     "matcher",
     "metadata",
     "ms",
@@ -86,6 +91,7 @@ __all__ = [
     "socket_address",
     "stream_log",
     "tls",
+    "tracing",
     "upstream_http",
 ]
 

@@ -17,6 +17,7 @@ from epp.envoy import messages as api
 from epp.envoy.addresses import discovery_response
 from epp.envoy.clusters import clusters
 from epp.envoy.listener import listener
+from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.overload import overload_manager
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=[listener(settings)], clusters=clusters(settings)
+            listeners=[listener(settings, observers(settings))],
+            clusters=[*clusters(settings), *observer_clusters(settings)],
         ),
     )
 
@@ -89,4 +91,15 @@ def _yaml(message: betterproto2.Message) -> str:
     # Field names stay as the API spells them; the library's own snake case makes consecutive_5_xx of 5xx.
     as_they_are = cast("betterproto2.Casing", str)
     tree = message.to_dict(casing=as_they_are)
-    return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, width=120))
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines, which are scripts, line by line."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

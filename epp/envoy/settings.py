@@ -94,6 +94,16 @@ class EnvoySettings:
         destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
             picker may name beside `endpoints`.
         access_log: whether one JSON line a request goes to stdout.
+        observe: whether the picker is told how requests went: when the first token came, and a report at the
+            end. Full duplex shows it the response itself and needs none of this.
+        first_token_host: address of the picker's listener for first tokens, `picker_host` when empty. It is
+            reached with `picker_tls` like the gRPC listener.
+        first_token_port: its port; 0 sends no first tokens, so that the picker learns of them at the end.
+        report_interval_ms: longest time that a report waits in Envoy for others to travel with.
+        usage_tail_bytes: how much of an answer's end is kept to find ``usage`` in.
+        strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
+            because nothing can be read of a compressed answer.
+        decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -125,6 +135,18 @@ class EnvoySettings:
     eds_path: str = ""
     destination_patterns: tuple[str, ...] = ()
     access_log: bool = False
+    observe: bool = True
+    first_token_host: str = ""
+    first_token_port: int = 9003
+    report_interval_ms: int = 100
+    usage_tail_bytes: int = 2048
+    strip_accept_encoding: bool = False
+    decision_id_header: bool = True
+
+    @property
+    def observed(self) -> bool:
+        """Whether Envoy itself reports on responses: asked to, and the picker does not see them anyway."""
+        return self.observe and self.variant is not Variant.FULL_DUPLEX
 
     def __post_init__(self) -> None:
         """Reject what Envoy would reject later, or accept and then fail on.
@@ -144,6 +166,7 @@ class EnvoySettings:
             "stream_idle_timeout_s",
             "health_check_interval_s",
             "eject_s",
+            "report_interval_ms",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError("envoy", name, "must be above 0")
@@ -153,6 +176,10 @@ class EnvoySettings:
             raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
         if not 0 <= self.retries <= 16:
             raise ConfigError("envoy", "retries", "must be from 0 to 16")
+        if not 0 <= self.first_token_port <= 65535:
+            raise ConfigError("envoy", "first_token_port", "must be a port, or 0 for none")
+        if not 256 <= self.usage_tail_bytes <= 65536:
+            raise ConfigError("envoy", "usage_tail_bytes", "must be from 256 to 65536")
         if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
             raise ConfigError(
                 "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"
