@@ -1,8 +1,10 @@
-"""Tools for tests with a real Envoy: whether there is one, tiny replicas that say who they are, free settings."""
+"""Tools for tests with a real Envoy: whether there is one, tiny replicas and scripted ones, free settings."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +17,7 @@ from epp.signals.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 
 def require_envoy() -> None:
@@ -91,3 +93,52 @@ def settings(endpoints: Sequence[Endpoint], picker_port: int, **changes: Any) ->
     """Settings with ports that the system chooses."""
     values: dict[str, Any] = {"listener_port": 0, "admin_port": 0, "picker_port": picker_port} | changes
     return EnvoySettings(endpoints=tuple(endpoints), **values)
+
+
+@dataclass
+class ScriptedUpstream:
+    """A raw HTTP/1.1 server that plays a test's script: what bytes go out, and when the connection dies.
+
+    Attributes:
+        script: called for every request with its head and the writer, which it may close or abort.
+        port: where it listens, once started.
+        heads: heads of the requests, in order.
+    """
+
+    script: Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+    port: int = 0
+    heads: list[str] = field(default_factory=list)
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"127.0.0.1:{self.port}")
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while not writer.is_closing():
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+                await reader.readexactly(int(length.group(1)) if length else 0)
+                self.heads.append(head)
+                await self.script(head, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()

@@ -1,0 +1,151 @@
+"""Receives the first tokens that Envoy tells of while answers still run: ``POST /first-token/<decision>``.
+
+Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because this call comes once a
+request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
+for Envoy alone: whoever reaches it could release the tokens of a decision whose id it knows.
+
+Rules: every request is answered 204 and at once, whether or not anybody knows the decision; a request that is
+no such call is answered 404; a connection that speaks no HTTP, or sends a body or too long a head, is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+
+    from epp.server.report import Reports
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 8192
+MAX_ID_BYTES = 128
+
+_NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+_END_OF_HEAD = b"\r\n\r\n"
+_REQUEST_LINE = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.1\r\n")
+_CALL = b"/first-token/"
+_BODY = re.compile(rb"\r\n(?:transfer-encoding:|content-length:[ \t]*0*[1-9])", re.IGNORECASE)
+
+
+class FirstTokenReceiver:
+    """A listener for first tokens.
+
+    Args:
+        reports: told of each.
+
+    Attributes:
+        received: calls taken.
+        malformed: requests that were no such call, and connections given up.
+        failed: calls that their receiver raised on.
+        port: where it listens, once started on TCP.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self.received = 0
+        self.malformed = 0
+        self.failed = 0
+        self.port = 0
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on an address; port 0 lets the system choose. TLS contexts ask for client certificates.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), host, port, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def start_unix(self, path: str) -> None:
+        """Listen on a Unix socket.
+
+        Raises:
+            OSError: the path cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), path)
+
+    async def stop(self) -> None:
+        """Close the listener and its connections."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await server.wait_closed()
+
+    def opened(self, connection: _Connection) -> None:
+        """A connection began."""
+        self._connections.add(connection)
+
+    def closed(self, connection: _Connection) -> None:
+        """A connection ended."""
+        self._connections.discard(connection)
+
+    def answer(self, head: bytes) -> bytes | None:
+        """The answer to a request's head; None to give up the connection."""
+        line = _REQUEST_LINE.match(head)
+        if line is None or _BODY.search(head):
+            self.malformed += 1
+            return None
+        method, path = line.groups()
+        decision_id = path.removeprefix(_CALL)
+        if method != b"POST" or decision_id == path or not 0 < len(decision_id) <= MAX_ID_BYTES:
+            self.malformed += 1
+            return _NOT_FOUND
+        try:
+            self._reports.first_token(decision_id.decode("ascii"))
+        except Exception:
+            self.failed += 1
+            log.exception("a first token was lost")
+        else:
+            self.received += 1
+        return _NO_CONTENT
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: heads are cut from the bytes as they come and answered in order."""
+
+    def __init__(self, receiver: FirstTokenReceiver) -> None:
+        self._receiver = receiver
+        self._pending = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - tells the type checker which kind
+        self._transport = transport
+        self._receiver.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended changes nothing
+        self._transport = None
+        self._receiver.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        *heads, self._pending = (self._pending + data).split(_END_OF_HEAD)
+        answers = []
+        for head in heads:
+            answer = self._receiver.answer(head + b"\r\n")
+            if answer is None:
+                self.abort()
+                return
+            answers.append(answer)
+        if len(self._pending) > MAX_HEAD_BYTES:
+            self._receiver.malformed += 1
+            self.abort()
+        elif self._transport is not None and answers:
+            self._transport.write(b"".join(answers))
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()

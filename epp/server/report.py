@@ -1,0 +1,236 @@
+"""A finished request as Envoy's access log reports it, decoded into one plain value.
+
+Owns the meaning of the log's fields, flags and metadata, no socket. A report is about facts that Envoy saw;
+which decision it belongs to is told by the picker's own id, which only ext_proc can write: no header of a
+client is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from epp.prompt.usage import NO_USAGE, Usage, parse_usage
+
+if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+    from google.protobuf.struct_pb2 import Struct
+
+    from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
+
+DECISION_NAMESPACE = "epp"
+OBSERVED_NAMESPACE = "epp.observe"
+LB_NAMESPACE = "envoy.lb"
+DESTINATION_KEY = "x-gateway-destination-endpoint"
+"""Namespaces and keys of dynamic metadata, as `epp.envoy` configures them."""
+
+
+class Termination(Enum):
+    """Why a request ended."""
+
+    COMPLETED = "completed"  # the answer, whatever its status, was passed on to its end
+    RETRIED_ELSEWHERE = "retried-elsewhere"  # completed, by another endpoint than the one picked
+    CLIENT_GONE = "client-gone"  # the client left before the end
+    UPSTREAM_RESET = "upstream-reset"  # the endpoint, or its connection, broke off
+    UNREACHABLE = "unreachable"  # no endpoint could be connected to, or none was there
+    TIMED_OUT = "timed-out"  # a limit of Envoy's ran out
+    REFUSED = "refused"  # Envoy answered by itself: too long, overloaded, refused by the picker
+
+
+_TIMEOUTS = (
+    "upstream_request_timeout",
+    "stream_idle_timeout",
+    "duration_timeout",
+    "upstream_max_stream_duration_reached",
+)
+_GONE = ("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")
+_UNREACHABLE = (
+    "upstream_connection_failure",
+    "no_healthy_upstream",
+    "no_cluster_found",
+    "no_route_found",
+    "upstream_overflow",
+    "dns_resolution_failure",
+)
+_RESET = (
+    "upstream_connection_termination",
+    "upstream_remote_reset",
+    "upstream_protocol_error",
+    "local_reset",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a request went. Times are NaN, counts and texts None or empty, where Envoy did not see them.
+
+    Attributes:
+        decision_id: the picker's own id; ``""`` for a request that Envoy served without a decision.
+        status: HTTP status sent to the client, 0 when none was.
+        cause: why it ended.
+        flags: Envoy's response flags that are set, by their names in the API.
+        details: Envoy's response code details.
+        picked: the endpoints that the picker named, in its order.
+        served: address of the endpoint that really answered, or was tried last.
+        attempts: tries on endpoints; 0 when none was tried.
+        request_bytes: body bytes received from the client.
+        response_bytes: body bytes sent to the client.
+        started_wall_s: Unix time at which the request came.
+        ttft_ms: from then to the first body chunk of a 2xx answer (of an event stream the first that is no
+            comment).
+        e2e_ms: from then to the end.
+        received_ms: from then to the last byte of the request.
+        sent_ms: from then to the first byte sent to an endpoint; less `received_ms` it is the picker's share.
+        headers_ms: from then to the first byte of the endpoint's answer.
+        connect_ms: how long the TCP connect to the endpoint took, whenever that was.
+        connected_anew: the connection was opened for this request and not found open; None when not known.
+        streamed: the answer was an event stream; None when not known.
+        encoding: content-encoding of the answer: its usage cannot be known.
+        chunks: body chunks of the complete answer; None when it did not complete.
+        usage: what the engine reported.
+    """
+
+    decision_id: str
+    status: int
+    cause: Termination
+    flags: tuple[str, ...]
+    details: str
+    picked: tuple[str, ...]
+    served: str
+    attempts: int
+    request_bytes: int
+    response_bytes: int
+    started_wall_s: float
+    ttft_ms: float
+    e2e_ms: float
+    received_ms: float
+    sent_ms: float
+    headers_ms: float
+    connect_ms: float
+    connected_anew: bool | None
+    streamed: bool | None
+    encoding: str
+    chunks: int | None
+    usage: Usage
+
+
+class Reports(Protocol):
+    """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""
+
+    def first_token(self, decision_id: str) -> None:
+        """The first chunk of a streamed answer has just passed Envoy."""
+
+    def finished(self, report: Report) -> None:
+        """A request has ended; for one that the picker did not decide the id is empty."""
+
+
+def decode(entry: HTTPAccessLogEntry) -> Report:
+    """One log entry as a report; nothing that is missing or odd in it raises."""
+    common, response = entry.common_properties, entry.response
+    namespaces = common.metadata.filter_metadata
+    # Looking a key up in a message map would create it.
+    ours = _fields(namespaces[DECISION_NAMESPACE]) if DECISION_NAMESPACE in namespaces else {}
+    seen = _fields(namespaces[OBSERVED_NAMESPACE]) if OBSERVED_NAMESPACE in namespaces else {}
+    lb = _fields(namespaces[LB_NAMESPACE]) if LB_NAMESPACE in namespaces else {}
+    picked = tuple(name.strip() for name in _text(lb.get(DESTINATION_KEY)).split(",") if name.strip())
+    flags = tuple(field.name for field, value in common.response_flags.ListFields() if value is True)
+    socket = common.upstream_remote_address.socket_address
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
+    served = f"{host}:{socket.port_value}" if host else ""
+    chunks = seen.get("chunks")
+    streamed = seen.get("streamed")
+    usage = seen.get("usage")
+    # A client that hangs up at the end mark has all that it wanted.
+    ended = chunks is not None and streamed is True
+    e2e_ms = _ms(common, "duration")
+    return Report(
+        decision_id=_text(ours.get("decision_id")),
+        status=response.response_code.value,
+        cause=_cause(flags, ended=ended, picked=picked, served=served),
+        flags=flags,
+        details=response.response_code_details,
+        picked=picked,
+        served=served,
+        attempts=common.upstream_request_attempt_count,
+        request_bytes=entry.request.request_body_bytes,
+        response_bytes=response.response_body_bytes,
+        started_wall_s=common.start_time.seconds + common.start_time.nanos / 1e9,
+        ttft_ms=_ttft_ms(common, seen.get("first_us"), e2e_ms),
+        e2e_ms=e2e_ms,
+        received_ms=_ms(common, "time_to_last_rx_byte"),
+        sent_ms=_ms(common, "time_to_first_upstream_tx_byte"),
+        headers_ms=_ms(common, "time_to_first_upstream_rx_byte"),
+        connect_ms=_tag_ms(common, "connect_us"),
+        connected_anew=_connected_anew(common),
+        streamed=streamed if isinstance(streamed, bool) else None,
+        encoding=_text(seen.get("encoding")),
+        chunks=int(chunks) if isinstance(chunks, float) else None,
+        usage=parse_usage(usage) if isinstance(usage, str) else NO_USAGE,
+    )
+
+
+def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:
+    """The flags tell; of several the one that ended the request, which is the first in this order."""
+    if not ended:
+        for names, cause in (
+            (_GONE, Termination.CLIENT_GONE),
+            (_TIMEOUTS, Termination.TIMED_OUT),
+            (_UNREACHABLE, Termination.UNREACHABLE),
+            (_RESET, Termination.UPSTREAM_RESET),
+        ):
+            if any(name in flags for name in names):
+                return cause
+    if not served:
+        return Termination.REFUSED
+    if picked and served != picked[0]:
+        return Termination.RETRIED_ELSEWHERE
+    return Termination.COMPLETED
+
+
+def _fields(struct: Struct) -> dict[str, object]:
+    """Scalars of a struct; lists and objects are none of ours."""
+    found: dict[str, object] = {}
+    for name, value in struct.fields.items():
+        kind = value.WhichOneof("kind")
+        if kind in ("string_value", "number_value", "bool_value"):
+            found[name] = getattr(value, kind)
+    return found
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _ms(common: AccessLogCommon, field: str) -> float:
+    if not common.HasField(field):
+        return math.nan
+    duration: Duration = getattr(common, field)
+    return duration.seconds * 1e3 + duration.nanos / 1e6
+
+
+def _tag_ms(common: AccessLogCommon, tag: str) -> float:
+    """A duration in a custom tag, microseconds in decimal; ``-`` where Envoy has none."""
+    if tag not in common.custom_tags:
+        return math.nan
+    text = common.custom_tags[tag]
+    return int(text) / 1e3 if text.isascii() and text.isdigit() else math.nan
+
+
+def _connected_anew(common: AccessLogCommon) -> bool | None:
+    """Whether the connection was begun after the request: one from before has no time since its start."""
+    if math.isnan(_tag_ms(common, "connect_us")):
+        return None
+    return not math.isnan(_tag_ms(common, "fresh_us"))
+
+
+def _ttft_ms(common: AccessLogCommon, first_us: object, e2e_ms: float) -> float:
+    """Both moments are Envoy's wall clock; when that was set in between the difference makes no sense."""
+    if not isinstance(first_us, float) or not common.HasField("start_time"):
+        return math.nan
+    start = common.start_time
+    ttft_ms = (first_us - start.seconds * 1e6) / 1e3 - start.nanos / 1e6
+    limit_ms = math.inf if math.isnan(e2e_ms) else e2e_ms
+    # The stamp is cut to microseconds, the rest are nanoseconds.
+    return max(0.0, ttft_ms) if -1.0 <= ttft_ms <= limit_ms + 1.0 else math.nan
