@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import Assumption, BodyMode
+from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.extproc.types import Abort, Cause, ExchangeEnded, HttpRequest, Pick, Refusal
-from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.extproc.types import Abort, Cause, HttpRequest, Pick, Refusal
+from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
     POST,
@@ -284,120 +284,3 @@ def test_headers_are_lower_cased_last_value_first_and_never_fail() -> None:
     request = talk.asked().request
     assert (request.method, request.path, request.headers["a"]) == ("GET", "/x?y=1", "plain")
     request.headers["bad"].encode()
-
-
-def test_undeclared_modes_are_assumed_duplex() -> None:
-    talk = Conversation()
-    talk.send(request_headers(), expect=[])
-    talk.send(request_body(b"{}", end=True))
-    talk.pick(expect=["request_headers", "request_body"])
-
-
-def assumed(mode: BodyMode) -> Conversation:
-    return Conversation(Stream(assume=Assumption(request_body=mode)))
-
-
-def test_undeclared_modes_are_assumed_as_configured() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers(), expect=["request_headers"])
-    talk.send(request_body(b"{}", end=True))
-    talk.pick(expect=["request_body"])
-
-
-def test_what_is_declared_overrides_what_is_assumed() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(with_modes(request_headers(), DUPLEX), expect=[])
-
-
-def test_pieces_contradict_an_assumed_buffer() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers({**POST, "content-length": "100"}))
-    talk.send(
-        request_body(b"x" * 60),
-        expect=[
-            ended(Cause.PROTOCOL_ERROR),
-            lambda o: isinstance(o, Abort) and "FULL_DUPLEX_STREAMED" in o.detail,
-        ],
-    )
-
-
-@pytest.mark.parametrize("length", ["60", "", "9" * 5000, "x"])
-def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers({**POST, "content-length": length}))
-    talk.send(request_body(b"x" * 60))
-    assert talk.asked().request.body == b"x" * 60
-    assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
-
-
-OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [
-    ("body first", [request_body(b"{}", end=True)]),
-    ("trailers first", [request_trailers()]),
-    ("headers twice", [request_headers(), request_headers()]),
-    ("headers after the body", [request_headers(), request_body(b"{}", end=True), request_headers()]),
-    ("trailers after the end", [request_headers(), request_body(b"{}", end=True), request_trailers()]),
-    ("trailers after header-only", [request_headers(end=True), request_trailers()]),
-    ("nothing in it", [ProcessingRequest()]),
-]
-
-
-@pytest.mark.parametrize("messages", [m for _, m in OUT_OF_ORDER], ids=[name for name, _ in OUT_OF_ORDER])
-def test_messages_out_of_order_abort_the_stream(messages: list[ProcessingRequest]) -> None:
-    talk = Conversation()
-    for message in messages[:-1]:
-        talk.send(message)
-    outputs = talk.send(messages[-1], expect=[ended(Cause.PROTOCOL_ERROR), lambda o: isinstance(o, Abort)])
-    assert isinstance(outputs[0], ExchangeEnded)
-    assert outputs[0].detail
-    talk.pick(expect=[])
-    talk.send(request_headers(), expect=[])
-    talk.close(cut=True, expect=[])
-
-
-@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL, BodyMode.GRPC])
-def test_a_mode_that_is_not_spoken_is_named(mode: BodyMode) -> None:
-    talk = Conversation()
-    outputs = talk.send(with_modes(request_headers(), mode))
-    abort = outputs[-1]
-    assert isinstance(abort, Abort)
-    assert (abort.status, mode.name in abort.detail) == ("UNIMPLEMENTED", True)
-
-
-def test_a_mode_from_the_future_is_named() -> None:
-    message = request_headers()
-    message.protocol_config.request_body_mode = 17  # type: ignore[assignment]  # open enum
-    abort = Conversation().send(message)[-1]
-    assert isinstance(abort, Abort)
-    assert "17" in abort.detail
-
-
-REQUEST_PARTS = [request_headers(), request_body(b"{"), request_body(b"}"), request_trailers()]
-
-
-@pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("upto", range(len(REQUEST_PARTS) + 1))
-@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
-def test_a_stream_may_end_anywhere(mode: BodyMode, upto: int, cut: bool) -> None:
-    talk = Conversation()
-    parts = (
-        REQUEST_PARTS if mode is DUPLEX else [REQUEST_PARTS[0], request_body(b"{}"), None, REQUEST_PARTS[3]]
-    )
-    for index, message in enumerate(parts[:upto]):
-        if message is None:
-            talk.pick()
-            continue
-        copy = ProcessingRequest()
-        copy.CopyFrom(message)
-        talk.send(with_modes(copy, mode) if index == 0 else copy)
-    talk.close(cut=cut, expect=[ended(Cause.CLIENT_GONE if cut else Cause.STREAM_END)])
-    talk.pick(expect=[])
-    talk.refuse(expect=[])
-    talk.send(request_headers(), expect=[])
-    talk.close(cut=not cut, expect=[])
-
-
-def test_observing_only_is_not_worth_a_stream() -> None:
-    message = request_headers()
-    message.observability_mode = True
-    outputs = Conversation().send(message)
-    assert [type(output).__name__ for output in outputs] == ["ExchangeEnded", "Finish"]

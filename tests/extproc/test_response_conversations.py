@@ -25,6 +25,7 @@ from tests.kit.conversation import (
     Conversation,
     request_body,
     request_headers,
+    request_trailers,
     response_body,
     response_headers,
     response_trailers,
@@ -151,6 +152,15 @@ def test_envoy_may_answer_before_we_do() -> None:
     talk.close(expect=[])
 
 
+@pytest.mark.parametrize("rest", [request_body(b"{}", end=True), request_trailers()])
+def test_no_pick_is_asked_for_once_the_client_has_its_answer(rest: ProcessingRequest) -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(response_headers("408", end=True))
+    talk.send(rest, expect=[])
+    talk.close(expect=[])
+
+
 def test_a_body_over_the_limit_after_envoys_own_answer_is_left_to_it() -> None:
     talk = Conversation(Stream(StreamLimits(max_body_bytes=1)))
     talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
@@ -158,19 +168,25 @@ def test_a_body_over_the_limit_after_envoys_own_answer_is_left_to_it() -> None:
     talk.send(request_body(b"{}"), expect=[])
 
 
-@pytest.mark.parametrize("response", [STREAMED, DUPLEX])
+@pytest.mark.parametrize("request_mode", [BodyMode.BUFFERED, DUPLEX])
 @pytest.mark.parametrize("kind", ["header-only", "body"])
-def test_what_is_not_observed_ends_with_the_request(response: BodyMode, kind: str) -> None:
+def test_what_is_not_observed_ends_with_the_request(request_mode: BodyMode, kind: str) -> None:
     talk = Conversation()
-    talk.send(with_modes(request_headers(end=kind == "header-only"), DUPLEX, response))
+    talk.send(with_modes(request_headers(end=kind == "header-only"), request_mode, STREAMED))
     if kind == "body":
         talk.send(request_body(b"{}", end=True))
     outputs = talk.pick(UNOBSERVED)
+    assert len(outputs) >= 3, "the request part is answered first"
     assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
-    assert len(outputs) == (3 if kind == "header-only" else 4)
     talk.send(request_body(b"{}", end=True), expect=[])
     talk.send(response_headers(), expect=[])
     talk.close(expect=[])
+
+
+def test_full_duplex_answers_are_carried_through_even_unobserved() -> None:
+    talk = answered(DUPLEX, DUPLEX, UNOBSERVED)
+    talk.send(response_headers(), expect=["response_headers", STARTED])
+    talk.send(response_body(b"x", end=True), expect=["response_body", ResponseData(b"x"), COMPLETED])
 
 
 def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None:
@@ -180,7 +196,7 @@ def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None
 
 def test_a_passed_request_need_not_be_observed_either() -> None:
     talk = Conversation()
-    talk.send(with_modes(request_headers(end=True), DUPLEX, DUPLEX))
+    talk.send(with_modes(request_headers(end=True), DUPLEX, STREAMED))
     outputs = talk.stream.pass_through(observe_response=False)
     assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
 
