@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: How much of a prompt `RequestView.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
+PREFIX_KEY_TOKENS = 256
+
+
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of the request.
@@ -29,6 +33,8 @@ class RequestView:
         body_bytes: size of the request body on the wire.
         max_output_tokens: the client's output limit, None when it sets none.
         affinity_key: session hint, else the prompt's first blocks; ``""`` when there is neither.
+        prefix_key: the blocks within the prompt's first `PREFIX_KEY_TOKENS`, the first block at least;
+            ``""`` for a prompt without a full block.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
     """
 
@@ -38,6 +44,7 @@ class RequestView:
     body_bytes: int = 0
     max_output_tokens: int | None = None
     affinity_key: str = ""
+    prefix_key: str = ""
     sequence: int = 0
 
 
@@ -62,6 +69,7 @@ class FleetView:
         engine_running: requests in its batch by its own metrics, as old as ``engine_age_ms``.
         engine_waiting: requests in its queue by its own metrics.
         engine_kv_usage: share of its KV cache in use, 0..1.
+        engine_used_tokens: tokens of its KV cache in use: that share of the capacity it reports.
         engine_age_ms: age of the engine metrics.
         unknown: per column name, a mask of the values that were filled in.
     """
@@ -79,6 +87,7 @@ class FleetView:
     engine_running: NDArray[np.float64]
     engine_waiting: NDArray[np.float64]
     engine_kv_usage: NDArray[np.float64]
+    engine_used_tokens: NDArray[np.float64]
     engine_age_ms: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
@@ -99,6 +108,7 @@ NUMERIC_COLUMNS = (
     "engine_running",
     "engine_waiting",
     "engine_kv_usage",
+    "engine_used_tokens",
     "engine_age_ms",
 )
 

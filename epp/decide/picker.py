@@ -16,7 +16,7 @@ from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.records import NO_USAGE, Basis, Decision, Outcome, Usage
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
-from epp.view import RequestView
+from epp.view import PREFIX_KEY_TOKENS, RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,6 +142,7 @@ class Picker:
             body_bytes=ask.body_bytes,
             max_output_tokens=ask.max_output_tokens,
             affinity_key=ask.affinity_key,
+            prefix_key=_prefix_key(ask.prompt),
             sequence=self._sequence,
         )
         policy, basis = self._policy_for(ask)
@@ -249,6 +250,13 @@ class Picker:
             if entry is not None:
                 outcomes.append(_outcome(lease_id, entry, "expired", now_s))
         return outcomes
+
+
+def _prefix_key(prompt: MeasuredPrompt | None) -> str:
+    if prompt is None or not prompt.blocks:
+        return ""
+    covered = max(int(PREFIX_KEY_TOKENS / prompt.block_tokens), 1)
+    return f"{prompt.blocks[min(covered, len(prompt.blocks)) - 1]:016x}"
 
 
 def _outcome(decision_id: str, entry: _InFlight, cause: str, now_s: float) -> Outcome:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from epp.signals.metrics_text import EngineSample
 
-_RUNNING, _WAITING, _KV_USAGE = range(3)
+_RUNNING, _WAITING, _KV_USAGE, _USED_TOKENS = range(4)
 #: A process reports one start time for life; anything less than this apart is rounding.
 _SAME_START_S = 1.0
 
@@ -34,7 +34,7 @@ class EngineMetrics:
         if stale_after_s <= 0:
             raise ValueError(f"stale_after_s must be positive: {stale_after_s}")
         self._stale_after_s = stale_after_s
-        self._block = np.full((3, 0), math.nan, np.float64)
+        self._block = np.full((4, 0), math.nan, np.float64)
         self._updated_s = np.zeros(0, np.float64)
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
@@ -57,7 +57,8 @@ class EngineMetrics:
         restarted = self._is_restart(slot, sample)
         self._block[_RUNNING, slot] = _known(sample.running)
         self._block[_WAITING, slot] = _known(sample.waiting)
-        self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
+        usage = self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
+        self._block[_USED_TOKENS, slot] = usage * _known(sample.kv_capacity_tokens)
         self._updated_s[slot] = now_s
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
@@ -84,7 +85,7 @@ class EngineMetrics:
         return self._last.get(slot)
 
     def block(self, now_s: float) -> NDArray[np.float64]:
-        """Running, waiting, KV usage by slot, ``[3, capacity]``, NaN where unknown or stale.
+        """Running, waiting, KV usage, used tokens by slot, ``[4, capacity]``, NaN where unknown or stale.
 
         Not to be written; valid until the next call.
         """
@@ -103,6 +104,10 @@ class EngineMetrics:
     def kv_usage(self, now_s: float) -> NDArray[np.float64]:
         """Share of the KV cache in use, by slot; NaN where unknown or stale."""
         return row(self.block(now_s), _KV_USAGE)
+
+    def used_tokens(self, now_s: float) -> NDArray[np.float64]:
+        """Tokens of the KV cache in use, by slot; NaN where share or capacity are unknown or stale."""
+        return row(self.block(now_s), _USED_TOKENS)
 
     @property
     def updated_s(self) -> NDArray[np.float64]:

@@ -32,7 +32,14 @@ _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 #: Candidate sets whose names are kept ready; filters make a handful of them.
 _REMEMBERED_SETS = 256
 #: Columns that can be unknown, in the order of the block that `Fleet.view` fills.
-_FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_age_ms")
+_FILLABLE = (
+    "rtt_ms",
+    "engine_running",
+    "engine_waiting",
+    "engine_kv_usage",
+    "engine_used_tokens",
+    "engine_age_ms",
+)
 _NONE_UNKNOWN: Mapping[str, NDArray[np.bool_]] = {}
 
 _GAUGES = (
@@ -40,6 +47,7 @@ _GAUGES = (
     ("engine_running", "Requests in the engine's batch, by its metrics."),
     ("engine_waiting", "Requests in the engine's queue, by its metrics."),
     ("engine_kv_usage", "Share of the KV cache in use, by the engine's metrics."),
+    ("engine_used_tokens", "Tokens of the KV cache in use, by the engine's metrics."),
     ("engine_age_ms", "Age of the engine's metrics."),
     ("queued_tokens", "Prompt tokens of unfinished requests."),
     ("pending_uncached_tokens", "Uncached tokens of requests that await their first token."),
@@ -267,10 +275,10 @@ class Fleet:
         """
         endpoints, regions, engine_classes = self._names_of(slots)
         load = self.ledger.block.take(slots, axis=1)
-        values = np.empty((5, len(slots)))
+        values = np.empty((6, len(slots)))
         values[0] = self.rtt.rtt_ms(now_s)[slots]
-        values[1:4] = self.engine.block(now_s).take(slots, axis=1)
-        values[4] = (now_s - self.engine.updated_s[slots]) * 1e3
+        values[1:5] = self.engine.block(now_s).take(slots, axis=1)
+        values[5] = (now_s - self.engine.updated_s[slots]) * 1e3
         unknown = _NONE_UNKNOWN
         flat = values.ravel()
         if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
@@ -279,7 +287,7 @@ class Fleet:
             cached = np.zeros(len(slots))
         else:
             cached = np.minimum(cached_tokens, float(prompt_tokens))
-        rtt_ms, running, waiting, kv_usage, age_ms = values
+        rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
         queued, pending, running_requests, decoding = load
         return FleetView(
             endpoints=endpoints,
@@ -295,6 +303,7 @@ class Fleet:
             engine_running=running,
             engine_waiting=waiting,
             engine_kv_usage=kv_usage,
+            engine_used_tokens=used_tokens,
             engine_age_ms=age_ms,
             unknown=unknown,
         )

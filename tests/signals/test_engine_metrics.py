@@ -48,6 +48,14 @@ def test_what_a_sample_does_not_tell_is_unknown_not_zero() -> None:
     assert engine.waiting(0.0)[0] == 2
 
 
+def test_tokens_in_use_are_the_share_of_the_capacity_reported() -> None:
+    engine = store()
+    engine.update(0, sample(kv_capacity_tokens=80_000), 0.0)
+    engine.update(1, sample(), 0.0)
+    assert engine.used_tokens(1.0)[0] == 40_000
+    assert math.isnan(engine.used_tokens(1.0)[1]), "no capacity, no tokens"
+
+
 def test_failed_scrapes_are_counted_and_do_not_refresh() -> None:
     engine = store()
     engine.update(0, sample(), 0.0)

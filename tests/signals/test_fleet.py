@@ -67,7 +67,15 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
     for slot, rtt_ms in ((a, 20.0), (b, 102.0), (c, 211.0)):
         fleet.rtt.observe(slot, rtt_ms, 1.0)
     for name, running in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
-        scrape(fleet, name, 2.0, running=running, waiting=running * 10, kv_usage=running / 10)
+        scrape(
+            fleet,
+            name,
+            2.0,
+            running=running,
+            waiting=running * 10,
+            kv_usage=running / 10,
+            kv_capacity_tokens=50_000,
+        )
     fleet.ledger.reserve("r1", c, 900, 400, 2.0)
     fleet.ledger.reserve("r2", c, 100, 50, 2.0)
     fleet.ledger.first_token("r2", 2.5)
@@ -88,6 +96,7 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
         "engine_running": [3, 1],
         "engine_waiting": [30, 10],
         "engine_kv_usage": [0.3, 0.1],
+        "engine_used_tokens": [15_000, 5_000],
         "engine_age_ms": [1000, 1000],
     }
     assert not seen.unknown
@@ -120,6 +129,7 @@ def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> No
         "engine_running": [True, False, True],
         "engine_waiting": [True, True, True],
         "engine_kv_usage": [True, True, True],
+        "engine_used_tokens": [True, True, True],
         "engine_age_ms": [True, False, True],
     }
     assert view(fleet, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], "others than candidates do not count"
