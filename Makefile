@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-test: setup ## lint, types and all tests
+test: setup ## all tests
 	$(BIN)/python -m pytest
 
 lint: setup ## ruff and mypy
@@ -25,8 +25,17 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+demo: setup ## a real Envoy, the picker and three simulated regions, end to end
+	$(BIN)/epp demo
+
 protos: setup ## regenerate epp/pb from protos/
-	$(BIN)/python -m bench.protos
+	$(BIN)/python tools/gen_protos.py
+
+envoy-config: setup ## render deploy/envoy/ again
+	$(BIN)/python -m epp.envoy.examples
+
+bench: setup ## what requests cost here, in CPU time and ratios
+	$(BIN)/python -m bench.transport
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

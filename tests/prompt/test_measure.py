@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.prompt.blocks import BlockHasher
+from epp.prompt.registry import affinity_key
+from epp.prompt.tokens import EstimateCounter
+from epp.prompt.types import MeasuredPrompt, ParsedRequest
+
+COUNTER = EstimateCounter({"dense": 2.0})
+HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
+
+
+def request(data: bytes, *, model: str = "m", salt: str = "", session: str = "") -> ParsedRequest:
+    return ParsedRequest("api", model, data, False, None, session, salt, False)
+
+
+def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> MeasuredPrompt:
+    return hasher.measure(request(data, **fields), COUNTER, tenant)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300))
+def test_blocks_are_equal_exactly_as_far_as_the_bytes_are(head: bytes, one: bytes, two: bytes) -> None:
+    a, b = head + one, head + two
+    same = 0
+    while same < min(len(a), len(b)) and a[same] == b[same]:
+        same += 1
+    blocks_a, blocks_b = measure(a).blocks, measure(b).blocks
+    equal = 0
+    while equal < min(len(blocks_a), len(blocks_b)) and blocks_a[equal] == blocks_b[equal]:
+        equal += 1
+    assert equal == min(same // 32, len(blocks_a), len(blocks_b))
+    assert not set(blocks_a[equal:]) & set(blocks_b), "what comes after a difference never meets again"
+
+
+def test_namespaces_share_nothing() -> None:
+    data = b"x" * 320
+    prompts = [
+        measure(data),
+        measure(data, model="other"),
+        measure(data, salt="s"),
+        measure(data, tenant="t"),
+        measure(data, hasher=BlockHasher(b"another secret here", 32)),
+        measure(data, salt="t"),
+        measure(data, model="m\x00", salt=""),
+    ]
+    seen = [block for prompt in prompts for block in prompt.blocks]
+    assert len(seen) == len(set(seen)) == 70
+
+
+def test_blocks_cover_the_tokens_of_whole_blocks_only() -> None:
+    prompt = measure(b"x" * 100)
+    assert prompt.prompt_tokens == 25
+    assert len(prompt.blocks) * prompt.block_tokens == 24.0
+
+
+def test_the_estimate_has_a_prior_per_model() -> None:
+    assert COUNTER.count(request(b"x" * 400)) == 100
+    assert COUNTER.count(request(b"x" * 400, model="dense")) == 200
+    assert COUNTER.count(request(b"x")) == 1
+    assert COUNTER.count(request(b"")) == 0
+
+
+def test_names_outside_of_the_process_are_keyed_and_stable() -> None:
+    block = measure(b"x" * 64).blocks[0]
+    again = BlockHasher(b"a secret of the deployment", 32)
+    assert (
+        HASHER.export_id(block)
+        == again.export_id(block)
+        != BlockHasher(b"guess guess guess", 32).export_id(block)
+    )
+
+
+def test_affinity_keys_on_the_session_else_on_the_first_blocks() -> None:
+    def key(data: bytes, session: str = "") -> str:
+        return affinity_key(request(data, session=session), measure(data))
+
+    head = b"h" * 16 * 32
+    assert key(head + b"a" * 64) == key(head + b"b" * 64) != key(b"i" + head)
+    assert key(head, session="s") == "s"
+    assert key(b"short") == ""
