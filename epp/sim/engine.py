@@ -1,14 +1,14 @@
 """The model of one replica: an iteration-level scheduler over a batch and a KV cache, in virtual time.
 
-Owns the queue, the batch and the phase that the GPU is in. Must not know I/O, the wall clock or randomness:
-the same calls give the same events. Rules, from gorgo.md section 10 (an SGLang replica, not mixed):
+Owns the decode batch and the phase that the GPU is in. Must not know I/O, the wall clock or randomness: the
+same calls give the same events. Rules, from gorgo.md section 10 (an SGLang replica, not mixed):
 
-* First come, first served; the head of the queue blocks those behind it.
+* Who is admitted, and when: see `Batcher`. What the prefix cache gives: see `KvCache` and `Checkpoints`.
 * Prefill first: while a request can be admitted, or a prompt is not complete, the GPU runs prefill batches of
-  at most ``chunk_tokens`` uncached tokens, and every running decode stands still.
+  at most ``chunk_tokens`` uncached tokens, and every running decode stands still. A ``mixed`` class (vLLM's
+  chunked prefill) decodes one token for everybody beside each of them instead.
 * Otherwise one decode step generates a token for every running request and takes ``decode_step_ms(batch)``.
-* Admission credits the cached prefix and sets aside room for a share of the output still to come; when that
-  was too little, the newest request is preempted and computed again later.
+* When the room set aside for output was too little, the newest request is preempted and computed again later.
 * The answer's blocks enter the cache when the request ends.
 
 Decode steps between two changes of the batch are one event, computed in closed form: cost is per change of
@@ -18,14 +18,17 @@ the batch, not per token. Whoever wants single tokens asks `next_token_ms` and `
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from copy import copy
 from dataclasses import replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
+from epp.sim.batch import Batcher
+from epp.sim.checkpoints import Checkpoints
 from epp.sim.entry import Entry
 from epp.sim.job import Counters, EngineEvent, Finished, FinishReason, FirstToken, Job, Snapshot
 from epp.sim.kv_cache import KvCache
+from epp.sim.kv_fork import ForkedKv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,16 +55,16 @@ class Engine:
         self._slowdown = 1.0
         self._entries: dict[int, Entry] = {}
         self._arriving: list[tuple[float, int, Entry]] = []
-        self._waiting: deque[Entry] = deque()
-        self._prefilling: list[Entry] = []
         self._decoding: dict[int, Entry] = {}
+        slots = cls.state_slots
+        self._checkpoints = None if slots is None else Checkpoints(slots, block_tokens)
+        self._batcher = Batcher(cls, self._kv, self._checkpoints, self._decoding)
         self._leaving: list[Entry] = []  # cancelled while the GPU works on them; they go at its next boundary
         self._finish_order: list[tuple[int, int, Entry]] = []  # finish step, order of joining, job
         self._events: list[EngineEvent] = []
         self._phase = _IDLE
         self._phase_start_ms = 0.0
         self._phase_end_ms = inf
-        self._batch: list[tuple[Entry, int]] = []  # of the prefill under way: job, tokens
         self._step_ms = 0.0
         self._run_steps = 0  # of the decode run under way: planned and done
         self._run_done = 0
@@ -86,13 +89,12 @@ class Engine:
         if job.job_id in self._entries:
             raise ValueError(f"job {job.job_id} is already in the engine")
         self._run_until(now_ms)
-        path: Sequence[int] = ()
-        if self.cls.prefix_cache:
-            path = [*job.blocks[: job.prompt_tokens // self._kv.block_tokens], *job.answer_blocks]
-        entry = Entry(job, path, self._count.submitted)
+        full = job.prompt_tokens // self._kv.block_tokens
+        path: Sequence[int] = [*job.blocks[:full], *job.answer_blocks] if self.cls.prefix_cache else ()
+        ready_ms = now_ms + self.cls.arrival_delay_ms(job.prompt_tokens)
+        entry = Entry(job, path, self._count.submitted, ready_ms=ready_ms, tail_number=full)
         self._count.submitted += 1
         self._entries[job.job_id] = entry
-        ready_ms = now_ms + self.cls.arrival_delay_ms(job.prompt_tokens)
         heapq.heappush(self._arriving, (ready_ms, entry.seq, entry))
         if self._phase == _DECODE:
             self._plan_run_end()
@@ -121,8 +123,8 @@ class Engine:
                 self._break_run(now_ms)
         else:
             entry.path = ()
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if entry in self._batcher.waiting:
+                self._batcher.waiting.remove(entry)
             else:
                 self._arriving = [item for item in self._arriving if item[2] is not entry]
                 heapq.heapify(self._arriving)
@@ -145,6 +147,8 @@ class Engine:
         """Forget every block that no running request holds."""
         self._run_until(now_ms)
         self._kv.clear_idle()
+        if self._checkpoints is not None:
+            self._checkpoints.clear()
 
     # What callers ask
 
@@ -178,8 +182,8 @@ class Engine:
         kv = self._kv
         return Snapshot(
             arriving=len(self._arriving),
-            waiting=len(self._waiting),
-            running=len(self._decoding) + len(self._prefilling),
+            waiting=len(self._batcher.waiting),
+            running=self._batcher.running,
             held_tokens=kv.held_tokens,
             idle_tokens=kv.idle_tokens,
             capacity_tokens=kv.capacity_tokens,
@@ -208,13 +212,20 @@ class Engine:
 
     def _begin(self, at_ms: float) -> None:
         """Decide what the GPU does from a boundary on."""
+        cls, batcher = self.cls, self._batcher
         while self._arriving and self._arriving[0][0] <= at_ms:
-            self._waiting.append(heapq.heappop(self._arriving)[2])
+            batcher.waiting.append(heapq.heappop(self._arriving)[2])
         self._phase_start_ms = at_ms
-        if (self._waiting or self._prefilling) and self._fill_batch():
+        tokens = beside = 0
+        if batcher.waiting or batcher.prefilling:
+            if cls.mixed and self._decoding:
+                self._preempt_for_one_step()
+                beside = len(self._decoding)
+            tokens = batcher.fill(cls.chunk_tokens - beside, self._steps, at_ms)
+        if tokens:
             self._phase = _PREFILL
-            tokens = sum(tokens for _, tokens in self._batch)
-            self._phase_end_ms = at_ms + self.cls.prefill_batch_ms(tokens) * self._slowdown
+            step_ms = cls.mixed_step_ms(beside, tokens) if cls.mixed else cls.prefill_batch_ms(tokens)
+            self._phase_end_ms = at_ms + step_ms * self._slowdown
         elif self._decoding:
             self._preempt_for_one_step()
             self._phase = _DECODE
@@ -227,10 +238,11 @@ class Engine:
 
     def _finish_phase(self, end_ms: float) -> None:
         if self._phase == _PREFILL:
-            batch, self._batch = self._batch, []
-            for entry, tokens in batch:
+            if self.cls.mixed and self._decoding:
+                self._step(1)
+            for entry, tokens in self._batcher.take():
                 self._prefilled(entry, tokens, end_ms)
-            self._prefilling = [entry for entry in self._prefilling if entry.todo and not entry.ended]
+            self._batcher.drop_done()
         else:
             self._take_steps(end_ms)
         if self._leaving:
@@ -248,58 +260,16 @@ class Engine:
 
     # Prefill
 
-    def _fill_batch(self) -> bool:
-        """Put together one prefill batch: the prompt under way first, then the queue's head."""
-        budget = self.cls.chunk_tokens
-        owed = 0
-        for entry in self._prefilling:
-            budget -= self._add_chunk(entry, budget)
-            owed += entry.todo - self._batch[-1][1]
-        while self._waiting and budget > 0 and not owed:
-            entry = self._waiting[0]
-            if len(self._decoding) + len(self._prefilling) >= self.cls.max_running or not self._admit(entry):
-                break
-            self._waiting.popleft()
-            self._prefilling.append(entry)
-            tokens = self._add_chunk(entry, budget)
-            budget -= tokens
-            owed += entry.todo - tokens
-        return bool(self._batch)
-
-    def _admit(self, entry: Entry) -> bool:
-        """Credit the cached prefix and hold it, if the pool has room for the rest; False otherwise."""
-        blocks, needed = entry.find(self._kv)
-        needed += max(1, ceil(self.cls.output_reserve_ratio * (entry.job.output_tokens - entry.generated)))
-        room = self._kv.capacity_tokens - self._kv.held_tokens - self._set_aside()
-        # With nobody else in the pool the job fits without a reserve: submit() saw to that.
-        if needed > room and (self._decoding or self._prefilling):
-            return False
-        entry.take_prefix(self._kv, blocks)
-        entry.admitted = True
-        return True
-
-    def _set_aside(self) -> int:
-        """Room kept for the output still to come from admitted jobs."""
-        left = sum(entry.job.output_tokens - entry.generated for entry in self._prefilling)
-        for entry in self._decoding.values():
-            left += entry.finish_step - self._steps
-        count = len(self._prefilling) + len(self._decoding)
-        return max(count, ceil(self.cls.output_reserve_ratio * left))
-
-    def _add_chunk(self, entry: Entry, budget: int) -> int:
-        """Schedule up to ``budget`` tokens of a prompt and give them room in the pool."""
-        tokens = min(budget, entry.todo)
-        entry.grow(self._kv, entry.prefill_tokens - entry.todo + tokens)
-        self._batch.append((entry, tokens))
-        return tokens
-
     def _prefilled(self, entry: Entry, tokens: int, at_ms: float) -> None:
         """One chunk of a prompt is computed: share its blocks; the last one yields a token."""
         entry.todo -= tokens
         self._count.computed_tokens += tokens
         if entry.ended:
             return
-        entry.share(self._kv, entry.kv_tokens)
+        filled = entry.prefill_tokens - entry.todo
+        entry.share(self._kv, filled)
+        if self._checkpoints is not None:
+            entry.keep(self._checkpoints, filled, self._batcher.running)
         if entry.todo:
             return
         entry.generated += 1
@@ -309,7 +279,7 @@ class Engine:
             entry.first_token_sent = True
             self._count.prompt_tokens += entry.job.prompt_tokens
             self._count.cached_tokens += entry.cached_tokens
-            self._events.append(FirstToken(entry.job.job_id, at_ms, entry.cached_tokens))
+            self._events.append(FirstToken(entry.job.job_id, at_ms, entry.cached_tokens, entry.waited_ms))
         entry.joined_step = self._steps
         entry.finish_step = self._steps + entry.job.output_tokens - entry.generated
         self._decoding[entry.job.job_id] = entry
@@ -328,7 +298,7 @@ class Engine:
             order[0][0] - self._steps + self._run_done,
             self._run_done + (kv.capacity_tokens - kv.held_tokens) // batch,
         )
-        if self._arriving and not self._waiting and batch < self.cls.max_running:
+        if self._arriving and not self._batcher.waiting and batch < self.cls.max_running:
             steps = min(steps, self._steps_until(self._arriving[0][0]))
         self._run_steps = max(steps, self._run_done)
         self._phase_end_ms = self._phase_start_ms + self._run_steps * self._step_ms
@@ -359,23 +329,30 @@ class Engine:
             done -= 1
         new = min(done, self._run_steps) - self._run_done
         if new > 0:
-            tokens = new * len(self._decoding)
             self._run_done += new
-            self._steps += new
-            self._kv.private_tokens += tokens
-            self._kv.make_room()
-            # Jobs cancelled inside this run have left already; the GPU computes them to the boundary.
-            self._count.generated_tokens += tokens - new * len(self._leaving)
+            self._step(new)
+
+    def _step(self, new: int) -> None:
+        """So many decode steps of the whole batch have ended."""
+        tokens = new * len(self._decoding)
+        self._steps += new
+        self._kv.private_tokens += tokens
+        self._kv.make_room()
+        # Jobs cancelled meanwhile have left already; the GPU computes them to the boundary.
+        leaving = sum(entry.job.job_id in self._decoding for entry in self._leaving) if self._leaving else 0
+        self._count.generated_tokens += tokens - new * leaving
 
     def _preempt_for_one_step(self) -> None:
         """Send the newest jobs back to the queue's head until every other one can grow by a token."""
         kv = self._kv
-        while kv.capacity_tokens - kv.held_tokens < len(self._decoding):
+        # Beside a mixed step a prompt may end and take a place too.
+        others = len(self._batcher.prefilling) if self.cls.mixed else 0
+        while kv.capacity_tokens - kv.held_tokens < len(self._decoding) + others:
             job_id, entry = next(reversed(self._decoding.items()))
             entry.generated = self.generated(job_id)
             self._free(entry)
             entry.admitted = False
-            self._waiting.appendleft(entry)
+            self._batcher.waiting.appendleft(entry)
             self._count.preemptions += 1
 
     # The end of a job
@@ -393,8 +370,33 @@ class Engine:
 
     def _free(self, entry: Entry) -> None:
         """Take a job out of the batch and give its room back."""
+        decoded = 0
         if self._decoding.get(entry.job.job_id) is entry:
             del self._decoding[entry.job.job_id]
-            entry.free(self._kv, self._steps - entry.joined_step)
-        else:
-            entry.free(self._kv, 0)
+            decoded = self._steps - entry.joined_step
+        filled = entry.free(self._kv, decoded)
+        if self._checkpoints is not None and not entry.todo:
+            entry.keep(self._checkpoints, filled, self._batcher.running)
+
+    def fork(self) -> Engine:
+        """An independent engine in the same state, to try out what would happen; events start anew.
+
+        Its cache reads through to this one's (`ForkedKv`): it is of no use once this engine has moved on.
+        """
+        twin = copy(self)
+        twin._detach()  # noqa: SLF001 - of the same class
+        return twin
+
+    def _detach(self) -> None:
+        copies = {id(entry): entry.copy() for entry in (*self._entries.values(), *self._leaving)}
+        self._kv = ForkedKv(self._kv)
+        self._entries = {job_id: copies[id(entry)] for job_id, entry in self._entries.items()}
+        self._arriving = [(at_ms, seq, copies[id(entry)]) for at_ms, seq, entry in self._arriving]
+        self._decoding = {job_id: copies[id(entry)] for job_id, entry in self._decoding.items()}
+        self._checkpoints = None if self._checkpoints is None else self._checkpoints.fork()
+        self._batcher = self._batcher.fork(self._kv, self._checkpoints, self._decoding, copies)
+        self._leaving = [copies[id(entry)] for entry in self._leaving]
+        # Places that do not stand any more keep their old entries, which are in nobody's batch.
+        self._finish_order = [(step, join, copies.get(id(e), e)) for step, join, e in self._finish_order]
+        self._events = []
+        self._count = replace(self._count)

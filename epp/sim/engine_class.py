@@ -29,6 +29,9 @@ class EngineClass:
         output_reserve_ratio: share of a request's remaining output that admission sets aside in the KV pool.
         context_tokens: longest prompt plus output.
         prefix_cache: whether finished work is kept for later prompts.
+        mixed: prefill chunks share a step with the decodes, instead of stopping them.
+        state_slots: recurrent states of a hybrid model: one for each running request and each checkpoint at
+            which a prefix can be taken up (`Checkpoints`). None for a model that keeps every token.
     """
 
     name: str
@@ -43,6 +46,8 @@ class EngineClass:
     output_reserve_ratio: float
     context_tokens: int
     prefix_cache: bool = True
+    mixed: bool = False
+    state_slots: int | None = None
 
     def __post_init__(self) -> None:
         """Check what the model relies on.
@@ -56,6 +61,10 @@ class EngineClass:
         for field in ("chunk_tokens", "max_running", "kv_capacity_tokens", "context_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{self.name}: {field} must be at least 1")
+        if self.mixed and self.chunk_tokens <= self.max_running:
+            raise ValueError(f"{self.name}: chunk_tokens must leave room beside max_running decodes")
+        if self.state_slots is not None and self.state_slots < self.max_running:
+            raise ValueError(f"{self.name}: state_slots must be enough for max_running requests")
         if not 0 <= self.output_reserve_ratio <= 1:
             raise ValueError(f"{self.name}: output_reserve_ratio must be within 0 and 1")
         sizes = [size for size, _ in self.decode_curve]
@@ -76,6 +85,18 @@ class EngineClass:
     def prefill_batch_ms(self, uncached_tokens: int) -> float:
         """Milliseconds of one prefill batch that computes ``uncached_tokens``."""
         return self.prefill_base_ms + self.prefill_ms_per_token * uncached_tokens
+
+    def mixed_step_ms(self, decoding: int, uncached_tokens: int) -> float:
+        """Milliseconds of one step that decodes and computes a chunk of a prompt.
+
+        The chunk's tokens cost what they cost alone; the decodes ride along for what their step takes beyond
+        one of a single sequence, the weights being read once for both.
+        """
+        prefill_ms = self.prefill_batch_ms(uncached_tokens)
+        if not decoding:
+            return prefill_ms
+        step_ms = self.decode_step_ms(decoding)
+        return max(step_ms, prefill_ms + step_ms - self.decode_step_ms(1))
 
     def arrival_delay_ms(self, prompt_tokens: int) -> float:
         """Milliseconds from the replica's socket to the scheduler's queue."""

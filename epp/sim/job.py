@@ -18,9 +18,11 @@ class Job:
         job_id: unique among the jobs of one engine, for ever.
         prompt_tokens: length of the prompt, at least 1.
         output_tokens: tokens that the model will generate, at least 1.
-        blocks: chained hashes of the prompt's blocks, root first; a hash of a last, partial block is ignored.
+        blocks: chained hashes of the prompt's blocks, root first. That of a last, partial block names only
+            where a checkpoint can be; prefix caches without checkpoints ignore it.
         answer_blocks: hashes of the blocks that follow when the answer is appended, the first one being the
             block which the prompt's end and the answer's start share. Empty where a trace does not say.
+        miss: the cache gives nothing, whatever it holds.
     """
 
     job_id: int
@@ -28,6 +30,7 @@ class Job:
     output_tokens: int
     blocks: Sequence[int] = ()
     answer_blocks: Sequence[int] = ()
+    miss: bool = False
 
 
 class FinishReason(Enum):
@@ -45,11 +48,13 @@ class FirstToken:
         job_id: the job.
         at_ms: virtual time.
         cached_tokens: prompt tokens found in the cache at admission.
+        waited_ms: time in the queue, until it was first admitted.
     """
 
     job_id: int
     at_ms: float
     cached_tokens: int
+    waited_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class KvCache:
@@ -46,6 +46,18 @@ class KvCache:
     def used_tokens(self) -> int:
         """Held and idle tokens together."""
         return len(self._holders) * self.block_tokens + self.private_tokens
+
+    def counts(self) -> tuple[int, int]:
+        """Blocks present, and those of them that nobody holds."""
+        return len(self._holders), len(self._idle)
+
+    def holders(self, block: int) -> int | None:
+        """How many hold a block, None where it is not present."""
+        return self._holders.get(block)
+
+    def idle_order(self) -> Iterator[int]:
+        """Idle blocks, the next to evict first."""
+        return iter(self._idle)
 
     def match(self, blocks: Sequence[int]) -> tuple[int, int]:
         """Leading blocks of a path that are present, and how many of those nobody holds yet."""
