@@ -29,6 +29,7 @@ from epp.server.grpc import GrpcServer
 from epp.server.http import build_app
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.pool import PoolFeed
+from epp.server.resolve import Resolver
 from epp.server.tasks import Tasks
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
@@ -81,6 +82,7 @@ class App:
             metrics=self.metrics,
             recorder=self._recorder,
             clock=clock,
+            resolver=Resolver(),
         )
         self._pool = PoolFeed(
             picker=self.picker,
@@ -91,6 +93,7 @@ class App:
             metrics=self.metrics,
             clock=clock,
             source=config.pool.file,
+            resolver=self.core.resolver,
         )
         self._files = self._watched_files()
         self._grpc = GrpcServer(config, base, self.core, self.metrics, source)
@@ -200,6 +203,7 @@ class App:
         self.http_address = join_address(host, self._runner.addresses[0][1])
         self.grpc_address = await self._grpc.start()
         self.tasks.start("watch files", watch(self._files))
+        self.tasks.start("resolve names", self.core.resolver.run())
         self.tasks.start("housekeeping", self._housekeeping())
         await self._grpc.set_serving(serving=not self.not_ready())
         log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from epp.prompt.blocks import BlockHasher
     from epp.prompt.types import Parser, TokenCounter
     from epp.server.metrics import Metrics
+    from epp.server.resolve import Resolver
 
 RECENT_DECISIONS = 1000
 
@@ -71,6 +72,7 @@ class Core:
         metrics: counted into.
         recorder: decisions and outcomes go there.
         clock: the time.
+        resolver: host names to what Envoy knows.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Core:
         metrics: Metrics,
         recorder: Recorder,
         clock: Clock,
+        resolver: Resolver,
     ) -> None:
         self.picker = picker
+        self.resolver = resolver
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._regions, self._tenant_header = regions, tenant_header.lower()
@@ -108,7 +112,13 @@ class Core:
         self._metrics.decided(decision)
         self.recent.add(decision)
         self._recorder.decision(decision)
-        return Decided(decision, Pick(decision.destination, decision.id))
+        return Decided(decision, Pick(self._destination(decision), decision.id))
+
+    def _destination(self, decision: Decision) -> str:
+        """The pick and its fallbacks as Envoy knows them."""
+        if not self.resolver.any_names:
+            return decision.destination
+        return ",".join(self.resolver.known_as(name) for name in decision.destination.split(","))
 
     def _ask(self, request: HttpRequest, parser: Parser | None) -> Ask:
         headers = request.headers

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from epp.decide.picker import Picker
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
+    from epp.server.resolve import Resolver
     from epp.server.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class PoolFeed:
         metrics: counted into.
         clock: the time.
         source: the file's name.
+        resolver: told of the addresses.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class PoolFeed:
         metrics: Metrics,
         clock: Clock,
         source: str,
+        resolver: Resolver,
     ) -> None:
+        self._resolver = resolver
         self._picker, self._sink, self._tasks = picker, sink, tasks
         self._probe, self._scrape = probe, scrape
         self._metrics, self._clock, self._source = metrics, clock, source
@@ -82,6 +86,7 @@ class PoolFeed:
         for address, spec in specs.items():
             self._picker.fleet.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
+        self._resolver.set_pool(specs)
         for address in gone:
             self._metrics.forget_endpoint(address)
         self._run_pollers()

@@ -1,0 +1,91 @@
+"""Host names to the addresses that Envoy knows them by.
+
+Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a pick
+has to name. Owns the last good answer for each name. One host name is one replica here: of several addresses
+the first in order is used (IPv4 before IPv6, as Envoy prefers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from epp.config.address import join_address, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+
+
+class Resolver:
+    """Names in the pool and what they resolve to."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, tuple[str, int]] = {}
+        self._known: dict[str, str] = {}
+        self._failing: set[str] = set()
+        self._wake = asyncio.Event()
+
+    def set_pool(self, addresses: Iterable[str]) -> None:
+        """The endpoints now in the pool; host names among them are resolved soon."""
+        wanted = {address: split_address(address) for address in addresses}
+        self._names = {address: pair for address, pair in wanted.items() if not _is_ip(pair[0])}
+        self._known = {address: ip for address, ip in self._known.items() if address in self._names}
+        self._failing &= self._names.keys()
+        self._wake.set()
+
+    def known_as(self, address: str) -> str:
+        """What Envoy calls an endpoint: itself, or its address once its name is resolved."""
+        return self._known.get(address, address)
+
+    def endpoint_of(self, upstream: str) -> str:
+        """The endpoint that Envoy calls ``upstream``; itself when it is no resolved name."""
+        return next((address for address, known in self._known.items() if known == upstream), upstream)
+
+    @property
+    def any_names(self) -> bool:
+        """Whether any endpoint is a host name."""
+        return bool(self._names)
+
+    async def run(self) -> None:
+        """Resolve for ever: at once when the pool changes, else every few seconds."""
+        while True:
+            self._wake.clear()
+            await asyncio.gather(*(self.resolve(address) for address in list(self._names)))
+            try:
+                async with asyncio.timeout(REFRESH_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def resolve(self, address: str) -> None:
+        """Look one name up; a failure keeps the last good answer and is told once."""
+        host, port = self._names[address]
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if address not in self._failing:
+                self._failing.add(address)
+                log.warning("cannot resolve %s: %s", host, error)
+            return
+        self._failing.discard(address)
+        ips = sorted(
+            {ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda ip: (ip.version, int(ip))
+        )
+        if ips and address in self._names:
+            self._known[address] = join_address(str(ips[0]), port)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""Probes and scrapes against real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from epp.clock import ManualClock
+from epp.config.pool import EndpointSpec
+from epp.config.schema import Probe, Scrape
+from epp.server.command import SystemClock
+from epp.server.poll import Poller, TokenFile, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@dataclass
+class Seen:
+    """A sink that remembers."""
+
+    rtts: list[float | None] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
+    scrape_failures: list[str] = field(default_factory=list)
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
+        self.rtts.append(rtt_ms)
+        self.event.set()
+
+    def probe_failed(self, _address: str, problem: str, _now_s: float) -> None:
+        self.failures.append(problem)
+        self.event.set()
+
+    def scraped(self, _address: str, text: bytes, _now_s: float) -> None:
+        self.texts.append(text)
+        self.event.set()
+
+    def scrape_failed(self, _address: str, problem: str, _now_s: float) -> None:
+        self.scrape_failures.append(problem)
+        self.event.set()
+
+    async def until(self, name: str, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(getattr(self, name)) < count:
+                self.event.clear()
+                await self.event.wait()
+
+
+@asynccontextmanager
+async def engine(status: int = 200, headers: list[dict[str, str]] | None = None) -> AsyncIterator[str]:
+    async def answer(request: web.Request) -> web.Response:
+        if headers is not None:
+            headers.append(dict(request.headers))
+        return web.Response(text=f"vllm:num_requests_running 3\n# {request.path}", status=status)
+
+    app = web.Application()
+    app.router.add_get("/{any:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any) -> AsyncIterator[Seen]:
+    seen = Seen()
+    scrape = Scrape(**{"interval_s": 0.02, "timeout_s": 0.5, **changes})
+    poller = Poller(
+        target_of(address, spec or EndpointSpec(address=address), scrape),
+        probe=Probe(interval_s=0.02, timeout_s=0.5),
+        scrape=scrape,
+        sink=seen,
+        clock=SystemClock(),
+    )
+    task = asyncio.ensure_future(poller.run())
+    yield seen
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_round_trip_counts_only_on_a_warm_connection() -> None:
+    async with engine() as address, polling(address) as seen:
+        await seen.until("rtts", 5)
+        await seen.until("texts", 2)
+    assert seen.rtts[0] is None, "the first one paid for the connection"
+    assert all(rtt is not None and 0 < rtt < 500 for rtt in seen.rtts[2:])
+    assert seen.texts[0].startswith(b"vllm:num_requests_running 3")
+
+
+async def test_a_server_error_and_a_closed_port_are_failures() -> None:
+    async with engine(status=503) as address, polling(address) as seen:
+        await seen.until("failures", 1)
+        await seen.until("scrape_failures", 1)
+    assert seen.failures[0] == "status 503"
+    assert seen.scrape_failures[0] == "status 503"
+    async with polling(address) as seen:
+        await seen.until("failures", 1)
+    assert "refused" in seen.failures[0] or "Cannot connect" in seen.failures[0]
+
+
+async def test_a_client_error_is_an_answer() -> None:
+    async with engine(status=404) as address, polling(address) as seen:
+        await seen.until("rtts", 2)
+    assert seen.failures == []
+
+
+async def test_the_endpoint_s_own_token_goes_before_the_common_one(tmp_path: Path) -> None:
+    common, own = tmp_path / "common", tmp_path / "own"
+    common.write_text("everyone\n")
+    own.write_text("mine\n")
+    for spec_file, expected in (("", "Bearer everyone"), (str(own), "Bearer mine")):
+        headers: list[dict[str, str]] = []
+        async with engine(headers=headers) as address:
+            spec = EndpointSpec(address=address, bearer_token_file=spec_file)
+            async with polling(address, spec, bearer_token_file=str(common)) as seen:
+                await seen.until("rtts", 1)
+        assert {sent.get("authorization", sent.get("Authorization")) for sent in headers} == {expected}
+
+
+async def test_a_missing_token_file_is_a_failure_not_an_end(tmp_path: Path) -> None:
+    async with engine() as address:
+        spec = EndpointSpec(address=address, bearer_token_file=str(tmp_path / "token"))
+        async with polling(address, spec) as seen:
+            await seen.until("failures", 1)
+            (tmp_path / "token").write_text("late")
+            await seen.until("rtts", 1)
+
+
+def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    token = TokenFile(str(path))
+    assert token.headers() == {"authorization": "Bearer one"}
+    path.unlink()
+    path.write_text("two ")
+    assert token.headers() == {"authorization": "Bearer two"}
+    assert TokenFile("").headers() == {}
+
+
+def test_a_manual_clock_does_not_run_backwards() -> None:
+    clock = ManualClock(5.0, wall_s=100.0)
+    clock.advance(2.5)
+    assert (clock.mono_s(), clock.wall_s()) == (7.5, 102.5)
