@@ -61,7 +61,11 @@ class EndpointSpec(Section, frozen=True):
 
 
 class PoolFile(Section, frozen=True):
-    """The whole endpoints file."""
+    """The whole endpoints file.
+
+    Attributes:
+        endpoints: one entry per replica; an explicit empty list is an empty pool.
+    """
 
     endpoints: list[EndpointSpec]
 

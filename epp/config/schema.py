@@ -6,7 +6,7 @@ socket or the pool is checked by whoever owns that.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -113,12 +113,14 @@ class Request(Section, frozen=True):
         max_body_bytes: longest body; more is answered with 413.
         tenant_header: header whose value separates cache namespaces, none when empty.
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
-        assume_mode: body mode to assume when the gateway does not tell its own.
+        assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
+            or ``buffered``.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     tenant_header: str = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
 
 
 class Tokens(Section, frozen=True):

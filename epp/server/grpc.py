@@ -16,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 
 from epp.config.address import join_address, split_address
 from epp.errors import ConfigError
-from epp.extproc.modes import Assumption
+from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
@@ -65,6 +65,8 @@ class GrpcServer:
         self._config, self._core, self._metrics = config, core, metrics
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         self._assume = Assumption()
+        if config.request.assume_mode == "buffered":
+            self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
         self._credentials = _credentials(config.listen.tls, base, source)
         self._health = HealthServicer()
         self._serving: bool | None = None
