@@ -20,11 +20,12 @@ from __future__ import annotations
 import heapq
 from copy import copy
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from epp.sim.batch import Batcher
 from epp.sim.checkpoints import Checkpoints
+from epp.sim.decode_run import DecodeRun
 from epp.sim.entry import Entry
 from epp.sim.job import Counters, EngineEvent, Finished, FinishReason, FirstToken, Job, Snapshot
 from epp.sim.kv_cache import KvCache
@@ -65,9 +66,7 @@ class Engine:
         self._phase = _IDLE
         self._phase_start_ms = 0.0
         self._phase_end_ms = inf
-        self._step_ms = 0.0
-        self._run_steps = 0  # of the decode run under way: planned and done
-        self._run_done = 0
+        self._run = DecodeRun(0.0, 1.0)  # the one under way, or the last one
         self._steps = 0  # decode steps since the start
         self._joins = 0
         self._count = Counters()
@@ -163,7 +162,7 @@ class Engine:
     def next_token_ms(self) -> float | None:
         """When the next token can appear: the next decode step's end, or the next event."""
         if self._phase == _DECODE and not self._events:
-            return min(self._phase_start_ms + (self._run_done + 1) * self._step_ms, self._phase_end_ms)
+            return min(self._run.next_ms, self._phase_end_ms)
         return self.next_event_ms()
 
     def generated(self, job_id: int) -> int:
@@ -229,8 +228,7 @@ class Engine:
         elif self._decoding:
             self._preempt_for_one_step()
             self._phase = _DECODE
-            self._step_ms = self.cls.decode_step_ms(len(self._decoding)) * self._slowdown
-            self._run_done = 0
+            self._run = DecodeRun(at_ms, cls.decode_step_ms(len(self._decoding)) * self._slowdown)
             self._plan_run_end()
         else:
             self._phase = _IDLE
@@ -294,42 +292,28 @@ class Engine:
         order = self._finish_order
         while not self._in_order(order[0][2], order[0][0]):
             heapq.heappop(order)
-        steps = min(
-            order[0][0] - self._steps + self._run_done,
-            self._run_done + (kv.capacity_tokens - kv.held_tokens) // batch,
-        )
+        run = self._run
+        left = min(order[0][0] - self._steps, (kv.capacity_tokens - kv.held_tokens) // batch)
+        steps = run.done + left
         if self._arriving and not self._batcher.waiting and batch < self.cls.max_running:
-            steps = min(steps, self._steps_until(self._arriving[0][0]))
-        self._run_steps = max(steps, self._run_done)
-        self._phase_end_ms = self._phase_start_ms + self._run_steps * self._step_ms
+            steps = min(steps, run.steps_until(self._arriving[0][0]))
+        run.planned = max(steps, run.done)
+        self._phase_end_ms = run.end_ms
 
     def _in_order(self, entry: Entry, finish_step: int) -> bool:
         """Whether a place in the order of finishing still stands; leaving and preemption void it."""
         return self._decoding.get(entry.job.job_id) is entry and entry.finish_step == finish_step
 
-    def _steps_until(self, at_ms: float) -> int:
-        """Steps of this run whose end is the first boundary at or after ``at_ms``."""
-        steps = max(0, ceil((at_ms - self._phase_start_ms) / self._step_ms))
-        # Division rounds: the boundary must be the one that multiplication, which moves time, agrees with.
-        while steps > 0 and self._phase_start_ms + (steps - 1) * self._step_ms >= at_ms:
-            steps -= 1
-        while self._phase_start_ms + steps * self._step_ms < at_ms:
-            steps += 1
-        return steps
-
     def _break_run(self, now_ms: float) -> None:
         """End the decode run at the next boundary."""
-        self._run_steps = min(self._run_steps, max(self._run_done, self._steps_until(now_ms)))
-        self._phase_end_ms = self._phase_start_ms + self._run_steps * self._step_ms
+        run = self._run
+        run.planned = min(run.planned, max(run.done, run.steps_until(now_ms)))
+        self._phase_end_ms = run.end_ms
 
     def _take_steps(self, now_ms: float) -> None:
         """Account for the decode steps that have ended by ``now_ms``."""
-        done = self._steps_until(now_ms)
-        if self._phase_start_ms + done * self._step_ms > now_ms:
-            done -= 1
-        new = min(done, self._run_steps) - self._run_done
-        if new > 0:
-            self._run_done += new
+        new = self._run.take(now_ms)
+        if new:
             self._step(new)
 
     def _step(self, new: int) -> None:
@@ -398,5 +382,6 @@ class Engine:
         self._leaving = [copies[id(entry)] for entry in self._leaving]
         # Places that do not stand any more keep their old entries, which are in nobody's batch.
         self._finish_order = [(step, join, copies.get(id(e), e)) for step, join, e in self._finish_order]
+        self._run = self._run.copy()
         self._events = []
         self._count = replace(self._count)
