@@ -10,11 +10,26 @@ import difflib
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
+from epp.policies.dynamo import Dynamo
 from epp.policies.gorgo import Gorgo
+from epp.policies.gorgo_v1 import GorgoV1
+from epp.policies.least_load import LeastLoad, LeastLoadStale
 from epp.policies.least_request import LeastRequest
+from epp.policies.least_request_stale import LeastRequestStale
+from epp.policies.llm_d import LlmD
+from epp.policies.lmetric import Lmetric
+from epp.policies.mooncake import Mooncake
+from epp.policies.mooncake_static import MooncakeStatic
+from epp.policies.power_of_two import PowerOfTwo
+from epp.policies.preble_e2 import PrebleE2
+from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
+from epp.policies.prefix_threshold import PrefixThreshold
 from epp.policies.random import Random
 from epp.policies.round_robin import RoundRobin
 from epp.policies.session_affinity import SessionAffinity
+from epp.policies.session_affinity_bounded import SessionAffinityBounded
+from epp.policies.session_affinity_hash256 import SessionAffinityHash256
+from epp.policies.sglang_cache_aware import SglangCacheAware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +37,28 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
 
 POLICIES: dict[str, Callable[..., Policy]] = {
+    "dynamo": Dynamo,
     "gorgo": Gorgo,
+    "gorgo-v1": GorgoV1,
+    "least-load": LeastLoad,
+    "least-load-stale": LeastLoadStale,
     "least-request": LeastRequest,
+    "least-request-stale": LeastRequestStale,
+    "llm-d": LlmD,
+    "lmetric": Lmetric,
+    "mooncake": Mooncake,
+    "mooncake-static": MooncakeStatic,
+    "power-of-two": PowerOfTwo,
+    "preble-e2": PrebleE2,
+    "prefix-cache": PrefixCache,
+    "prefix-cache-stale": PrefixCacheStale,
+    "prefix-threshold": PrefixThreshold,
     "random": Random,
     "round-robin": RoundRobin,
     "session-affinity": SessionAffinity,
+    "session-affinity-bounded": SessionAffinityBounded,
+    "session-affinity-hash256": SessionAffinityHash256,
+    "sglang-cache-aware": SglangCacheAware,
 }
 
 

@@ -14,7 +14,9 @@ from epp.policies.least_request import LeastRequest
 from epp.view import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from epp.view import FleetView, RequestView
 
@@ -46,10 +48,15 @@ class SessionAffinity:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)
-        key = xxhash.xxh3_64_intdigest(request.affinity_key.encode())
-        weigh, count = xxhash.xxh3_64_intdigest, len(fleet)
-        weighed = (weigh(endpoint.encode(), key) for endpoint in fleet.endpoints)
-        weights_of = np.fromiter(weighed, np.uint64, count)
-        places = np.empty(count, np.float64)
-        places[np.argsort(weights_of)[::-1]] = np.arange(count)
+        places = session_places(request.affinity_key, fleet.endpoints)
         return Ranking(places, {"place": places})
+
+
+def session_places(key: str, endpoints: Sequence[str]) -> NDArray[np.float64]:
+    """Place of each endpoint in the order of this key, by highest random weight; the key's own is 0."""
+    seed = xxhash.xxh3_64_intdigest(key.encode())
+    weigh, count = xxhash.xxh3_64_intdigest, len(endpoints)
+    weights = np.fromiter((weigh(endpoint.encode(), seed) for endpoint in endpoints), np.uint64, count)
+    places = np.empty(count, np.float64)
+    places[np.argsort(weights)[::-1]] = np.arange(count)
+    return places

@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
 
 
-def fleet_view(count: int = 3, *, names: Sequence[str] = (), **columns: Sequence[float]) -> FleetView:
-    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns that are not given are 0."""
+def fleet_view(
+    count: int = 3,
+    *,
+    names: Sequence[str] = (),
+    regions: Sequence[str] = (),
+    engine_classes: Sequence[str] = (),
+    **columns: Sequence[float] | NDArray[Any],
+) -> FleetView:
+    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, texts not given empty."""
     unexpected = columns.keys() - set(NUMERIC_COLUMNS)
     assert not unexpected, f"no such columns: {unexpected}"
     values: dict[str, Any] = {name: np.zeros(count) for name in NUMERIC_COLUMNS}
@@ -27,7 +34,12 @@ def fleet_view(count: int = 3, *, names: Sequence[str] = (), **columns: Sequence
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name
     endpoints = tuple(names) or tuple(f"10.0.{i // 250}.{i % 250}:8000" for i in range(count))
-    return FleetView(endpoints=endpoints, regions=("",) * count, engine_classes=("",) * count, **values)
+    return FleetView(
+        endpoints=endpoints,
+        regions=tuple(regions) or ("",) * count,
+        engine_classes=tuple(engine_classes) or ("",) * count,
+        **values,
+    )
 
 
 def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
@@ -68,6 +80,34 @@ def default_weights(policy: Policy) -> dict[str, float]:
     return {name: spec.default for name, spec in policy.weight_specs.items()}
 
 
+def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
+    """Different fleets of four with values as in life, the same ones every time."""
+    random = np.random.default_rng(4)
+    made = []
+    for _ in range(count):
+        scale = random.choice([3, 30, 300])
+        running, decoding = random.integers(0, scale, 4), random.integers(0, scale, 4)
+        cached = random.choice([0, 500, 2000, 3500], 4)
+        made.append(
+            fleet_view(
+                4,
+                rtt_ms=random.choice([20, 50, 100, 200], 4),
+                cached_tokens=cached,
+                uncached_tokens=prompt_tokens - cached,
+                queued_tokens=running * 2000 + decoding * 10,
+                pending_uncached_tokens=random.integers(0, 3, 4) * 1000,
+                running_requests=running + decoding,
+                decoding_requests=decoding,
+                engine_running=running,
+                engine_waiting=random.integers(0, 5, 4),
+                engine_kv_usage=random.random(4),
+                engine_used_tokens=random.integers(0, 100_000, 4),
+                engine_age_ms=random.integers(0, 5000, 4),
+            )
+        )
+    return made
+
+
 _AMOUNTS = st.one_of(st.just(0.0), st.floats(0.0, 1e12, allow_subnormal=False), st.integers(0, 50).map(float))
 
 
@@ -75,8 +115,10 @@ _AMOUNTS = st.one_of(st.just(0.0), st.floats(0.0, 1e12, allow_subnormal=False), 
 def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> FleetView:
     """Fleets with any values that signals can have, ties and zeros among them."""
     count = draw(st.integers(min_size, max_size))
+    size = count * len(NUMERIC_COLUMNS)
+    values = draw(st.lists(_AMOUNTS, min_size=size, max_size=size))
     columns: dict[str, Any] = {
-        name: draw(st.lists(_AMOUNTS, min_size=count, max_size=count)) for name in NUMERIC_COLUMNS
+        name: values[i * count : (i + 1) * count] for i, name in enumerate(NUMERIC_COLUMNS)
     }
     return fleet_view(count, **columns)
 
@@ -88,5 +130,6 @@ def requests() -> st.SearchStrategy[RequestView]:
         decision_id=st.text(min_size=1, max_size=12),
         prompt_tokens=st.integers(0, 200_000),
         affinity_key=st.one_of(st.just(""), st.text(max_size=12)),
+        prefix_key=st.one_of(st.just(""), st.text(max_size=12)),
         sequence=st.integers(0, 2**70),
     )

@@ -18,7 +18,11 @@ def test_creates_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("least_request", "'least-request'"), ("gorg", "'gorgo'"), ("xxxxxxxx", "one of: gorgo, least-request")],
+    [
+        ("least_request", "'least-request'"),
+        ("gorg", "'gorgo'"),
+        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-v1"),
+    ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:

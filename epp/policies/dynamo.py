@@ -1,0 +1,90 @@
+"""Dynamo's KV router: blocks to prefill plus blocks being decoded, drawn by softmax if wanted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from epp.draw import draw
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.parts import check_number
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from epp.view import FleetView, RequestView
+
+#: Half of the smallest step of a draw: keeps the logarithm of a draw of 0 finite.
+_LEAST_DRAW = 2.0**-54
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamo:
+    """Least potential prefill and decode, in blocks.
+
+    ``cost = prefill_load_scale * max(0, pending_uncached_tokens + prompt_tokens - overlap_credit *
+    cached_tokens) / block_tokens + (queued_tokens + prompt_tokens) / block_tokens + active_request_weight *
+    running_requests + noise``
+
+    NVIDIA Dynamo's KV router with its defaults: scale and credit 1 (the older name of the former is
+    ``overlap_score_weight``), no weight on requests, temperature 0. Counters are live, as its own are.
+
+    With a temperature T the choice is a softmax of ``-cost / (T * (max - min))``. It is drawn by adding
+    Gumbel noise to the costs: ``noise = -T * (max - min) * g``, where ``g = -ln(-ln(draw))`` per endpoint;
+    the least of these sums has exactly the softmax's distribution, and the draw is keyed by decision and
+    endpoint, so it can be replayed.
+
+    Differs from the original: its decode blocks count a block shared by several active requests once, and a
+    partial last block not at all; it credits host and disk tiers; and it expires predictions after 120 s
+    when the engine sends no cache events.
+
+    Attributes:
+        block_tokens: tokens per block; matters only beside ``active_request_weight``.
+    """
+
+    name: ClassVar[str] = "dynamo"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
+    ties: ClassVar[Ties] = Ties.EXACT
+    additive_terms: ClassVar[tuple[str, ...]] = ("prefill", "decode", "requests", "noise")
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+        {
+            "prefill_load_scale": WeightSpec(1.0, 0.0, 10.0, "cost of a block to prefill"),
+            "overlap_credit": WeightSpec(1.0, 0.0, 1.0, "share of a cached block that need not be prefilled"),
+            "active_request_weight": WeightSpec(0.0, 0.0, 1000.0, "cost of an unfinished request, in blocks"),
+            "temperature": WeightSpec(0.0, 0.0, 10.0, "softness of the choice; 0 takes the cheapest"),
+        }
+    )
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        check_number("block_tokens", self.block_tokens, 1)
+
+    def rank(
+        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
+        """The sum in blocks, with its four terms."""
+        prompt, block = float(request.prompt_tokens), float(self.block_tokens)
+        potential = fleet.pending_uncached_tokens + prompt - weights["overlap_credit"] * fleet.cached_tokens
+        prefill = weights["prefill_load_scale"] * np.maximum(potential, 0.0) / block
+        decode = (fleet.queued_tokens + prompt) / block
+        requests = weights["active_request_weight"] * fleet.running_requests
+        costs = prefill + decode + requests
+        width = weights["temperature"] * float(costs.max() - costs.min())
+        noise = _noise(request, fleet, width, seed)
+        terms = {"prefill": prefill, "decode": decode, "requests": requests, "noise": noise}
+        return Ranking(costs + noise, terms)
+
+
+def _noise(request: RequestView, fleet: FleetView, width: float, seed: int) -> NDArray[np.float64]:
+    if width <= 0.0:
+        return np.zeros(len(fleet))
+    key = request.decision_id
+    draws = (max(draw(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in fleet.endpoints)
+    return np.fromiter((width * math.log(-math.log(value)) for value in draws), np.float64, len(fleet))

@@ -1,0 +1,101 @@
+"""AIBrix's prefix-cache: longest match among those not overloaded, unless the fleet is out of balance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.parts import (
+    Counts,
+    check_counts,
+    check_flag,
+    match_ratios,
+    mean_and_deviation,
+    places,
+    request_counts,
+)
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.view import FleetView, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """Longest match within ``mean + sigmas * standard deviation`` of the request counts.
+
+    1. When the largest and the smallest count differ by more than ``imbalance_requests``: fewest requests.
+    2. Else by match descending, then count ascending, the first whose count is within the limit.
+    3. Else fewest requests.
+
+    ``cost`` is the place in that order. AIBrix ``prefix-cache`` by its code (8 and 1; its README says 16 and
+    2), and Lodestar's Algorithm 1. The standard deviation is the population's. Matches are compared within
+    one request, so tokens and percent give the same order. Equals are drawn.
+
+    Attributes:
+        counts: ``live`` reservations, or the ``engine``'s running requests as of the last scrape.
+        longest_only: as in the GORGO reference (there with ``sigmas`` 2): only holders of the longest match
+            are asked, the least loaded of them first, and when all of them are over the limit the match is
+            given up; AIBrix goes on to the next best match.
+    """
+
+    name: ClassVar[str] = "prefix-cache"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
+    ties: ClassVar[Ties] = Ties.EXACT
+    additive_terms: ClassVar[tuple[str, ...]] = ()
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+        {
+            "imbalance_requests": WeightSpec(
+                8.0, 0.0, 1000.0, "largest spread of request counts at which matches still count"
+            ),
+            "sigmas": WeightSpec(1.0, 0.0, 10.0, "standard deviations above the mean that a holder may be"),
+        }
+    )
+    counts: Counts = "live"
+    longest_only: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(self.counts)
+        check_flag("longest_only", self.longest_only)
+
+    def rank(
+        self,
+        request: RequestView,
+        fleet: FleetView,
+        weights: Mapping[str, float],
+        seed: int,  # noqa: ARG002 - nothing is drawn
+    ) -> Ranking:
+        """Places, with counts and match ratios as terms."""
+        counts = request_counts(fleet, self.counts, waiting=False)
+        terms = {"requests": counts, "match_ratio": match_ratios(request, fleet)}
+        if float(counts.max() - counts.min()) > weights["imbalance_requests"]:
+            return Ranking(places(counts), terms)
+        mean, deviation = mean_and_deviation(counts)
+        over = counts > mean + weights["sigmas"] * deviation
+        cached = fleet.cached_tokens
+        if self.longest_only:
+            longest = float(cached.max())
+            held = (cached == longest) & (longest > 0.0) & ~over
+            return Ranking(places(~held, counts), terms)
+        # Those over the limit come last, by count: they are reached only as fallbacks.
+        return Ranking(places(over, np.where(over, 0.0, -cached), counts, -cached), terms)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStale(PrefixCache):
+    """`PrefixCache` with counts as old as the last scrape, as the GORGO paper ran it.
+
+    Between scrapes neither the imbalance nor the limit moves: every request that shares a prefix goes to its
+    holder, however many went there since. With scrapes 30 s apart this made it the worst baseline of that
+    paper. `PrefixCache` is the same rule with live counts.
+    """
+
+    name: ClassVar[str] = "prefix-cache-stale"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    counts: Counts = "engine"
