@@ -11,9 +11,8 @@ the stream goes on, and Envoy never sees an error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -46,7 +45,7 @@ class AccessLogReceiver:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams: set[asyncio.Future[None]] = set()
         self.received = 0
         self.malformed = 0
         self.failed = 0
@@ -74,23 +73,29 @@ class AccessLogReceiver:
             else:
                 self.received += 1
 
-    async def close(self) -> None:
-        """End the streams. They have no end of their own, so a graceful stop would wait for them in vain."""
-        streams = list(self._streams)
-        for stream in streams:
-            stream.cancel()
-        for stream in streams:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await stream
+    def end_streams(self) -> None:
+        """End the open streams with status OK; Envoy opens another for its next report.
+
+        They have no end of their own, so without this a graceful stop of the server waits for them in vain.
+        """
+        for ending in self._streams:
+            if not ending.done():
+                ending.set_result(None)
 
     async def _receive(self, requests: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
-        task = asyncio.current_task()
-        if task is not None:
-            self._streams.add(task)
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reading = asyncio.ensure_future(self._read(requests))
+        self._streams.add(ending)
+        try:
+            await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams.discard(ending)
+            reading.cancel()
+        return StreamAccessLogsResponse()
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for message in requests:
                 self.take(message)
-        finally:
-            if task is not None:
-                self._streams.discard(task)
-        return StreamAccessLogsResponse()
+        except Exception:
+            log.debug("a stream of the access log broke off", exc_info=True)

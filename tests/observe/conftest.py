@@ -16,7 +16,8 @@ from epp.envoy.settings import Variant
 from epp.server.als import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
-from tests.kit.extproc_server import ExtProcServer, protobuf
+from tests.kit.extproc_server import ExtProcServer
+from tests.observe.entries import protobuf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -87,7 +88,7 @@ class ObservedPicker(ExtProcServer):
         await self.first_tokens.start("127.0.0.1", self.first_tokens.port)
 
     async def stop(self) -> None:
-        await self.als.close()
+        self.als.end_streams()
         await self.first_tokens.stop()
         await super().stop()
 
@@ -137,13 +138,15 @@ class Rig:
     script: dict[str, Callable[[asyncio.StreamWriter], Awaitable[None]]]
 
     @contextlib.asynccontextmanager
-    async def client(self, headers: str = "", path: str = "/v1/chat/completions") -> AsyncIterator[Client]:
+    async def client(
+        self, headers: str = "", path: str = "/v1/chat/completions", length: int = 2
+    ) -> AsyncIterator[Client]:
         host, _, port = self.envoy.listener_url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(
                 f"POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
-                f"content-type: application/json\r\n{headers}content-length: 2\r\n\r\n{{}}".encode()
+                f"content-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{{}}".encode()
             )
             yield Client(reader, writer)
         finally:

@@ -30,6 +30,13 @@ def struct(fields: dict[str, object]) -> Any:
     return protobuf.Struct(fields={name: value(plain) for name, plain in fields.items()})
 
 
+def _flags(names: tuple[str, ...]) -> Any:
+    flags = accesslog.ResponseFlags()
+    for name in names:
+        setattr(flags, name, True)
+    return flags
+
+
 def entry(
     *,
     flags: tuple[str, ...] = (),
@@ -50,7 +57,7 @@ def entry(
         "start_time": START,
         "duration": timedelta(milliseconds=900),
         "metadata": core.Metadata(filter_metadata=namespaces),
-        "response_flags": accesslog.ResponseFlags(**dict.fromkeys(flags, True)),
+        "response_flags": _flags(flags),
         "upstream_request_attempt_count": 1,
         "custom_tags": tags or {},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -61,7 +61,7 @@ def test_all_of_ours_are_compared() -> None:
         return [descriptor.full_name, *inner]
 
     every = {n for d in ours.DESCRIPTOR.message_types_by_name.values() for n in nested(d)}
-    assert every == {mine.DESCRIPTOR.full_name for mine, _ in PAIRS}
+    assert every == {mine.DESCRIPTOR.full_name for mine, _ in cast("list[tuple[Any, Any]]", PAIRS)}
 
 
 def test_an_entry_by_the_other_library_reads_the_same() -> None:

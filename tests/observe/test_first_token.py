@@ -1,0 +1,136 @@
+"""The listener for first tokens: what it takes, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from epp.server.report import Report
+
+OK = b"HTTP/1.1 204 No Content\r\n\r\n"
+MISSING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def first_token(self, decision_id: str) -> None:
+        if decision_id == "bad":
+            raise RuntimeError("no")
+        self.ids.append(decision_id)
+
+    def finished(self, report: Report) -> None:
+        raise NotImplementedError
+
+
+def call(decision_id: str) -> bytes:
+    return f"POST /first-token/{decision_id} HTTP/1.1\r\nhost: picker\r\ncontent-length: 0\r\n\r\n".encode()
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[tuple[FirstTokenReceiver, Sink]]:
+    sink = Sink()
+    receiver = FirstTokenReceiver(sink)
+    await receiver.start("127.0.0.1", 0)
+    try:
+        yield receiver, sink
+    finally:
+        await receiver.stop()
+
+
+async def talk(receiver: FirstTokenReceiver, *pieces: bytes, answer_bytes: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return await asyncio.wait_for(reader.readexactly(answer_bytes), 10)
+    finally:
+        writer.transport.abort()
+
+
+async def test_calls_on_one_connection_are_answered_in_order() -> None:
+    async with listening() as (receiver, sink):
+        data = call("a-1") + call("b-2") + b"GET /first-token/c HTTP/1.1\r\n\r\n" + call("d")
+        assert await talk(receiver, data, answer_bytes=3 * len(OK) + len(MISSING)) == OK + OK + MISSING + OK
+        assert sink.ids == ["a-1", "b-2", "d"]
+        assert (receiver.received, receiver.malformed) == (3, 1)
+
+
+async def test_a_call_may_come_in_any_pieces() -> None:
+    async with listening() as (receiver, sink):
+        data = call("a") + call("b")
+        for at in range(0, len(data), 7):
+            assert await talk(receiver, data[:at], data[at:], answer_bytes=2 * len(OK)) == OK + OK
+        await talk(receiver, *(bytes([byte]) for byte in data), answer_bytes=2 * len(OK))
+        assert set(sink.ids) == {"a", "b"}
+        assert receiver.malformed == 0
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01hello\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\n",
+        b"POST /first-token/a HTTP/1.1\r\ncontent-length: 5\r\n\r\n",
+        b"POST /first-token/a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /first-token/a HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES + 1),
+    ],
+)
+async def test_what_is_no_such_talk_is_cut(request_bytes: bytes) -> None:
+    async with listening() as (receiver, sink):
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await talk(receiver, request_bytes, answer_bytes=1)
+        assert receiver.malformed == 1
+        assert sink.ids == []
+
+
+@pytest.mark.parametrize("path", ["/", "/first-token", "/first-token/", "/first-token/" + "x" * 129])
+async def test_other_paths_are_not_found(path: str) -> None:
+    async with listening() as (receiver, _):
+        request = f"POST {path} HTTP/1.1\r\n\r\n".encode()
+        assert await talk(receiver, request, answer_bytes=len(MISSING)) == MISSING
+
+
+async def test_a_failure_behind_it_is_not_envoys(caplog: pytest.LogCaptureFixture) -> None:
+    async with listening() as (receiver, sink):
+        assert await talk(receiver, call("bad") + call("a"), answer_bytes=2 * len(OK)) == OK + OK
+        assert (sink.ids, receiver.failed) == (["a"], 1)
+        assert "a first token was lost" in caplog.text
+
+
+async def test_stop_closes_connections_and_the_port() -> None:
+    receiver = FirstTokenReceiver(Sink())
+    await receiver.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+    writer.write(call("a"))
+    await reader.readexactly(len(OK))
+    await receiver.stop()
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.transport.abort()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", receiver.port)
+
+
+async def test_unix_socket(tmp_path: Path) -> None:
+    sink = Sink()
+    receiver = FirstTokenReceiver(sink)
+    await receiver.start_unix(str(tmp_path / "s"))
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+    writer.write(call("a"))
+    assert await reader.readexactly(len(OK)) == OK
+    assert sink.ids == ["a"]
+    writer.transport.abort()
+    await receiver.stop()

@@ -1,0 +1,201 @@
+"""What is reported of answers that end well: usage, first token, nothing changed. A real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.prompt.usage import NO_USAGE, Usage
+from epp.server.report import Termination
+from tests.observe import answers
+
+if TYPE_CHECKING:
+    from tests.observe.conftest import Rig
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+EXPECTED = Usage(1200, 5, 1024)
+TAIL_BYTES = 2048
+
+
+def dechunked(body: bytes) -> bytes:
+    out = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        out, body = out + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    return out
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 40, 90, 150])
+async def test_usage_event_split_over_chunks(rig: Rig, cut: int) -> None:
+    last = answers.usage() + answers.DONE
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head() + answers.chunk(answers.token("a")))
+        for piece in (last[:cut], last[cut:]):
+            await asyncio.sleep(0.01)  # so that Envoy reads it by itself
+            writer.write(answers.chunk(piece))
+        writer.write(answers.chunk(b""))
+
+    rig.plays(play)
+    client, body, report = await rig.exchange()
+    assert dechunked(body) == answers.token("a") + last
+    assert (client.status, report.status, report.cause) == (200, 200, Termination.COMPLETED)
+    assert report.usage == EXPECTED
+    assert report.streamed is True
+    assert report.chunks is not None
+    assert report.served == report.picked[0] == rig.upstream.endpoint.address
+    assert (report.attempts, report.request_bytes) == (1, 2)
+    assert report.response_bytes == len(dechunked(body))
+    assert 0 < report.headers_ms <= report.ttft_ms <= report.e2e_ms
+
+
+async def test_every_byte_a_chunk_of_its_own(rig: Rig) -> None:
+    whole = answers.token("né 你好") + answers.usage() + answers.DONE
+    rig.plays(answers.stream(*(bytes([byte]) for byte in whole)))
+    _, body, report = await rig.exchange()
+    assert dechunked(body) == whole
+    assert report.usage == EXPECTED
+
+
+async def test_stream_without_usage_is_unknown_not_zero(rig: Rig) -> None:
+    rig.plays(answers.stream(answers.token("a"), answers.token("usage"), answers.DONE))
+    _, _, report = await rig.exchange()
+    assert report.usage == NO_USAGE
+    assert report.cause is Termination.COMPLETED
+
+
+async def test_words_of_the_answer_are_not_its_usage(rig: Rig) -> None:
+    rig.plays(answers.stream(answers.usage(), answers.token('"usage": {"prompt_tokens": 7}'), answers.DONE))
+    _, _, report = await rig.exchange()
+    assert report.usage == EXPECTED
+
+
+async def test_cut_inside_a_character_is_harmless(rig: Rig) -> None:
+    for shift in range(4):
+        text = "你" * TAIL_BYTES + "x" * shift
+        rig.plays(answers.stream(answers.token(text), answers.usage({"prompt_tokens": 3, "näme": "你"})))
+        _, body, report = await rig.exchange()
+        assert text.encode() in dechunked(body)
+        assert report.usage == Usage(3, None, None)
+
+
+async def test_first_token_is_told_while_the_answer_runs(rig: Rig) -> None:
+    go_on = asyncio.Event()
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        # A comment keeps the connection alive and is no token.
+        writer.write(answers.head() + answers.chunk(b": wait\n\n"))
+        await asyncio.sleep(0.05)
+        assert rig.picker.ids[-1] not in rig.told.first_tokens
+        writer.write(answers.chunk(answers.token("a")))
+        await go_on.wait()
+        writer.write(answers.chunk(answers.DONE) + answers.chunk(b""))
+
+    rig.plays(play)
+    async with rig.client() as client:
+        await client.read_head()
+        await rig.told.until(lambda: rig.picker.ids[-1] in rig.told.first_tokens)
+        go_on.set()
+        await client.body()
+    report = await rig.told.report(rig.picker.ids[-1])
+    assert report.ttft_ms >= 50
+    assert rig.told.first_tokens.count(rig.picker.ids[-1]) == 1
+
+
+async def test_whole_answer_has_usage_and_no_call(rig: Rig) -> None:
+    choices = [{"message": {"role": "assistant", "content": "word " * 100_000}}]
+    body = json.dumps({"choices": choices, "usage": answers.USAGE, "prompt_logprobs": None}).encode()
+    rig.plays(answers.whole(body))
+    _, received, report = await rig.exchange()
+    assert dechunked(received) == body
+    assert (report.usage, report.streamed) == (EXPECTED, False)
+    assert not math.isnan(report.ttft_ms)
+    assert rig.picker.ids[-1] not in rig.told.first_tokens
+
+
+async def test_usage_before_the_tail_is_unknown(rig: Rig) -> None:
+    body = json.dumps({"usage": answers.USAGE, "choices": ["x" * TAIL_BYTES]}).encode()
+    rig.plays(answers.whole(body))
+    _, _, report = await rig.exchange()
+    assert report.usage == NO_USAGE
+
+
+async def test_compressed_answer_says_so(rig: Rig) -> None:
+    packed = gzip.compress(answers.token("a") + answers.usage() + answers.DONE)
+    rig.plays(answers.stream(packed, headers=answers.STREAM + "content-encoding: gzip\r\n"))
+    _, body, report = await rig.exchange()
+    assert dechunked(body) == packed
+    assert (report.encoding, report.usage, report.cause) == ("gzip", NO_USAGE, Termination.COMPLETED)
+    assert not math.isnan(report.ttft_ms)
+    assert rig.picker.ids[-1] in rig.told.first_tokens
+
+
+async def test_answers_of_other_kinds_are_left_alone(rig: Rig) -> None:
+    sound = bytes(range(256)) * 512
+    rig.plays(answers.whole(sound, "content-type: audio/wav\r\n"))
+    _, body, report = await rig.exchange()
+    assert dechunked(body) == sound
+    assert (report.usage, report.cause) == (NO_USAGE, Termination.COMPLETED)
+
+
+async def test_answer_without_a_body(rig: Rig) -> None:
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    rig.plays(play)
+    client, body, report = await rig.exchange()
+    assert (client.status, body, report.status) == (204, b"", 204)
+    assert (report.cause, report.usage, report.response_bytes) == (Termination.COMPLETED, NO_USAGE, 0)
+    assert math.isnan(report.ttft_ms)
+
+
+async def test_empty_stream(rig: Rig) -> None:
+    rig.plays(answers.stream(b""))
+    _, body, report = await rig.exchange()
+    assert dechunked(body) == b""
+    assert (report.cause, math.isnan(report.ttft_ms)) == (Termination.COMPLETED, True)
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "500 Internal", "503 Busy"])
+async def test_engine_errors_are_reported_as_they_are(rig: Rig, status: str) -> None:
+    rig.plays(answers.whole(b'{"error": {}, "usage": {"prompt_tokens": 1}}', status=status))
+    client, _, report = await rig.exchange()
+    assert client.status == report.status == int(status[:3])
+    assert (report.cause, report.usage, math.isnan(report.ttft_ms)) == (Termination.COMPLETED, NO_USAGE, True)
+    assert rig.picker.ids[-1] not in rig.told.first_tokens
+
+
+async def test_forged_ids_are_not_believed(rig: Rig) -> None:
+    rig.plays(
+        answers.stream(answers.token("a"), answers.DONE, headers=answers.STREAM + "x-epp-decision-id: no\r\n")
+    )
+    before = len(rig.told.reports)
+    client, _, report = await rig.exchange("x-request-id: decision-1\r\nX-EPP-Decision-Id: decision-1\r\n")
+    assert client.header("x-epp-decision-id") == rig.picker.ids[-1]
+    assert [r.decision_id for r in rig.told.reports[before:]] == [rig.picker.ids[-1]]
+    assert rig.told.first_tokens[-1] == rig.picker.ids[-1]
+    assert "decision-1" not in rig.upstream.heads[-1].lower().replace("x-request-id: decision-1", "")
+    assert report.usage == NO_USAGE
+
+
+async def test_connection_times(rig: Rig) -> None:
+    rig.plays(answers.whole(b"{}"))
+    reports = [(await rig.exchange())[2] for _ in range(4)]
+    assert any(report.connected_anew is False for report in reports)
+    for report in reports:
+        assert report.connect_ms >= 0
+        assert report.received_ms <= report.sent_ms <= report.headers_ms <= report.e2e_ms
+
+
+async def test_script_never_failed(rig: Rig) -> None:
+    """Last of the file: nothing above made Envoy or the filter complain."""
+    assert set((await rig.envoy.stats(r"lua\.observe\.errors")).values()) == {0}
+    assert "script log" not in rig.envoy.log_file.read_text()
+    assert (rig.picker.als.malformed, rig.picker.als.failed) == (0, 0)
+    assert (rig.picker.first_tokens.malformed, rig.picker.first_tokens.failed) == (0, 0)

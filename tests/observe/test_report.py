@@ -1,0 +1,151 @@
+"""What an access log entry means."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.prompt.usage import NO_USAGE, Usage
+from epp.server.als import AccessLogReceiver
+from epp.server.report import Termination, decode
+from tests.observe.entries import START, entry, wire
+
+if TYPE_CHECKING:
+    from epp.server.report import Report
+
+FIRST_US = START.timestamp() * 1e6 + 120_500
+
+
+def report(**values: Any) -> Report:
+    message = StreamAccessLogsMessage.FromString(wire(entry(**values)))
+    return decode(message.http_logs.log_entry[0])
+
+
+def test_a_request_that_went_well() -> None:
+    told = report(
+        seen={
+            "first_us": FIRST_US,
+            "streamed": True,
+            "chunks": 7,
+            "usage": '{"prompt_tokens": 5, "completion_tokens": 2}',
+        },
+        tags={"connect_us": "1500", "fresh_us": "-"},
+        time_to_last_rx_byte=timedelta(milliseconds=1),
+        time_to_first_upstream_tx_byte=timedelta(milliseconds=3),
+        time_to_first_upstream_rx_byte=timedelta(milliseconds=100),
+    )
+    assert (told.decision_id, told.status, told.cause, told.flags) == ("d-1", 200, Termination.COMPLETED, ())
+    assert (told.picked, told.served) == (("10.0.0.1:8001", "10.0.0.2:8001"), "10.0.0.1:8001")
+    assert (told.attempts, told.request_bytes, told.response_bytes) == (1, 2, 309)
+    assert told.ttft_ms == pytest.approx(120.5)
+    assert (told.e2e_ms, told.received_ms, told.sent_ms, told.headers_ms) == (900, 1, 3, 100)
+    assert (told.connect_ms, told.connected_anew) == (1.5, False)
+    assert (told.streamed, told.encoding, told.chunks) == (True, "", 7)
+    assert told.usage == Usage(5, 2, None)
+    assert told.started_wall_s == pytest.approx(START.timestamp())
+    assert told.details == "via_upstream"
+
+
+def test_what_was_not_seen_is_unknown() -> None:
+    told = report(status=None, served="", start_time=None, duration=None, destination="", ours={})
+    assert (told.decision_id, told.status, told.served, told.picked) == ("", 0, "", ())
+    for name in ("ttft_ms", "e2e_ms", "received_ms", "sent_ms", "headers_ms", "connect_ms"):
+        assert math.isnan(getattr(told, name)), name
+    assert (told.connected_anew, told.streamed, told.chunks, told.usage) == (None, None, None, NO_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"flags": ("downstream_connection_termination",)}, Termination.CLIENT_GONE),
+        ({"flags": ("downstream_remote_reset", "upstream_remote_reset")}, Termination.CLIENT_GONE),
+        ({"flags": ("upstream_remote_reset",)}, Termination.UPSTREAM_RESET),
+        ({"flags": ("upstream_connection_termination",)}, Termination.UPSTREAM_RESET),
+        ({"flags": ("stream_idle_timeout",)}, Termination.TIMED_OUT),
+        ({"flags": ("upstream_request_timeout", "local_reset")}, Termination.TIMED_OUT),
+        ({"flags": ("no_healthy_upstream",), "served": ""}, Termination.UNREACHABLE),
+        (
+            {"flags": ("upstream_connection_failure", "upstream_retry_limit_exceeded")},
+            Termination.UNREACHABLE,
+        ),
+        ({"served": "", "status": 413}, Termination.REFUSED),
+        ({"flags": ("overload_manager",), "served": "", "status": 503}, Termination.REFUSED),
+        ({"served": "10.0.0.2"}, Termination.RETRIED_ELSEWHERE),
+        ({"served": "10.0.0.2", "destination": ""}, Termination.COMPLETED),
+        ({"status": 500}, Termination.COMPLETED),
+        # Left at the end mark, or in the middle of a whole answer.
+        (
+            {"flags": ("downstream_connection_termination",), "seen": {"streamed": True, "chunks": 2}},
+            Termination.COMPLETED,
+        ),
+        (
+            {"flags": ("downstream_connection_termination",), "seen": {"streamed": False, "chunks": 2}},
+            Termination.CLIENT_GONE,
+        ),
+    ],
+)
+def test_cause_of_the_end(values: dict[str, Any], cause: Termination) -> None:
+    assert report(**values).cause is cause
+
+
+def test_ipv6_is_spelled_as_the_picker_spells_it() -> None:
+    assert report(served="fd00::1").served == "[fd00::1]:8001"
+
+
+@pytest.mark.parametrize("moved_us", [-5_000_000, 5_000_000])
+def test_a_clock_that_was_set_gives_no_time(moved_us: int) -> None:
+    assert math.isnan(report(seen={"first_us": FIRST_US + moved_us}).ttft_ms)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"first_us": "soon", "chunks": "many", "streamed": 1, "usage": 5, "encoding": True},
+        {"usage": "{"},
+        {"usage": "[1]"},
+    ],
+)
+def test_odd_findings_are_unknown(seen: dict[str, object]) -> None:
+    told = report(seen=seen, tags={"connect_us": "soon"})
+    assert (told.usage, told.encoding, told.chunks, told.streamed) == (NO_USAGE, "", None, None)
+    assert math.isnan(told.ttft_ms)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.reports: list[str] = []
+
+    def first_token(self, decision_id: str) -> None:
+        raise NotImplementedError
+
+    def finished(self, report: Report) -> None:
+        if report.decision_id == "bad":
+            raise RuntimeError("no")
+        self.reports.append(report.decision_id)
+
+
+def test_one_bad_report_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Sink()
+    receiver = AccessLogReceiver(sink)
+    ids = ("a", "bad", "b")
+    receiver.take(wire(*(entry(ours={"decision_id": name}) for name in ids)))
+    receiver.take(b"\xff\xff\xff")
+    receiver.take(b"")
+    assert sink.reports == ["a", "b"]
+    assert (receiver.received, receiver.failed, receiver.malformed) == (2, 1, 1)
+    assert "a report was lost" in caplog.text
+
+
+@given(st.binary(max_size=400), st.integers(0, 900))
+def test_garbage_on_the_stream_never_raises(garbage: bytes, at: int) -> None:
+    good = wire(entry())
+    receiver = AccessLogReceiver(Sink())
+    receiver.take(good[:at] + garbage + good[at:])
+    receiver.take(good)
+    assert receiver.received >= 1

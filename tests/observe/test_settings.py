@@ -1,0 +1,152 @@
+"""What can be turned off, and what happens when the picker's listeners are not there. A real Envoy each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from epp.envoy import filters, observe
+from epp.envoy.examples import ENDPOINTS
+from epp.envoy.render import render
+from epp.envoy.settings import EnvoySettings, Variant
+from epp.errors import ConfigError
+from epp.server import report
+from epp.server.report import Termination
+from tests.observe import answers
+from tests.observe.conftest import running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.envoy
+
+
+def test_both_sides_use_the_same_names() -> None:
+    assert observe.OBSERVED_NAMESPACE == report.OBSERVED_NAMESPACE
+    assert filters.DECISION_NAMESPACE == report.DECISION_NAMESPACE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"observe": False}, {"variant": Variant.FULL_DUPLEX}], ids=["off", "full-duplex"]
+)
+def test_nothing_watches_where_nothing_is_to_be_watched(changes: dict[str, object]) -> None:
+    tree = yaml.safe_load(render(EnvoySettings(endpoints=ENDPOINTS, **changes)))  # type: ignore[arg-type]  # a table
+    text = str(tree)
+    assert "filters.http.lua" not in text
+    assert "http_grpc" not in text
+    assert [c["name"] for c in tree["static_resources"]["clusters"]] == ["replicas", "picker"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("first_token_port", 70_000), ("usage_tail_bytes", 10), ("report_interval_ms", 0)],
+)
+def test_contradictions_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EnvoySettings(endpoints=ENDPOINTS, **{key: value})  # type: ignore[arg-type]  # a table
+    assert caught.value.key == key
+
+
+async def test_without_calls_and_header_the_report_still_comes() -> None:
+    async with running(first_token_port=0, decision_id_header=False) as rig:
+        rig.plays(answers.stream(answers.token("a"), answers.usage(), answers.DONE))
+        client, _, told = await rig.exchange()
+        assert client.header("x-epp-decision-id") == ""
+        assert told.ttft_ms > 0
+        assert told.usage.completion_tokens == 5
+        assert rig.told.first_tokens == []
+
+
+@pytest.mark.parametrize(
+    ("on", "path", "seen"),
+    [
+        (True, "/v1/chat/completions?x=1", False),
+        (True, "/v1/other", True),
+        (False, "/v1/chat/completions", True),
+    ],
+)
+async def test_accept_encoding(on: bool, path: str, seen: bool) -> None:
+    async with running(strip_accept_encoding=on) as rig:
+        rig.plays(answers.whole(b"{}"))
+        _, _, told = await rig.exchange("accept-encoding: gzip\r\n", path)
+        assert ("accept-encoding: gzip" in rig.upstream.heads[-1].lower()) is seen
+        assert told.cause is Termination.COMPLETED
+
+
+@contextlib.asynccontextmanager
+async def hung_listener() -> AsyncIterator[int]:
+    """Accepts connections and never says a word."""
+    writers = []
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await asyncio.sleep(3600)
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await server.wait_closed()
+
+
+async def test_hung_or_dead_first_token_listener_disturbs_nobody() -> None:
+    async with hung_listener() as hung:
+        for port in (hung, 1):
+            async with running(first_token_port=port) as rig:
+                rig.plays(answers.stream(answers.token("a"), answers.usage(), answers.DONE))
+                for _ in range(5):
+                    client, body, told = await rig.exchange()
+                    assert (client.status, told.cause) == (200, Termination.COMPLETED)
+                    assert answers.DONE in body
+                    assert told.usage.completion_tokens == 5
+                assert set((await rig.envoy.stats(r"lua\.observe\.errors")).values()) == {0}
+
+
+async def test_picker_that_dies_mid_answer_and_returns() -> None:
+    async with running() as rig:
+        go_on = asyncio.Event()
+
+        async def play(writer: asyncio.StreamWriter) -> None:
+            writer.write(answers.head())
+            await go_on.wait()
+            writer.write(
+                answers.chunk(answers.token("a") + answers.usage() + answers.DONE) + answers.chunk(b"")
+            )
+
+        rig.plays(play)
+        async with rig.client() as client:
+            await client.read_head()
+            await rig.picker.stop()
+            go_on.set()
+            body = await client.body()
+            assert client.status == 200
+            assert answers.DONE in body
+        # Without it requests go on, undecided; back again, reports come again.
+        async with rig.client() as client:
+            await client.read_head()
+            assert (client.status, client.header("x-epp-decision-id")) == (200, "")
+            await client.body()
+        await rig.picker.start()
+        async with asyncio.timeout(10):
+            decided = len(rig.picker.ids)
+            while len(rig.picker.ids) == decided:
+                async with rig.client() as client:
+                    await client.read_head()
+                    await client.body()
+        assert (await rig.told.report(rig.picker.ids[-1])).usage.completion_tokens == 5
+
+
+async def test_streams_of_the_log_can_be_ended_for_a_graceful_stop() -> None:
+    async with running() as rig:
+        rig.plays(answers.whole(b"{}"))
+        await rig.exchange()
+        rig.picker.als.end_streams()
+        # Envoy opens another.
+        assert (await rig.exchange())[2].cause is Termination.COMPLETED
