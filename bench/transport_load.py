@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANSWER_BODY = b"picked"
+_OK = b"HTTP/1.1 200"
+# A burst slower than this has hung.
+_BURST_TIMEOUT_S, _SLOWEST_REQUESTS_PER_S = 60.0, 20.0
 _END = b"\r\n\r\n" + ANSWER_BODY
 
 
@@ -67,6 +70,9 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
+        if len(self._received) >= len(_OK) and not self._received.startswith(_OK):
+            self._burst.fail(f"unexpected answer: {self._received[:600]!r}")
+            return
         if not self._received.endswith(_END):
             return
         if self._burst.expected not in self._received:
@@ -116,7 +122,8 @@ async def send(port: int, request: bytes, expected: bytes, *, requests: int, con
     """Sends ``requests`` copies of ``request`` to a loopback port, ``concurrency`` at a time.
 
     Raises:
-        LoadError: an answer without ``expected`` in it, or a connection that was lost.
+        LoadError: an answer that is not 200 with ``expected`` in it, or a connection that was lost.
+        TimeoutError: the burst has hung.
     """
     loop = asyncio.get_running_loop()
     connections = min(concurrency, requests)
@@ -126,7 +133,8 @@ async def send(port: int, request: bytes, expected: bytes, *, requests: int, con
         *(loop.create_connection(lambda: _Connection(burst), "127.0.0.1", port) for _ in range(connections))
     )
     try:
-        await burst.done
+        async with asyncio.timeout(_BURST_TIMEOUT_S + requests / _SLOWEST_REQUESTS_PER_S):
+            await burst.done
         wall_s = time.perf_counter() - started_s
     finally:
         for transport, connection in opened:

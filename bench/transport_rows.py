@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-Server = Literal["aio", "grpclib", "sync", "none"]
+Server = Literal["aio", "grpclib", "sync", "framing", "none"]
 Handler = Literal["read-write", "generator", "close-after-pick"]
 Codec = Literal["protobuf", "raw"]
 Gc = Literal["default", "freeze", "rare", "off"]
@@ -24,7 +24,7 @@ class Row:
         name: short name, unique, for the table and for ``--rows``.
         group: ``base`` compares libraries, ``tuning`` compares settings of grpc.aio.
         note: what differs, for the table's legend.
-        server: the library; ``none`` is Envoy without ext_proc.
+        server: the library; ``framing`` is none at all, ``none`` is Envoy without ext_proc.
         handler: shape of the handler; ``close-after-pick`` ends the stream after the second reply.
         codec: ``protobuf`` decodes each message and builds each reply; ``raw`` does neither.
         uvloop: whether the event loop is uvloop's.
@@ -68,6 +68,12 @@ BASE: tuple[Row, ...] = (
     Row(name="grpclib", server="grpclib", note="grpclib, asyncio's loop"),
     Row(name="grpclib-uvloop", server="grpclib", uvloop=True, note="grpclib on uvloop"),
     Row(name="sync", server="sync", note="grpc's synchronous server, 64 threads"),
+    Row(
+        name="framing",
+        server="framing",
+        uvloop=True,
+        note="HTTP/2 framing by hand on uvloop, protobuf: the floor",
+    ),
     Row(
         name="no-ext-proc",
         server="none",
@@ -113,6 +119,7 @@ TUNING: tuple[Row, ...] = (
     _tuned(name="gc-freeze", note="gc.freeze() after start", gc="freeze"),
     _tuned(name="gc-rare", note="gc.freeze() and thresholds 50,000 / 50 / 50", gc="rare"),
     _tuned(name="gc-off", note="gc.disable(): the most that tuning it can give", gc="off"),
+    _tuned(name="combined", note="minimal-stack, quiet and gc-rare", options=(*_MINIMAL, *_QUIET), gc="rare"),
     _tuned(name="malloc-arena", note="MALLOC_ARENA_MAX=1", env=(("MALLOC_ARENA_MAX", "1"),)),
     _tuned(name="pinned", note="server process held on one core", pin=True),
     _tuned(name="unix-socket", note="Unix socket instead of loopback TCP", uds=True),

@@ -16,11 +16,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from bench.transport_framing import Framing
 from bench.transport_rows import Row
 from epp.pb import ext_proc_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
@@ -165,6 +166,21 @@ async def _serve_grpclib(row: Row, address: str) -> None:
     await server.wait_closed()
 
 
+async def _serve_framing(row: Row, address: str) -> None:
+    def answer(message: bytes) -> bytes:
+        return protobuf_answer(pb.ProcessingRequest.FromString(message)).SerializeToString()
+
+    loop = asyncio.get_running_loop()
+    if address:
+        server: asyncio.Server = await loop.create_unix_server(lambda: Framing(answer), address)
+        _ready(row, 0)
+    else:
+        server = await loop.create_server(lambda: Framing(answer), "127.0.0.1", 0)
+        _ready(row, server.sockets[0].getsockname()[1])
+    await _input_end()
+    server.close()
+
+
 def _serve_sync(row: Row, address: str) -> None:
     import grpc  # noqa: PLC0415
 
@@ -180,6 +196,13 @@ def _serve_sync(row: Row, address: str) -> None:
     server.stop(0).wait()
 
 
+_COROUTINES: dict[str, Callable[[Row, str], Coroutine[Any, Any, None]]] = {
+    "aio": _serve_aio,
+    "grpclib": _serve_grpclib,
+    "framing": _serve_framing,
+}
+
+
 def main(arguments: list[str]) -> None:
     """Serves until standard input ends."""
     row, address = Row.from_json(arguments[0]), arguments[1]
@@ -189,14 +212,14 @@ def main(arguments: list[str]) -> None:
         if row.server == "sync":
             _serve_sync(row, address)
             return
-        serve: Awaitable[None] = (_serve_grpclib if row.server == "grpclib" else _serve_aio)(row, address)
+        serve = _COROUTINES[row.server](row, address)
         loop_factory = None
         if row.uvloop:
             import uvloop  # noqa: PLC0415
 
             loop_factory = uvloop.new_event_loop
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(serve)  # type: ignore[arg-type]  # both are coroutines
+            runner.run(serve)
     except ImportError as error:
         print(f"skip {error}", flush=True)
 

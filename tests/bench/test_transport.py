@@ -78,6 +78,7 @@ def test_every_library_is_measured_behind_a_real_envoy_and_nothing_is_left(tmp_p
         "close-after-pick",
         "grpclib",
         "sync",
+        "framing",
         "no-ext-proc",
     ]
     ran = bench(
@@ -233,6 +234,7 @@ async def test_a_burst_sends_exactly_the_requests_asked_for(
     [
         ([b"HTTP/1.1 200 OK\r\nx-by: other"], "unexpected answer"),
         ([b"HTTP/1.1 200 OK\r\nx-by: me", b"HTTP/1.1 500 no\r\nx-by: -"], "unexpected answer"),
+        ([b"HTTP/1.1 504 late\r\n\r\nanother body"], "unexpected answer"),
         ([b""], "connection lost"),
     ],
 )

@@ -1,0 +1,139 @@
+"""What watching responses costs Envoy: CPU per request with the observer off, without calls, and fully on.
+
+    python -m bench.observe [--rounds 5]
+
+One Envoy worker for each way, one picker and one upstream that streams tokens with a pause between them, so that
+each is a chunk of its own in Envoy. The ways take turns, round by round; the table shows the median of the rounds.
+CPU is what the kernel counted for all threads of the Envoy process, so neither the load nor the picker is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from epp.server.first_token import FirstTokenReceiver
+from epp.server.report import Report, decode
+from tests.observe import answers
+from tests.observe.conftest import Rig, running
+from tests.observe.entries import entry, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+WAYS = {
+    "off": {"observe": False},
+    "reports": {"first_token_port": 0},
+    "reports and calls": {},
+}
+TOKENS = (16, 128, 1024)
+CONCURRENCY = 24
+REQUESTS = {16: 480, 128: 192, 1024: 48}
+_PAUSE_S = 0.004
+
+
+def cpu_us(pid: int) -> float:
+    """CPU time of a process's threads, from the scheduler: nanoseconds, not ticks."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e3
+
+
+def stream(tokens: int) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """An answer of so many tokens, then its usage and the end mark."""
+    token = answers.chunk(answers.token(" word"))
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head())
+        for _ in range(tokens):
+            writer.write(token)
+            await asyncio.sleep(_PAUSE_S)
+        writer.write(answers.chunk(answers.usage() + answers.DONE) + answers.chunk(b""))
+
+    return play
+
+
+async def load(rig: Rig, requests: int) -> None:
+    """Send requests, a fixed number at once."""
+    left = iter(range(requests))
+
+    async def one_by_one() -> None:
+        for _ in left:
+            async with rig.client() as client:
+                await client.read_head()
+                await client.body()
+
+    await asyncio.gather(*(one_by_one() for _ in range(CONCURRENCY)))
+
+
+async def envoy_cost(rounds: int) -> None:
+    """Print Envoy's CPU per request, per way and answer length."""
+    async with AsyncExitStack() as stack:
+        rigs = {
+            name: await stack.enter_async_context(running(**changes)) for name, changes in WAYS.items()
+        }
+        print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>18}" for name in WAYS) + "  (us/request)")
+        for tokens in TOKENS:
+            found: dict[str, list[float]] = {name: [] for name in WAYS}
+            for rig in rigs.values():
+                rig.plays(stream(tokens))
+                await load(rig, CONCURRENCY)
+            for _ in range(rounds):
+                for name, rig in rigs.items():
+                    before = cpu_us(rig.envoy.pid)
+                    await load(rig, REQUESTS[tokens])
+                    found[name].append((cpu_us(rig.envoy.pid) - before) / REQUESTS[tokens])
+            chunks = [r.chunks for r in rigs["reports"].told.reports[-CONCURRENCY:] if r.chunks]
+            row = " ".join(f"{statistics.median(values):>18.0f}" for values in found.values())
+            print(f"{tokens:>6} {statistics.mean(chunks):>7.0f} {row}", flush=True)
+
+
+class _Nobody:
+    def first_token(self, decision_id: str) -> None:
+        """Take a first token."""
+
+    def finished(self, report: Report) -> None:
+        """Take a report."""
+
+
+async def receiver_cost(calls: int = 20_000) -> None:
+    """Print the picker's CPU for one first token over a connection of its own, and for one report."""
+    receiver = FirstTokenReceiver(_Nobody())
+    call = (
+        b"POST /first-token/0123456789abcdef-1f HTTP/1.1\r\nhost: picker\r\nx-envoy-internal: true\r\n"
+        b"x-envoy-expected-rq-timeout-ms: 1000\r\ncontent-length: 0\r\n\r\n"
+    )
+    begun = time.process_time()
+    for _ in range(calls):
+        receiver.answer(call[:-2])
+    answer_us = (time.process_time() - begun) / calls * 1e6
+    usage = '{"prompt_tokens": 1200, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}}'
+    seen = {"first_us": 1.7e15, "streamed": True, "chunks": 9, "usage": usage}
+    message = wire(*(entry(seen=seen, tags={"connect_us": "150", "fresh_us": "-"}) for _ in range(10)))
+    from epp.pb.access_log_pb2 import StreamAccessLogsMessage  # noqa: PLC0415 - beside what it measures
+
+    begun = time.process_time()
+    for _ in range(calls // 10):
+        for log_entry in StreamAccessLogsMessage.FromString(message).http_logs.log_entry:
+            decode(log_entry)
+    report_us = (time.process_time() - begun) / calls * 1e6
+    print(f"picker: {answer_us:.1f} us to answer a first token, {report_us:.1f} us to decode a report")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    uvloop.run(receiver_cost())
+    uvloop.run(envoy_cost(options.rounds))
+
+
+if __name__ == "__main__":
+    main()
