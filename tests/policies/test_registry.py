@@ -9,6 +9,7 @@ from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.policies.least_request import LeastRequest
 from epp.policies.registry import POLICIES, create
+from tests.kit.fleets import fleet_view, request
 
 
 def test_creates_by_name() -> None:
@@ -53,3 +54,30 @@ def test_parameters_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         create("tuned", {"limits": 5})
     with pytest.raises(ConfigError, match="limit must be at least 1"):
         create("tuned", {"limit": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("prefix-cache", {"counts": "fresh"}, "counts must be one of live, engine, not 'fresh'"),
+        ("prefix-cache", {"longest_only": "yes"}, "longest_only must be true or false"),
+        ("power-of-two", {"load": 3}, "load must be one of requests, tokens"),
+        ("session-affinity-bounded", {"key": "user"}, "key must be one of session, prefix"),
+        ("session-affinity-bounded", {"overflow": ""}, "overflow must be one of next, least"),
+        ("dynamo", {"block_tokens": 0}, "block_tokens must be a number from 1"),
+        ("llm-d", {"match_length_weight": 1.5}, "match_length_weight must be a number from 0.0 to 1.0"),
+        ("mooncake-static", {"speeds": {"h100": 0}}, "speeds.h100 must be a number"),
+        ("mooncake-static", {"speeds": 3}, "speeds must map"),
+        ("gorgo-v1", {"local_region": 3}, "local_region must be a name"),
+        ("least-request-stale", {"count_waiting": 1}, "count_waiting must be true or false"),
+    ],
+)
+def test_bad_parameters_are_refused_in_words(name: str, params: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(name, params)
+
+
+def test_parameters_change_the_formula() -> None:
+    fleet = fleet_view(2, running_requests=[4, 1], engine_classes=["H100", "l40s"])
+    faster = create("mooncake-static", {"speeds": {"h100": 5, "L40S": 1}})
+    assert faster.rank(request(), fleet, {}, 0).costs.tolist() == [1, 2]

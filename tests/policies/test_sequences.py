@@ -1,0 +1,169 @@
+"""Published behaviour that shows only over many requests: herding, spreading, sticking, drawing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from epp.policies.dynamo import Dynamo
+from epp.policies.least_load import LeastLoad, LeastLoadStale
+from epp.policies.least_request import LeastRequest
+from epp.policies.least_request_stale import LeastRequestStale
+from epp.policies.power_of_two import PowerOfTwo
+from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
+from epp.policies.prefix_threshold import PrefixThreshold
+from epp.policies.random import Random
+from epp.policies.session_affinity import SessionAffinity
+from epp.policies.session_affinity_bounded import SessionAffinityBounded
+from epp.policies.session_affinity_hash256 import SessionAffinityHash256
+from epp.policies.sglang_cache_aware import SglangCacheAware
+from tests.kit.arrivals import burst
+from tests.kit.fleets import default_weights, fleet_view, permuted, request
+
+DIFFERENT = [f"prompt {i}" for i in range(60)]
+SAME = ["system prompt"] * 60
+
+
+def hottest(picks: list[int]) -> int:
+    return max(Counter(picks).values())
+
+
+def test_stale_counts_herd_between_scrapes_and_live_ones_do_not() -> None:
+    # One request is there at the first scrape, so that the others do not tie.
+    for stale, live in ((LeastRequestStale(), LeastRequest()), (LeastLoadStale(), LeastLoad())):
+        herded = burst(stale, DIFFERENT, endpoints=3, scrape_every=20)
+        assert hottest(herded[20:40]) >= 10, "at most two endpoints tie for least at a scrape"
+        assert len(set(herded[40:])) == 1, "all of an interval goes to the one that looked least loaded"
+        assert hottest(burst(live, DIFFERENT, endpoints=3)) == 20
+
+
+def test_a_shared_prefix_stays_with_its_holder_until_the_scrape_or_the_live_count_tells() -> None:
+    stale = burst(PrefixCacheStale(), SAME, endpoints=3, scrape_every=30)
+    assert len(set(stale[:30])) == 1, "30 requests, and nobody noticed"
+    assert len(set(stale[30:])) > 1
+    live = burst(PrefixCache(), SAME, endpoints=3)
+    assert hottest(live) <= 20 + 9, "an endpoint is never more than one over the imbalance of 8 ahead"
+    assert len(set(live)) == 3
+
+
+def test_a_threshold_without_a_load_guard_puts_all_in_one_place() -> None:
+    assert len(set(burst(PrefixThreshold(), SAME, endpoints=3))) == 1
+
+
+def test_sglang_follows_a_prefix_until_the_fleet_is_64_requests_out_of_balance() -> None:
+    picks = burst(SglangCacheAware(), ["system prompt"] * 200, endpoints=3)
+    home = picks[0]
+    assert picks[:65] == [home] * 65
+    assert picks[65] != home
+
+
+def test_one_hash_of_the_start_puts_everybody_with_the_same_system_prompt_together() -> None:
+    assert len(set(burst(SessionAffinityHash256(), SAME, endpoints=3))) == 1
+    assert len(set(burst(SessionAffinityHash256(), DIFFERENT, endpoints=3))) == 3
+
+
+def test_modulo_moves_most_sessions_when_an_endpoint_leaves_and_rendezvous_only_its_own() -> None:
+    whole = fleet_view(5)
+    smaller = permuted(whole, [0, 1, 2, 3])
+    moved = Counter[str]()
+    for number in range(1000):
+        key = f"{number:016x}"
+        ask = request(affinity_key=key, prefix_key=key)
+        for policy in (SessionAffinityHash256(), SessionAffinity()):
+            before = whole.endpoints[int(policy.rank(ask, whole, {}, 0).costs.argmin())]
+            after = smaller.endpoints[int(policy.rank(ask, smaller, {}, 0).costs.argmin())]
+            moved[policy.name] += before != after
+    # Chances 4/5 and 1/5; standard deviation 13.
+    assert moved["session-affinity-hash256"] > 730
+    assert moved["session-affinity"] < 270
+
+
+def test_without_a_prefix_the_hash_balances() -> None:
+    fleet = fleet_view(3, running_requests=[4, 0, 2])
+    assert SessionAffinityHash256().rank(request(), fleet, {}, 0).costs.tolist() == [4, 0, 2]
+
+
+@pytest.mark.parametrize("overflow", ["next", "least"])
+def test_bounded_affinity_keeps_everybody_under_the_bound_at_every_step(overflow: str) -> None:
+    policy = SessionAffinityBounded(overflow=overflow)  # type: ignore[arg-type]  # a word from the table above
+    picks = burst(policy, ["hot"] * 60 + DIFFERENT, endpoints=4)
+    counts = Counter[int]()
+    for total, pick in enumerate(picks):
+        counts[pick] += 1
+        assert counts[pick] <= math.ceil(1.25 * (total + 1) / 4)
+
+
+def test_bounded_affinity_is_plain_affinity_while_there_is_room() -> None:
+    ask = request(affinity_key="chat")
+    fleet = fleet_view(4, running_requests=[10, 10, 10, 10])
+    weights = default_weights(SessionAffinityBounded())
+    bounded = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
+    plain = SessionAffinity().rank(ask, fleet, {}, 0).costs
+    assert bounded.tolist() == plain.tolist()
+
+
+def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> None:
+    ask = request(affinity_key="chat", prefix_key="chat")
+    order = np.argsort(SessionAffinity().rank(ask, fleet_view(4), {}, 0).costs).tolist()
+    running = np.zeros(4)
+    running[order] = [30, 6, 5, 4]  # the home is full; the session's next place is the busiest of the others
+    fleet = fleet_view(4, running_requests=running)
+    weights = default_weights(SessionAffinityBounded())
+    following = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
+    assert np.argsort(following).tolist() == [order[1], order[2], order[3], order[0]]
+    for key in ("session", "prefix"):
+        balancing = SessionAffinityBounded(overflow="least", key=key)
+        costs = balancing.rank(ask, fleet, weights, 0).costs
+        assert np.argsort(costs).tolist() == [order[3], order[2], order[1], order[0]]
+    slack = SessionAffinityBounded().rank(ask, fleet, {**weights, "slack_requests": 30.0}, 0).costs
+    assert int(slack.argmin()) == order[0], "slack is room"
+
+
+def test_two_choices_even_out_what_one_leaves_uneven() -> None:
+    prompts = [f"prompt {i}" for i in range(600)]
+    one, two = (hottest(burst(policy, prompts, endpoints=30)) for policy in (Random(), PowerOfTwo()))
+    # Mean 20. One choice: 20 + O(sqrt(20 ln 30)), about 30; two: 20 + ln ln 30 / ln 2, about 22.
+    assert two <= 23
+    assert one >= 27
+
+
+def test_of_two_the_less_loaded_comes_first_and_the_rest_follow() -> None:
+    fleet = fleet_view(5, running_requests=[5, 4, 3, 2, 1], queued_tokens=[1, 2, 3, 4, 5])
+    pairs = set()
+    for number in range(200):
+        ask = request(f"d-{number}")
+        by_requests = PowerOfTwo().rank(ask, fleet, {}, 0)
+        order = np.argsort(by_requests.costs).tolist()
+        assert order[0] > order[1], "fewer requests are to the right"
+        assert sorted(by_requests.costs.tolist()) == [0, 1, 2, 3, 4]
+        by_tokens = PowerOfTwo(load="tokens").rank(ask, fleet, {}, 0)
+        assert np.argsort(by_tokens.costs).tolist() == [order[1], order[0], *order[2:]]
+        pairs.add(frozenset(order[:2]))
+    assert len(pairs) == 10
+
+
+def test_equal_pairs_tie() -> None:
+    costs = PowerOfTwo().rank(request(), fleet_view(3), {}, 0).costs
+    assert sorted(costs.tolist()) == [0, 0, 2]
+
+
+def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:
+    policy = Dynamo()
+    fleet = fleet_view(3, uncached_tokens=[160, 160, 160], queued_tokens=[0, 160, 320])
+    weights = {**default_weights(policy), "temperature": 0.7}
+    picks = Counter(
+        int(policy.rank(request(f"d-{i}", prompt_tokens=160), fleet, weights, 0).costs.argmin())
+        for i in range(6000)
+    )
+    # Costs 20, 30, 40 blocks, 20 apart at most: -cost / (T * 20).
+    shares = np.exp(-np.array([0, 10, 20]) / (0.7 * 20))
+    shares /= shares.sum()
+    for index, share in enumerate(shares.tolist()):
+        deviation = math.sqrt(6000 * share * (1 - share))
+        assert abs(picks[index] - 6000 * share) < 5 * deviation
+    cold = policy.rank(request(prompt_tokens=160), fleet, default_weights(policy), 0)
+    assert cold.costs.tolist() == [20, 30, 40]
+    assert not cold.terms["noise"].any()
