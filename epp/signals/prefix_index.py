@@ -28,15 +28,19 @@ if TYPE_CHECKING:
     from epp.prompt.types import MeasuredPrompt
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
+#: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
+_MAX_SPLIT_HOLDERS = 16
 
 
 class _Segment:
     """A run of blocks held alike, ``start`` blocks below the root."""
 
-    __slots__ = ("answers", "block_tokens", "hashes", "holders", "start")
+    __slots__ = ("answers", "block_tokens", "hashes", "holders", "key", "leaf", "start")
 
     def __init__(self, start: int, hashes: array[int], block_tokens: float, holders: int) -> None:
         self.start, self.hashes, self.block_tokens, self.holders = start, hashes, block_tokens, holders
+        self.key = hashes[0]  # kept as one object: every reader of an array makes a new one
+        self.leaf = True  # False once anything hung below it, even if that is gone by now
         # slot -> (prompt tokens, prompt and answer tokens) of a request whose prompt ended here
         self.answers: dict[int, tuple[int, int]] | None = None
 
@@ -121,6 +125,8 @@ class PrefixIndex:
             alive &= segment.holders
             if not alive:
                 break
+            if answered:  # known blocks below an answer's prompt: they show how it went on for these slots
+                answered = {slot: covered for slot, covered in answered.items() if not alive >> slot & 1}
             matched = _matched(segment.hashes, blocks, position)
             position += matched
             tokens = position * prompt.block_tokens
@@ -140,20 +146,27 @@ class PrefixIndex:
         """The slot is about to hold the whole prompt; it becomes its most recently used path."""
         blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
         self._tick += 1
-        position = 0
+        position, above = 0, None
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
             if segment is None:
-                segment = self._add(position, array("Q", blocks[position:]), prompt.block_tokens)
+                fresh = array("Q", blocks[position:])
+                if above is not None and above.leaf and above.holders == bit:
+                    self._extend(above, fresh, prompt.block_tokens, holdings)
+                    break
+                segment = self._add(position, fresh, prompt.block_tokens)
             else:
                 matched = _matched(segment.hashes, blocks, position)
                 if matched < len(segment.hashes):
                     self._split(segment, matched)
+            if above is not None:
+                above.leaf = False
             if not segment.holders & bit:
                 segment.holders |= bit
                 holdings.tokens += segment.tokens
-            holdings.touch(segment.hashes[0], segment.start, self._tick)
+            holdings.touch(segment.key, segment.start, self._tick)
             position += len(segment.hashes)
+            above = segment
         self._shrink(slot, holdings)
         self._shrink_all()
 
@@ -184,12 +197,13 @@ class PrefixIndex:
 
     def capacity(self, slot: int) -> int:
         """Tokens that the slot is believed to keep."""
-        return self._holdings(slot).capacity_tokens
+        holdings = self._slots.get(slot)
+        return self._capacity_tokens if holdings is None else holdings.capacity_tokens
 
     def tokens(self, slot: int) -> float:
         """Tokens that the slot is believed to hold."""
         holdings = self._slots.get(slot)
-        return holdings.tokens if holdings else 0.0
+        return 0.0 if holdings is None else holdings.tokens
 
     def forget(self, slot: int) -> None:
         """The slot holds nothing, and nothing is known of its capacity."""
@@ -199,9 +213,9 @@ class PrefixIndex:
                 self._drop(slot, holdings, self._segments[key])
 
     def stats(self) -> IndexStats:
-        """Sizes. Memory: 8 bytes a block, some 350 a segment, some 250 for each slot's hold on one."""
+        """Sizes. Memory as measured: 8 bytes a block, some 300 a segment, 200 for each slot's hold on one."""
         holds = sum(len(holdings) for holdings in self._slots.values())
-        size = 8 * self._blocks + 350 * len(self._segments) + 250 * holds
+        size = 8 * self._blocks + 300 * len(self._segments) + 200 * holds
         return IndexStats(len(self._segments), self._blocks, self._tokens, size)
 
     def _holdings(self, slot: int) -> SlotHoldings:
@@ -211,10 +225,27 @@ class PrefixIndex:
         return holdings
 
     def _add(self, start: int, hashes: array[int], block_tokens: float, holders: int = 0) -> _Segment:
-        segment = self._segments[hashes[0]] = _Segment(start, hashes, block_tokens, holders)
+        segment = _Segment(start, hashes, block_tokens, holders)
+        self._segments[segment.key] = segment
         self._blocks += len(hashes)
         self._tokens += segment.tokens
         return segment
+
+    def _extend(
+        self, segment: _Segment, hashes: array[int], block_tokens: float, holdings: SlotHoldings
+    ) -> None:
+        """Let a leaf that one slot holds grow in place, as a conversation does: one segment, not one a turn.
+
+        Estimates of tokens per block differ a little from prompt to prompt; the segment keeps their mean.
+        """
+        added = len(hashes) * block_tokens
+        whole = segment.tokens + added
+        segment.hashes += hashes
+        segment.block_tokens = whole / len(segment.hashes)
+        segment.answers = None  # the prompt goes on: from here on its blocks tell
+        self._blocks += len(hashes)
+        self._tokens += added
+        holdings.tokens += added
 
     def _split(self, segment: _Segment, at: int) -> _Segment:
         """Cut a segment in two, each held as before; returns the lower part."""
@@ -223,37 +254,48 @@ class PrefixIndex:
         self._tokens -= lower.tokens
         segment.hashes = segment.hashes[:at]
         lower.answers, segment.answers = segment.answers, None
+        lower.leaf, segment.leaf = segment.leaf, False
         for slot in _bits(segment.holders):
-            self._slots[slot].copy_use(segment.hashes[0], lower.hashes[0], lower.start)
+            self._slots[slot].copy_use(segment.key, lower.key, lower.start)
         return lower
 
     def _shrink(self, slot: int, holdings: SlotHoldings) -> None:
         """Evict until the slot holds no more than its capacity: whole leaves, then the tail of one."""
-        while (over := holdings.tokens - holdings.capacity_tokens) > 1e-6:
+        while (over := holdings.tokens - holdings.capacity_tokens) > 1e-6 and len(holdings):
             self._evict_leaf(slot, holdings, over)
 
     def _shrink_all(self) -> None:
         """Keep the whole index within its bound, at the expense of whoever holds most."""
-        while (over := self._tokens - self._max_tokens) > 1e-6:
+        while (over := self._tokens - self._max_tokens) > 1e-6 and self._segments:
             slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
             self._evict_leaf(slot, holdings, over)
 
     def _evict_leaf(self, slot: int, holdings: SlotHoldings, wanted_tokens: float) -> None:
         segment = self._segments[holdings.oldest()]
-        keep = len(segment.hashes) - math.ceil(wanted_tokens / segment.block_tokens)
-        self._drop(slot, holdings, self._split(segment, keep) if keep > 0 else segment)
+        keep = len(segment.hashes) - math.ceil(wanted_tokens / segment.block_tokens - 1e-9)
+        if keep <= 0 or segment.holders.bit_count() > _MAX_SPLIT_HOLDERS:
+            self._drop(slot, holdings, segment)
+            return
+        lower = self._split(segment, keep)
+        self._drop(slot, holdings, lower)
+        if not lower.holders:
+            segment.leaf = lower.leaf
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """The slot does not hold this segment any more; a segment that nobody holds is gone."""
         segment.holders &= ~(1 << slot)
         holdings.tokens -= segment.tokens
-        holdings.discard(segment.hashes[0])
+        holdings.discard(segment.key)
         if segment.answers:
             segment.answers.pop(slot, None)
         if not segment.holders:
-            del self._segments[segment.hashes[0]]
+            del self._segments[segment.key]
             self._blocks -= len(segment.hashes)
             self._tokens -= segment.tokens
+        if not len(holdings):
+            holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
+        if not self._segments:
+            self._tokens = 0.0
 
     def _last_segment(self, prompt: MeasuredPrompt) -> _Segment | None:
         """The segment that ends exactly where the prompt's blocks end."""

@@ -32,8 +32,9 @@ class SlotHoldings:
     def __init__(self, capacity_tokens: int) -> None:
         self.tokens = 0.0
         self.capacity_tokens = self._stated = capacity_tokens
-        self._uses: dict[int, tuple[int, int]] = {}  # key -> (tick, -depth)
-        self._heap: list[tuple[int, int, int]] = []  # (tick, -depth, key); stale entries are skipped
+        # key -> (tick, -depth, key); the heap holds the same tuples, and others that are stale
+        self._uses: dict[int, tuple[int, int, int]] = {}
+        self._heap: list[tuple[int, int, int]] = []
         self._short = 0
 
     def __len__(self) -> int:
@@ -46,10 +47,10 @@ class SlotHoldings:
 
     def touch(self, key: int, depth: int, tick: int) -> None:
         """A segment was used."""
-        self._uses[key] = (tick, -depth)
-        heapq.heappush(self._heap, (tick, -depth, key))
+        use = self._uses[key] = (tick, -depth, key)
+        heapq.heappush(self._heap, use)
         if len(self._heap) > 2 * len(self._uses) + 64:
-            self._heap = [(tick, depth, key) for key, (tick, depth) in self._uses.items()]
+            self._heap = list(self._uses.values())
             heapq.heapify(self._heap)
 
     def copy_use(self, key: int, lower: int, depth: int) -> None:
@@ -67,9 +68,9 @@ class SlotHoldings:
             IndexError: nothing is held.
         """
         while True:
-            tick, depth, key = self._heap[0]
-            if self._uses.get(key) == (tick, depth):
-                return key
+            use = self._heap[0]
+            if self._uses.get(use[2]) is use:
+                return use[2]
             heapq.heappop(self._heap)
 
     def state_capacity(self, tokens: int) -> None:
