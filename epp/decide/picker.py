@@ -55,6 +55,7 @@ class Ask:
         regions: regions allowed, None for any.
         api: parser name.
         opaque: the body was not understood, so the prompt cannot be priced.
+        stream: the client asked for an event stream.
     """
 
     model: str = ""
@@ -65,6 +66,7 @@ class Ask:
     regions: frozenset[str] | None = None
     api: str = ""
     opaque: bool = False
+    stream: bool = False
 
 
 @dataclass(slots=True)

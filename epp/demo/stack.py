@@ -138,7 +138,7 @@ class Stack:
                 child.check()
                 async with session.get(f"{url}/metrics") as answer:
                     text = await answer.text()
-                if text.count("epp_endpoint_rtt_ms{") == len(self._regions):
+                if text.count("epp_endpoint_rtt_seconds{") == len(self._regions):
                     return
                 await asyncio.sleep(0.1)
 

@@ -101,15 +101,20 @@ class Core:
         parser = (
             find_parser(request.method, request.path, request.headers) if request.body is not None else None
         )
+        model = ""
         try:
             ask = self._ask(request, parser)
-            decision = self.picker.pick(ask, self._clock.mono_s(), self._clock.wall_s())
+            model, asked_s = ask.model, self._clock.mono_s()
+            decision = self.picker.pick(ask, asked_s, self._clock.wall_s())
         except ClientError as error:
             return self._refuse(parser, error.status, error.message, rule="client", param=error.param)
         except NoEndpointError as error:
-            return self._refuse(parser, 503, f"no endpoint available: {error.message}", rule=error.rule)
-        self._metrics.decision_seconds.observe(self._clock.mono_s() - started_s)
-        self._metrics.decided(decision)
+            words = f"no endpoint available: {error.message}"
+            return self._refuse(parser, 503, words, rule=error.rule, model=model)
+        decided_s = self._clock.mono_s()
+        self._metrics.schedule_seconds.observe(decided_s - asked_s)
+        self._metrics.decision_seconds.observe(decided_s - started_s)
+        self._metrics.decided(decision, streamed=ask.stream)
         self.recent.add(decision)
         self._recorder.decision(decision)
         return Decided(decision, Pick(self._destination(decision), decision.id))
@@ -139,6 +144,7 @@ class Core:
             affinity_key=affinity_key(parsed, prompt),
             regions=self._allowed(parsed.model, request),
             api=parsed.api,
+            stream=parsed.stream,
         )
 
     def _allowed(self, model: str, request: HttpRequest) -> frozenset[str] | None:
@@ -147,9 +153,16 @@ class Core:
         return allowed_regions(self._regions, model=model, path=request.path, headers=request.headers)
 
     def _refuse(
-        self, parser: Parser | None, status: int, message: str, *, rule: str, param: str | None = None
+        self,
+        parser: Parser | None,
+        status: int,
+        message: str,
+        *,
+        rule: str,
+        param: str | None = None,
+        model: str = "",
     ) -> Refusal:
-        self._metrics.refusals.labels(status=str(status), rule=rule).inc()
+        self._metrics.refused(status, rule, model)
         make = parser.error_body if parser is not None else openai_error
         return Refusal(status=status, body=make(status, message, param), details=rule)
 
@@ -166,6 +179,7 @@ class Core:
         outcome = self.picker.end(decision_id, cause, self._clock.mono_s())
         self._count_late(known=outcome is not None)
         if outcome is not None:
+            self._metrics.finished(outcome)
             self._recorder.outcome(outcome, self._clock.wall_s())
         return outcome
 
@@ -173,6 +187,7 @@ class Core:
         """End what outlived its lease."""
         for outcome in self.picker.expire(self._clock.mono_s()):
             self._metrics.leases_expired.inc()
+            self._metrics.finished(outcome)
             self._recorder.outcome(outcome, self._clock.wall_s())
 
     def _count_late(self, *, known: bool) -> None:

@@ -1,67 +1,108 @@
-"""The picker's Prometheus metrics: names, help, and the children resolved once.
+"""The picker's Prometheus metrics: one object that everything is counted into, with a registry of its own.
 
-Labels are bounded: names from the configuration, from closed enumerations, or endpoint addresses of the pool,
-whose series go when the endpoint goes. Nothing a client sends becomes a label.
+Owns the names of what is not about single requests (those are in `epp.server.metrics_requests`); gauges that
+can be read when asked for are in `epp.server.metrics_collect`. docs/metrics.md lists all of them.
+
+Labels are bounded: names from the configuration, from closed enumerations, endpoint addresses of the pool,
+whose series go when the endpoint goes, and a capped number of model names. Nothing else that a client sends
+becomes a label.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from epp import __version__
 from epp.extproc.types import Cause
+from epp.server.metrics_collect import PickerCollector, ReceiverCollector
+from epp.server.metrics_hot import Counters, FamilyCollector, Gauges, Histograms
+from epp.server.metrics_requests import RequestMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from epp.decide.records import Decision, Outcome
+    from epp.server.metrics_collect import Receiver
+    from epp.server.metrics_hot import Histogram, Value
 
-    from epp.decide.picker import Picker
-    from epp.decide.records import Basis, Decision
+__all__ = ["Metrics", "PickerCollector"]
 
 _SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0)
 
 
 class Metrics:
-    """Every metric of the picker, in a registry of its own."""
+    """Every metric that something is counted into."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.decisions = Counter(
-            "epp_decisions",
-            "Requests given an endpoint, by policy and by what the decision rests on.",
-            ["policy", "basis"],
-            registry=registry,
+        self.registry = CollectorRegistry()
+        self.requests = RequestMetrics()
+        self._streams()
+        self._costs()
+        self._files_and_endpoints()
+        self._receivers = ReceiverCollector()
+        build = Gauges("llm_d_epp_info", "Which picker this is.", ("commit", "build_ref"))
+        build.child("", f"gorgo-epp {__version__}").inc()
+        self.registry.register(
+            FamilyCollector(
+                (
+                    *self.requests.families(),
+                    self._refusals,
+                    self.exchanges,
+                    self._streams_open,
+                    *self._times,
+                    build,
+                )
+            )
         )
-        self.refusals = Counter(
-            "epp_refusals",
-            "Requests answered with an error, by status and rule.",
-            ["status", "rule"],
-            registry=registry,
+        self.registry.register(self._receivers)
+
+    def _streams(self) -> None:
+        self._refusals = Counters(
+            "epp_refusals_total", "Requests answered with an error, by status and rule.", ("status", "rule")
         )
-        self.exchanges = Counter(
-            "epp_exchanges", "ext_proc streams ended, by cause.", ["cause"], registry=registry
-        )
-        self._ended = {cause: self.exchanges.labels(cause.value) for cause in Cause}
+        self._refused: dict[tuple[int, str], Value] = {}
+        self.exchanges = Counters("epp_exchanges_total", "ext_proc streams ended, by cause.", ("cause",))
+        self._ended = {cause: self.exchanges.child(cause.value) for cause in Cause}
+        self._streams_open = Gauges("llm_d_epp_extproc_streams_inflight", "ext_proc streams open now.")
+        self.streams: Value = self._streams_open.child()
+        registry = self.registry
         self.stream_errors = Counter(
             "epp_stream_errors", "ext_proc streams that failed by a fault of the picker.", registry=registry
-        )
-        self.streams = Gauge("epp_streams_in_flight", "ext_proc streams open now.", registry=registry)
-        self.decision_seconds = Histogram(
-            "epp_decision_seconds",
-            "Time from the whole request to the decision: parse, measure, price, reserve.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.parse_seconds = Histogram(
-            "epp_parse_seconds", "Time to parse and measure a body.", buckets=_SECONDS, registry=registry
-        )
-        self.leases_expired = Counter(
-            "epp_leases_expired", "Leases that outlived their time.", registry=registry
         )
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )
+        self.leases_expired = Counter(
+            "epp_leases_expired", "Leases that outlived their time.", registry=registry
+        )
+        # Counted in the writer's thread, too, so it needs the client library's lock.
+        self.records_dropped = Counter(
+            "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
+        )
+
+    def _costs(self) -> None:
+        decision = Histograms(
+            "epp_decision_seconds",
+            "Time from the whole request to the decision: parse, measure, price, reserve.",
+            _SECONDS,
+        )
+        parse = Histograms("epp_parse_seconds", "Time to parse and measure a body.", _SECONDS)
+        schedule = Histograms(
+            "llm_d_epp_scheduler_e2e_duration_seconds",
+            "Time to filter, price, draw and reserve.",
+            _SECONDS[:-2],
+        )
+        processing = Histograms(
+            "llm_d_epp_request_processing_duration_seconds", "As epp_decision_seconds.", _SECONDS
+        )
+        self.decision_seconds: Histogram = decision.child()
+        self.parse_seconds: Histogram = parse.child()
+        self.schedule_seconds: Histogram = schedule.child()
+        processing.adopt(self.decision_seconds)
+        self._times = (decision, parse, schedule, processing)
+
+    def _files_and_endpoints(self) -> None:
+        registry = self.registry
         self.file_ok = Gauge(
             "epp_file_ok",
             "1 when a watched file's content is in force, 0 when an older one is.",
@@ -82,22 +123,29 @@ class Metrics:
         )
         self.ejections = Counter("epp_ejections", "Endpoints ejected.", ["endpoint"], registry=registry)
 
-        self.records_dropped = Counter(
-            "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
-        )
-        self._decided: dict[tuple[str, Basis], Counter] = {}
+    def decided(self, decision: Decision, *, streamed: bool = False) -> None:
+        """A request was given an endpoint; ``streamed`` when it asked for an event stream."""
+        self.requests.decided(decision, streamed=streamed)
 
-    def decided(self, decision: Decision) -> None:
-        """Count a decision; the labelled child is looked up once per pair."""
-        key = (decision.policy, decision.basis)
-        child = self._decided.get(key)
+    def finished(self, outcome: Outcome) -> None:
+        """A decided request ended."""
+        self.requests.finished(outcome)
+
+    def refused(self, status: int, rule: str, model: str = "") -> None:
+        """A request was answered with an error; ``rule`` from a closed set."""
+        child = self._refused.get((status, rule))
         if child is None:
-            child = self._decided[key] = self.decisions.labels(decision.policy, decision.basis.value)
+            child = self._refused[status, rule] = self._refusals.child(str(status), rule)
         child.inc()
+        self.requests.refused(model, status)
 
     def exchange_ended(self, cause: Cause) -> None:
         """Count the end of a stream."""
         self._ended[cause].inc()
+
+    def add_receiver(self, name: str, receiver: Receiver) -> None:
+        """Show what a receiver of reports has counted."""
+        self._receivers.add(name, receiver)
 
     def file_good(self, file: str) -> None:
         """A watched file's content is in force."""
@@ -112,40 +160,4 @@ class Metrics:
         """Drop the series of an endpoint that left."""
         for family in (self.probe_failures, self.scrape_failures, self.restarts, self.ejections):
             family.remove_by_labels({"endpoint": address})
-
-
-class PickerCollector:
-    """Gauges read from the picker at scrape time, so that nothing is updated per request."""
-
-    def __init__(self, picker: Picker, mono_s: Callable[[], float]) -> None:
-        self._picker, self._mono_s = picker, mono_s
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing to describe before the first scrape."""
-        return []
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One family per signal, one series per endpoint; plus weights and the index."""
-        picker, now_s = self._picker, self._mono_s()
-        weights = GaugeMetricFamily("epp_weight", "Weight in force.", labels=["name", "source"])
-        for name, value in picker.weights.current.values.items():
-            weights.add_metric([name, picker.weights.current.sources[name]], value)
-        yield weights
-        yield GaugeMetricFamily(
-            "epp_requests_in_flight", "Requests decided and not ended.", value=picker.in_flight
-        )
-        stats = picker.fleet.index.stats()
-        yield GaugeMetricFamily(
-            "epp_prefix_index_segments", "Segments of the prefix index.", value=stats.segments
-        )
-        yield GaugeMetricFamily(
-            "epp_prefix_index_blocks", "Distinct blocks of the prefix index.", value=stats.blocks
-        )
-        yield from self._per_endpoint(now_s)
-
-    def _per_endpoint(self, now_s: float) -> Iterator[GaugeMetricFamily]:
-        for name, text, values in self._picker.fleet.gauges(now_s):
-            family = GaugeMetricFamily(f"epp_endpoint_{name}", text, labels=["endpoint"])
-            for address, value in values:
-                family.add_metric([address], value)
-            yield family
+        self.requests.forget_endpoint(address)

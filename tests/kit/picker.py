@@ -179,7 +179,7 @@ class Serving:
             )
             for replica in self.replicas:
                 await self.picker.until_metric(
-                    "epp_endpoint_rtt_ms", lambda value: value > 0, endpoint=replica.address
+                    "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=replica.address
                 )
         except BaseException:
             await self._exit.aclose()

@@ -1,0 +1,191 @@
+"""Gauges and counters that are read when a scrape asks, so that nothing is updated for them.
+
+Owns which signal is shown under which name. Signals in milliseconds are shown in seconds, Prometheus' unit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from epp.server.metrics_requests import FAIRNESS_ID, PRIORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+    from prometheus_client.core import Metric
+
+    from epp.decide.picker import Picker
+
+_MS = "_ms"
+_LOAD_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+
+
+class Receiver(Protocol):
+    """Something that takes reports and counts them."""
+
+    @property
+    def received(self) -> int:
+        """Reports handed on."""
+        ...
+
+    @property
+    def malformed(self) -> int:
+        """Messages that could not be read."""
+        ...
+
+    @property
+    def failed(self) -> int:
+        """Reports that their receiver raised on."""
+        ...
+
+
+class ReceiverCollector(Collector):
+    """Counts of the receivers of reports."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, Receiver] = {}
+
+    def add(self, name: str, receiver: Receiver) -> None:
+        """Show this receiver, too."""
+        self._receivers[name] = receiver
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        shown = CounterMetricFamily(
+            "epp_reports_total",
+            "Reports of Envoy taken, by receiver and by what became of them.",
+            labels=("receiver", "result"),
+        )
+        for name, receiver in self._receivers.items():
+            for result in ("received", "malformed", "failed"):
+                shown.add_metric((name, result), getattr(receiver, result))
+        yield shown
+
+
+class PickerCollector(Collector):
+    """What the picker and its signals are at this moment.
+
+    Args:
+        picker: read from.
+        mono_s: the time.
+        pool: name of the pool, for llm-d's gauges of it.
+    """
+
+    def __init__(self, picker: Picker, mono_s: Callable[[], float], pool: str = "default") -> None:
+        self._picker, self._mono_s, self._pool = picker, mono_s, pool
+
+    def describe(self) -> list[Metric]:
+        """Nothing to describe before the first scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per signal, one series per endpoint; weights, index, pool and stores."""
+        now_s = self._mono_s()
+        yield from self._weights()
+        yield from self._stores()
+        yield from self._per_endpoint(now_s)
+        yield from self._whole_pool(now_s)
+
+    def _weights(self) -> Iterator[Metric]:
+        current = self._picker.weights.current
+        weights = GaugeMetricFamily("epp_weight", "Weight in force.", labels=["name", "source"])
+        for name, value in current.values.items():
+            weights.add_metric([name, current.sources[name]], value)
+        yield weights
+        version = GaugeMetricFamily(
+            "epp_weights_info", "Policy, and version of the weights in force.", labels=["policy", "version"]
+        )
+        version.add_metric([self._picker.policy.name, current.version], 1.0)
+        yield version
+
+    def _stores(self) -> Iterator[Metric]:
+        picker, fleet = self._picker, self._picker.fleet
+        stats = fleet.index.stats()
+        gauges = (
+            ("epp_requests_in_flight", "Requests decided and not ended.", picker.in_flight),
+            ("epp_leases", "Leases held.", len(fleet.ledger)),
+            ("epp_prefix_index_segments", "Segments of the prefix index.", stats.segments),
+            ("epp_prefix_index_blocks", "Distinct blocks of the prefix index.", stats.blocks),
+            ("epp_health_panicking", "1 while ejections are ignored.", fleet.health.panicking),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(name, text, value=float(value))
+        counters = (
+            ("epp_health_panics_total", "Times that ejections began to be ignored.", fleet.health.panics),
+            ("epp_leases_pushed_out_total", "Leases pushed out by newer ones.", fleet.ledger.pushed_out),
+            ("epp_rtt_rejected_total", "RTT samples refused as no time at all.", fleet.rtt.rejected),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(name, text, value=float(value))
+
+    def _per_endpoint(self, now_s: float) -> Iterator[Metric]:
+        for name, text, values in self._picker.fleet.gauges(now_s):
+            scale = 1e-3 if name.endswith(_MS) else 1.0
+            shown = f"{name.removesuffix(_MS)}_seconds" if name.endswith(_MS) else name
+            family = GaugeMetricFamily(f"epp_endpoint_{shown}", text, labels=["endpoint"])
+            for address, value in values:
+                family.add_metric([address], value * scale)
+            yield family
+
+    def _whole_pool(self, now_s: float) -> Iterator[Metric]:
+        """llm-d's gauges: sizes of the pool, loads of its endpoints and their spread."""
+        fleet = self._picker.fleet
+        members = fleet.members
+        slots = np.array([slot for slot, _ in members], np.intp)
+        healthy = fleet.healthy(now_s)
+        ready = sum(
+            not endpoint.draining and (healthy is None or bool(healthy[slot])) for slot, endpoint in members
+        )
+        yield self._of_pool("ready_endpoints", "Endpoints that may be picked.", float(ready))
+        engine = fleet.engine.block(now_s)[:, slots]
+        running, waiting, kv_usage = engine[0], engine[1], engine[2]
+        for name, text, column in (
+            ("queue_size", "requests waiting in engines", waiting),
+            ("running_requests", "requests running in engines", running),
+            ("kv_cache_utilization", "KV cache usage of engines, 0 to 1", kv_usage),
+        ):
+            mean, deviation = _mean(column)
+            yield self._of_pool(f"average_{name}", f"Mean of {text}, over those that tell.", mean)
+            yield self._of_pool(f"std_dev_{name}", f"Standard deviation of {text}.", deviation)
+        queues = GaugeMetricFamily(
+            "llm_d_epp_per_endpoint_queue_size",
+            "Requests waiting in the engine.",
+            labels=["name", "model_server_endpoint"],
+        )
+        requests = GaugeMetricFamily(
+            "llm_d_epp_inflight_requests", "Unfinished requests of the endpoint.", labels=_LOAD_LABELS
+        )
+        tokens = GaugeMetricFamily(
+            "llm_d_epp_inflight_tokens", "Prompt tokens of its unfinished requests.", labels=_LOAD_LABELS
+        )
+        queued_tokens, _, running_requests, _ = fleet.ledger.block[:, slots]
+        for at, (_, endpoint) in enumerate(members):
+            if not np.isnan(waiting[at]):
+                queues.add_metric([self._pool, endpoint.address], float(waiting[at]))
+            labels = [endpoint.address, "", "load-ledger", FAIRNESS_ID, PRIORITY]
+            requests.add_metric(labels, float(running_requests[at]))
+            tokens.add_metric(labels, float(queued_tokens[at]))
+        yield from (queues, requests, tokens)
+        size = GaugeMetricFamily(
+            "llm_d_epp_prefix_indexer_size",
+            "Entries of the prefix index.",
+            labels=["plugin_name", "plugin_type"],
+        )
+        size.add_metric(["prefix-index", "prefix-index"], float(fleet.index.stats().blocks))
+        yield size
+
+    def _of_pool(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"llm_d_epp_{name}", text, labels=["name"])
+        family.add_metric([self._pool], value)
+        return family
+
+
+def _mean(column: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation of the known values; 0 and 0 when none is known, as llm-d shows it."""
+    known = column[~np.isnan(column)]
+    return (float(known.mean()), float(known.std())) if known.size else (0.0, 0.0)
