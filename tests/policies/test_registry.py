@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -81,3 +82,15 @@ def test_parameters_change_the_formula() -> None:
     fleet = fleet_view(2, running_requests=[4, 1], engine_classes=["H100", "l40s"])
     faster = create("mooncake-static", {"speeds": {"h100": 5, "L40S": 1}})
     assert faster.rank(request(), fleet, {}, 0).costs.tolist() == [1, 2]
+
+
+def test_the_guide_describes_every_policy_with_its_constants() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    rows = [line.split("|") for line in guide.splitlines() if line.startswith("| `")]
+    table = {name: row for row in rows if len(row) == 7 for name in [row[1].strip(" `")]}
+    assert table.keys() == POLICIES.keys()
+    for name in POLICIES:
+        specs = create(name).weight_specs
+        assert (table[name][3].strip() == "-") == (not specs), name
+    advised = {name.strip(" `") for row in rows if len(row) == 5 for name in row[1].split(",")}
+    assert advised == POLICIES.keys()
