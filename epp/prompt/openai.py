@@ -1,27 +1,36 @@
 """OpenAI chat completions and completions: bodies to canonical form, errors in OpenAI's words.
 
-Decodes only what pricing needs and lets everything else be: unknown fields are the engine's business.
-Framing of the canonical bytes: each part is a mark that is not UTF-8, a tag, and the content, so that no text
-can pass for structure. The parts come in order, so that a longer conversation starts with the bytes of the
-shorter.
+Decodes only what pricing needs and lets everything else be: unknown fields are the engine's business. What a
+template puts before the messages (the template itself, documents, tools) comes before them in the canonical
+bytes, then the messages in order; `epp.prompt.canonical` has the framing. Fields that only shape the answer
+(``tool_choice``, ``response_format``, ``reasoning_effort``, ``chat_template_kwargs``) are not part of it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-import struct
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from epp.errors import ClientError
+from epp.prompt.canonical import Frames, frame_token_ids
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-conversation-id")
+#: Parts that are text, and the field that holds it; whatever else a part may be, it is media.
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+#: Larger limits say no more than this, and stay exact in every number format that they pass through.
+_MAX_LIMIT = 1 << 53
 
 
 class _StreamOptions(msgspec.Struct):
@@ -36,6 +45,8 @@ class _Common(msgspec.Struct):
     max_completion_tokens: int | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
     cache_salt: str | None = None
 
 
@@ -47,12 +58,17 @@ class _Message(msgspec.Struct):
     tool_calls: list[dict[str, Any]] | None = None
     function_call: dict[str, Any] | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    audio: dict[str, Any] | None = None
 
 
 class _Chat(_Common, kw_only=True):
     messages: list[_Message]
     tools: list[Any] | None = None
     functions: list[Any] | None = None
+    documents: list[Any] | None = None
+    chat_template: str | None = None
 
 
 class _Completion(_Common, kw_only=True):
@@ -72,12 +88,18 @@ def openai_error(status: int, message: str, param: str | None = None) -> bytes:
 
 
 def session_of(headers: Mapping[str, str], body: _Common) -> str:
-    """The session hint: a session header, else ``metadata.session_id``, else ``user``; never a request id."""
+    """The session hint: the first of these that is a text and not empty; never a request id.
+
+    The headers ``x-session-id``, ``x-session-affinity``, ``session-id``, ``x-conversation-id``; then in the
+    body ``session_id``, ``metadata.session_id``, ``prompt_cache_key`` (one key for many sessions that share a
+    prefix), ``user`` (one for all sessions of a person).
+    """
     for name in _SESSION_HEADERS:
         if value := headers.get(name):
             return value
-    found = body.metadata.get("session_id") if body.metadata else None
-    return found if isinstance(found, str) and found else body.user or ""
+    metadata = body.metadata or {}
+    hints = (body.session_id, metadata.get("session_id"), body.prompt_cache_key, body.user)
+    return next((hint for hint in hints if isinstance(hint, str) and hint), "")
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
@@ -89,7 +111,9 @@ def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise ClientError(
             400, f"Invalid request: {problem.replace('`', chr(39))}" + (f" at {param}" if path else ""), param
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ClientError(400, "The body is not valid JSON for this API: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
     if not parsed.model:
         raise ClientError(400, "Invalid request: 'model' must not be empty", "model")
@@ -110,7 +134,8 @@ def _canonical_request(
         model=body.model,
         canonical=canonical,
         stream=bool(body.stream),
-        max_output_tokens=max(0, limit) if limit is not None else None,
+        # a negative limit is some clients' way to set none
+        max_output_tokens=None if limit is None or limit < 0 else min(limit, _MAX_LIMIT),
         session=session_of(headers, body),
         cache_salt=body.cache_salt or "",
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -133,10 +158,17 @@ class ChatParser:
         if not chat.messages:
             raise ClientError(400, "Invalid request: 'messages' must not be empty", "messages")
         framed = Frames()
-        for tool in (*(chat.tools or ()), *(chat.functions or ())):
-            framed.add_json(b"T", tool)
-        for message in chat.messages:
-            _add_message(framed, message)
+        try:
+            if chat.chat_template:
+                framed.add_text(b"H", chat.chat_template)
+            for document in chat.documents or ():
+                framed.add_json(b"D", document)
+            for tool in (*(chat.tools or ()), *(chat.functions or ())):
+                framed.add_json(b"T", tool)
+            for message in chat.messages:
+                _add_message(framed, message)
+        except ValueError as error:
+            raise ClientError(400, f"Invalid request: {error}") from None
         return _canonical_request(self.name, chat, framed.bytes(), headers)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
@@ -157,80 +189,63 @@ class CompletionParser:
             ClientError: 400 in OpenAI's words.
         """
         completion = _decode(_COMPLETION, body)
-        framed = Frames()
         given = completion.prompt
-        prompts: list[str | int | list[int]] = given if isinstance(given, list) else [given]
-        if not prompts:
+        if not given and not isinstance(given, str):
             raise ClientError(400, "Invalid request: 'prompt' must not be empty", "prompt")
-        if all(isinstance(prompt, int) for prompt in prompts):
-            prompts = [[prompt for prompt in prompts if isinstance(prompt, int)]]  # one prompt as token ids
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                framed.add_text(b"P", prompt)
-            elif isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-                framed.add_tokens(prompt)
-            else:
-                raise ClientError(400, "Invalid request: 'prompt' mixes text and token ids", "prompt")
-        return _canonical_request(self.name, completion, framed.bytes(), headers)
+        return _canonical_request(self.name, completion, _framed_prompts(given), headers)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""
         return openai_error(status, message, param)
 
 
-class Frames:
-    """Builds canonical bytes: content, then an end mark that content cannot hold (0xFF is not UTF-8)."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def add_text(self, tag: bytes, text: str) -> None:
-        """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
-        self._parts += (b"\xff", tag, text.encode("utf-8", "replace"))
-
-    def add_json(self, tag: bytes, value: object) -> None:
-        """A structured value in one spelling."""
-        try:
-            self._parts += (b"\xff", tag, _ENCODER.encode(value))
-        except (ValueError, RecursionError) as error:
-            raise ClientError(400, f"Invalid request: {error}") from None
-
-    def add_tokens(self, tokens: list[int]) -> None:
-        """Token ids, each in four bytes; the tag says that what follows is not text.
-
-        Raises:
-            ClientError: an id that is no 32-bit number.
-        """
-        try:
-            self._parts += (b"\xffI", struct.pack(f"<{len(tokens)}I", *tokens))
-        except struct.error:
-            raise ClientError(
-                400, "Invalid request: token ids must be from 0 to 4294967295", "prompt"
-            ) from None
-
-    def bytes(self) -> bytes:
-        """All of it."""
-        return b"".join(self._parts)
+def _framed_prompts(given: str | list[str | int | list[int]]) -> bytes:
+    """A text, texts, token ids or lists of token ids, but no mixture."""
+    prompts: list[str | int | list[int]] = given if isinstance(given, list) else [given]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
+    lists = [prompt for prompt in prompts if isinstance(prompt, list)]
+    if len(texts) == len(prompts):
+        framed = Frames()
+        for text in texts:
+            framed.add_text(b"P", text)
+        return framed.bytes()
+    if len(prompts) not in (len(ids), len(lists)):
+        raise ClientError(400, "Invalid request: 'prompt' mixes text and token ids", "prompt")
+    try:
+        return frame_token_ids([ids] if ids else lists)
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "prompt") from None
 
 
 def _add_message(framed: Frames, message: _Message) -> None:
     framed.add_text(b"R", message.role)
     if message.name:
         framed.add_text(b"N", message.name)
+    if reasoning := message.reasoning_content or message.reasoning:
+        framed.add_text(b"G", reasoning)
     content = message.content
     for part in [content] if isinstance(content, str) else content or ():
-        if isinstance(part, str):
-            framed.add_text(b"C", part)
-        elif isinstance(text := part.get("text"), str):
-            framed.add_text(b"C", text)
-        else:  # an image, audio or file part: only its identity matters, not its megabytes
-            digest = hashlib.blake2b(_ENCODER.encode(part), digest_size=32).hexdigest()
-            framed.add_text(b"M", digest)
+        _add_part(framed, part)
     if message.tool_call_id:
         framed.add_text(b"I", message.tool_call_id)
     for call in message.tool_calls or ():
         framed.add_json(b"K", call)
     if message.function_call:
-        framed.add_json(b"K", message.function_call)
+        framed.add_json(b"F", message.function_call)
     if message.refusal:
-        framed.add_text(b"C", message.refusal)
+        framed.add_text(b"X", message.refusal)
+    if message.audio:
+        framed.add_media(message.audio)
+
+
+def _add_part(framed: Frames, part: str | dict[str, Any]) -> None:
+    if isinstance(part, str):
+        framed.add_text(b"C", part)
+        return
+    field = _TEXT_PARTS.get(kind) if isinstance(kind := part.get("type", "text"), str) else None
+    text = part.get(field) if field else None
+    if isinstance(text, str):
+        framed.add_text(b"C" if field == "text" else b"X" if field == "refusal" else b"G", text)
+    else:
+        framed.add_media(part)

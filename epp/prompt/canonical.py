@@ -1,0 +1,96 @@
+"""Canonical bytes: the prompt of any API as one framed string of bytes.
+
+Owns the framing. A frame is the byte 0xFF, a tag of one letter, and content. Text is UTF-8, where 0xFF never
+occurs, so no text can pass for structure; nothing is closed or counted in advance, so that a longer
+conversation starts with the bytes of the shorter. Token ids are words of four bytes, which may hold 0xFF:
+they stand alone, and `_BETWEEN`, which is no id, keeps several prompts apart. Knows no API.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+
+import msgspec
+import xxhash
+
+_TEXT_MARK, _IDS_MARK = b"\xff", b"\xffI"
+_MEDIA_MARK = b"\xffM"
+_BETWEEN = 0xFFFF_FFFF
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+class Frames:
+    """Builds canonical bytes frame by frame."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def add_text(self, tag: bytes, text: str) -> None:
+        """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
+        self._parts += (_TEXT_MARK, tag, text.encode("utf-8", "replace"))
+
+    def add_json(self, tag: bytes, value: object) -> None:
+        """A structured value in one spelling: keys sorted, no blanks.
+
+        Raises:
+            ValueError: the value has no JSON spelling, or is nested too deeply.
+        """
+        self._parts += (_TEXT_MARK, tag, _spell(value))
+
+    def add_media(self, value: object) -> None:
+        """An image, a recording, a file: only its identity matters, not its megabytes.
+
+        Raises:
+            ValueError: as `add_json`.
+        """
+        self._parts += (_MEDIA_MARK, xxhash.xxh3_128_hexdigest(_spell(value)).encode())
+
+    def bytes(self) -> bytes:
+        """All of it."""
+        return b"".join(self._parts)
+
+
+def frame_token_ids(prompts: list[list[int]]) -> bytes:
+    """Canonical bytes of prompts given as token ids.
+
+    Raises:
+        ValueError: an id is not from 0 to 4294967294.
+    """
+    words: list[int] = []
+    for number, ids in enumerate(prompts):
+        words += [_BETWEEN, *ids] if number else ids
+    try:
+        framed = struct.pack(f"<{len(words)}I", *words)
+    except struct.error:
+        framed = None
+    if framed is None or words.count(_BETWEEN) != max(len(prompts) - 1, 0):
+        raise ValueError(f"token ids must be from 0 to {_BETWEEN - 1}")
+    return _IDS_MARK + framed
+
+
+def exact_tokens(canonical: bytes) -> int | None:
+    """Tokens of a prompt given as token ids, None for one given as text."""
+    if not canonical.startswith(_IDS_MARK):
+        return None
+    framed = canonical[len(_IDS_MARK) :]
+    if len(framed) % 4:  # bytes that no parser made
+        return None
+    words = array("I", framed)
+    return len(words) - words.count(_BETWEEN)
+
+
+def text_bytes(canonical: bytes) -> int:
+    """Bytes of a prompt that is text alone; 0 for token ids or media, from which no ratio can be learned."""
+    if canonical.startswith(_IDS_MARK) or _MEDIA_MARK in canonical:
+        return 0
+    return len(canonical)
+
+
+def _spell(value: object) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
