@@ -1,0 +1,137 @@
+"""Writes docs/metrics.md from the metrics themselves: ``python tools/gen_metrics_docs.py``.
+
+Names, kinds, labels, buckets and help come from what a picker shows after one request of each kind, so the
+page cannot say what is not there. A test compares the committed file with what this makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.records import Outcome, Usage
+from epp.decide.weights import WeightBook
+from epp.policies.registry import create
+from epp.prompt.types import MeasuredPrompt
+from epp.server.metrics import Metrics, PickerCollector
+from epp.server.metrics_requests import MAX_MODELS
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.metrics_text import EngineSample
+from epp.signals.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+
+HEAD = f"""<!-- Written by tools/gen_metrics_docs.py from the metrics themselves; a test keeps it fresh. -->
+
+# Metrics
+
+`GET /metrics` on `listen.http`. `llm_d_epp_*` are llm-d's names, where the meaning is the same, so that its
+dashboards and alerts work; `epp_*` are ours. A dashboard and alert rules for Prometheus are in
+`deploy/grafana/` and `deploy/prometheus/`.
+
+Labels are bounded. `model_name` comes from clients: the first {MAX_MODELS} names (of at most 128
+characters) become labels, all others are `other`. `target_model_name` equals it while models are not
+rewritten, and `fairness_id` and `priority` have llm-d's default values. Endpoints are addresses of the
+pool; when one leaves, its series go, and what ends later on it is counted under `gone`. Nothing else that a
+client sends becomes a label.
+
+Some things that the names do not tell:
+
+* **Absent is not zero.** Engines tell token counts only where they are asked to, cached tokens only where
+  they were started to, and the first token is known only where Envoy reports it. The histograms count what
+  was told: compare their `_count` with that of `llm_d_epp_request_duration_seconds`, or look at
+  `epp_usage_total`.
+* `llm_d_epp_request_input_tokens` falls back on the picker's own count where the engine tells none.
+* `llm_d_epp_request_streaming_itl_seconds` has one observation a request, the mean over its answer; llm-d's
+  has one a token, for which every token has to pass the picker.
+* `epp_uncached_prediction_error_tokens`: `too_few` when the engine had to prefill more than was expected
+  (the prefix index believed in a cache that was gone), `too_many` when it had more cached than was known.
+  Both are in the engine's tokens, so that an error in counting the prompt is not one in foretelling the
+  cache.
+* `epp_ttft_prediction_ratio` is what was seen over what was foretold, for streamed answers: above 1 is
+  later than foretold. Foretold is the round trip plus a straight line through the endpoint's last fifty
+  requests over the uncached tokens that stood before the first token. It decides nothing; it tells how much
+  of TTFT the picker's signals explain.
+* `promtool check metrics` takes the `_d_` in llm-d's prefix for the unit of days and says so for each of
+  its names. It has nothing to say about ours.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+@dataclass
+class _Receiver:
+    received: int = 1
+    malformed: int = 0
+    failed: int = 0
+
+
+def example() -> Metrics:
+    """Metrics after one request of each kind on a pool of one endpoint."""
+    metrics = Metrics()
+    policy = create("gorgo")
+    picker = Picker(
+        fleet=Fleet(PrefixIndex()),
+        policy=policy,
+        balance=create("least-request"),
+        weights=WeightBook(
+            policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source="example"
+        ),
+        settings=PickerSettings(),
+        new_id=lambda: "example",
+    )
+    picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
+    picker.fleet.assume_rtt("10.0.0.1:8000", 20.0)
+    picker.fleet.engine.update(0, EngineSample("vllm", 1.0, 0.0, 0.5, 1000), 0.0)
+    ask = Ask(model="m", prompt=MeasuredPrompt(0, 128, [1, 2], 64.0), stream=True)
+    metrics.decided(picker.pick(ask, 0.0, 0.0), streamed=True)
+    metrics.finished(Outcome("example", "10.0.0.1:8000", "completed", 500, 10.0, 20.0, Usage(128, 4, 0)))
+    metrics.refused(503, "pool-empty")
+    metrics.file_failed("endpoints")
+    for family in (metrics.probe_failures, metrics.scrape_failures, metrics.restarts, metrics.ejections):
+        family.labels("10.0.0.1:8000")
+    metrics.add_receiver("access-log", _Receiver())
+    metrics.registry.register(PickerCollector(picker, lambda: 0.0))
+    return metrics
+
+
+def families() -> dict[str, Metric]:
+    """Every metric of `example` under the name that a query uses (histograms without a suffix)."""
+    shown = {}
+    for metric in example().registry.collect():
+        shown[f"{metric.name}_total" if metric.type == "counter" else metric.name] = metric
+    return shown
+
+
+def page() -> str:
+    """The whole page."""
+    rows = sorted(families().items(), key=lambda item: (not item[0].startswith("llm_d"), item[0]))
+    return HEAD + "".join(_row(name, metric) for name, metric in rows)
+
+
+def _row(name: str, metric: Metric) -> str:
+    labels = sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+    kind: str = metric.type
+    bounds = [sample.labels["le"] for sample in metric.samples if "le" in sample.labels]
+    if bounds:
+        bounds = bounds[: bounds.index("+Inf")]
+        kind = f"histogram, {len(bounds)} bounds {float(bounds[0]):g} to {float(bounds[-1]):g}"
+    return f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {metric.documentation} |\n"
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
