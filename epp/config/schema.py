@@ -205,12 +205,21 @@ class Records(Section, frozen=True):
     """The flight recorder.
 
     Attributes:
-        folder: where decisions are written, nowhere when empty.
-        max_bytes: size of all files together; the oldest go first.
+        folder: where decisions and outcomes are written, nowhere when empty. Pickers may share one.
+        max_bytes: size of all files of the folder together; the oldest go first.
+        file_bytes: size at which a new file is begun; a quarter of ``max_bytes`` where that is less.
+        compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
+        sample: share of the requests that is recorded, drawn by decision id.
+        restore_s: seconds of records from which the prefix index is rebuilt at start, 0 for not at all;
+            needs `Prefix.secret_file`, because ids in records are keyed by it.
     """
 
     folder: str = ""
     max_bytes: PositiveInt = 1024 * 1024 * 1024
+    file_bytes: PositiveInt = 64 * 1024 * 1024
+    compress: Literal["none", "zstd"] = "none"
+    sample: Share = 1.0
+    restore_s: NotNegative = 900.0
 
 
 class Config(Section, frozen=True):

@@ -9,9 +9,11 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from epp.decide.recorder import read_records
+from epp.decide.record_files import read_records
+from epp.decide.record_query import DEFAULT_FOLDER, number
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-DEFAULT_RECORDS = Path("demo-out/records")
 _SHOWN = (
     ("rtt_ms", "rtt ms"),
     ("cached_tokens", "cached"),
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "id", nargs="?", default="last", help="decision id, or the start of one; default: the last"
     )
     parser.add_argument(
-        "--records", type=Path, default=DEFAULT_RECORDS, help="folder of records (%(default)s)"
+        "--records", type=Path, default=DEFAULT_FOLDER, help="folder of records (%(default)s)"
     )
     parser.add_argument("--url", help="ask a running picker instead, e.g. http://127.0.0.1:9090")
     parser.add_argument("--json", action="store_true", help="print the record itself")
@@ -44,12 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one decision."""
-    record = _ask(arguments.url, arguments.id) if arguments.url else _find(arguments.records, arguments.id)
+    outcome: dict[str, Any] | None = None
+    if arguments.url:
+        record = _ask(arguments.url, arguments.id)
+    else:
+        record, outcome = _find(arguments.records, arguments.id)
     if arguments.json:
-        print(json.dumps(record, indent=2))
+        print(json.dumps({**record, "outcome": outcome}, indent=2))
         return 0
     console = Console()
-    for part in explain(record):
+    for part in explain(record, outcome):
         console.print(part)
     return 0
 
@@ -66,32 +71,39 @@ def _ask(url: str, decision_id: str) -> dict[str, Any]:
     return record
 
 
-def _find(folder: Path, decision_id: str) -> dict[str, Any]:
+def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     found: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = None
     for record in read_records(folder):
-        if record.get("kind") == "decision" and (
-            decision_id == "last" or str(record.get("id", "")).startswith(decision_id)
-        ):
-            found = record
+        if record["kind"] == "decision":
+            if decision_id == "last":
+                wanted = found is None or record["at"] >= found["at"]
+            else:
+                wanted = found is None and record["id"].startswith(decision_id)
+            if wanted:
+                found, outcome = record, None
+        elif record["kind"] == "outcome" and found is not None and record["id"] == found["id"]:
+            outcome = record
             if decision_id != "last":
                 break
     if found is None:
         raise EppError(
             f"no decision {decision_id!r} in {folder} (--records FOLDER or --url http://HOST:PORT)"
         )
-    return found
+    return found, outcome
 
 
-def explain(record: dict[str, Any]) -> list[RenderableType]:
-    """A decision for people: what was asked, the table of terms, why the choice follows."""
+def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> list[RenderableType]:
+    """A decision for people: what was asked, the table of terms, why the choice follows, what came of it."""
     request = record["request"]
     weights = ", ".join(f"{name} {value:g}" for name, value in record["weights"].items())
     head = (
         f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
-        f"  model {request['model'] or '-'}  prompt {request['prompt_tokens']:,} tokens"
+        f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
         + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
     )
-    return [head, _table(record), _verdict(record)]
+    parts: list[RenderableType] = [head, _table(record), _verdict(record)]
+    return parts if outcome is None else [*parts, _ending(record, outcome)]
 
 
 def _table(record: dict[str, Any]) -> Table:
@@ -129,3 +141,14 @@ def _verdict(record: dict[str, Any]) -> str:
     if any(record["unknown"].values()):
         words.append("? = not known, counted as the worst known")
     return "; ".join(words)
+
+
+def _ending(record: dict[str, Any], outcome: dict[str, Any]) -> str:
+    expected = record["signals"]["cached_tokens"][record["chosen"]]
+    status = f" with status {outcome['status']}" if outcome["status"] else ""
+    return (
+        f"{outcome['cause']}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
+        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} tokens answered,"
+        f" {number(outcome['cached_tokens'])} cached where {number(expected)} were expected"
+        " (- = not reported)"
+    )

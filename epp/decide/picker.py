@@ -51,7 +51,8 @@ class Ask:
         prompt: the measured prompt, None for requests without one.
         body_bytes: size of the body.
         max_output_tokens: the client's output limit.
-        affinity_key: what session affinity keys on.
+        affinity_key: what session affinity keys on, as it may be recorded.
+        session: the client's session as it may be recorded, ``""`` when it names none.
         regions: regions allowed, None for any.
         api: parser name.
         opaque: the body was not understood, so the prompt cannot be priced.
@@ -63,6 +64,7 @@ class Ask:
     body_bytes: int = 0
     max_output_tokens: int | None = None
     affinity_key: str = ""
+    session: str = ""
     regions: frozenset[str] | None = None
     api: str = ""
     opaque: bool = False
@@ -91,6 +93,7 @@ class Picker:
         weights: the weights in force.
         settings: constants.
         new_id: makes decision ids.
+        name_block: a block's name as it may be recorded; live pickers pass the keyed one of their hasher.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Picker:
         weights: WeightBook,
         settings: PickerSettings,
         new_id: Callable[[], str],
+        name_block: Callable[[int], str] = "{:016x}".format,
     ) -> None:
         self.fleet = fleet
         self.policy = policy
@@ -109,6 +113,7 @@ class Picker:
         self._balance = balance
         self._settings = settings
         self._new_id = new_id
+        self._name_block = name_block
         self._eligibility = Eligibility()
         self._in_flight: dict[str, _InFlight] = {}
         self._sequence = 0
@@ -144,7 +149,7 @@ class Picker:
             body_bytes=ask.body_bytes,
             max_output_tokens=ask.max_output_tokens,
             affinity_key=ask.affinity_key,
-            prefix_key=_prefix_key(ask.prompt),
+            prefix_key=self._prefix_key(ask.prompt),
             sequence=self._sequence,
         )
         policy, basis = self._policy_for(ask)
@@ -179,10 +184,17 @@ class Picker:
             chosen=selection.chosen,
             fallbacks=selection.fallbacks,
             tied=selection.tied,
+            held_back=selection.held_back,
             excluded=found.excluded,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), ask.prompt, now_s)
         return decision
+
+    def _prefix_key(self, prompt: MeasuredPrompt | None) -> str:
+        if prompt is None or not prompt.blocks:
+            return ""
+        covered = max(int(PREFIX_KEY_TOKENS / prompt.block_tokens), 1)
+        return self._name_block(prompt.blocks[min(covered, len(prompt.blocks)) - 1])
 
     def _policy_for(self, ask: Ask) -> tuple[Policy, Basis]:
         if ask.opaque and Need.PROMPT in self.policy.needs:
@@ -254,13 +266,6 @@ class Picker:
         return outcomes
 
 
-def _prefix_key(prompt: MeasuredPrompt | None) -> str:
-    if prompt is None or not prompt.blocks:
-        return ""
-    covered = max(int(PREFIX_KEY_TOKENS / prompt.block_tokens), 1)
-    return f"{prompt.blocks[min(covered, len(prompt.blocks)) - 1]:016x}"
-
-
 def _outcome(decision_id: str, entry: _InFlight, cause: str, now_s: float) -> Outcome:
     return Outcome(
         id=decision_id,
@@ -294,6 +299,7 @@ def rerun(decision: Decision, policy: Policy) -> Decision:
         chosen=selection.chosen,
         fallbacks=selection.fallbacks,
         tied=selection.tied,
+        held_back=selection.held_back,
     )
 
 

@@ -1,129 +1,213 @@
 """The flight recorder: decisions and outcomes as JSON Lines, written off the request path.
 
-Owns one folder of files and the thread that writes them. A full queue or a full disk costs records, which are
-counted, never requests. Records hold numbers, endpoint names and ids; no prompt, no header values.
+A request has two lines with one id: the decision, on file at once, so that it can be explained while the
+request runs and survives a crash before the outcome; and the outcome. Owns the queue between the event loop
+and the thread that encodes and writes. A full queue or a full disk costs records, which are counted, never
+requests. Records hold numbers, endpoint names and keyed ids; no prompt, no header values.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
+import os
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from epp.decide.records import outcome_record, to_record
-from epp.errors import EppError
+from epp import __version__
+from epp.decide.record_writer import RecordWriter
+from epp.decide.records import SCHEMA_VERSION, Decision, outcome_record, to_record
+from epp.draw import draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from epp.decide.records import Decision, Outcome
+    from epp.config.schema import Records
+    from epp.decide.picker import Ask
+    from epp.decide.records import Outcome
+    from epp.prompt.blocks import BlockHasher
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "decisions.jsonl"
-QUEUE_LENGTH = 10_000
+#: How long a record may wait for company: a thread woken for each would cost more than the record.
+FLUSH_S = 0.05
+#: Records encoded in one go, without a write in which the event loop can have the interpreter.
+CHUNK_RECORDS = 16
+#: Estimated size of what may wait for a disk that hangs.
+QUEUE_BYTES = 64 * 1024 * 1024
+#: Pause after a failed write: a full disk is not asked again for every record.
+RETRY_S = 1.0
+_CLOSE_S = 5.0
+_RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
+
+_Entry = tuple["Decision | Outcome", "Ask | None", float]
 
 
 class Recorder(Protocol):
     """Takes decisions and outcomes; must not block."""
 
-    def decision(self, decision: Decision) -> None:
-        """A decision was taken."""
+    def decision(self, decision: Decision, ask: Ask) -> None:
+        """A decision was taken on what was asked."""
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """A request ended."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
 class NoRecorder:
     """Records nothing."""
 
-    def decision(self, decision: Decision) -> None:
+    def decision(self, decision: Decision, ask: Ask) -> None:
         """Ignored."""
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """Ignored."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
 class FileRecorder:
-    """Appends records to a file from a thread of its own.
+    """Appends records to files of its own in a folder.
 
     Args:
         folder: created when missing.
-        max_bytes: size at which the file is set aside (one older file is kept), so twice this is the bound.
-        on_drop: called once per record that was lost.
+        settings: bounds, compression and sampling.
+        hasher: names blocks as they may be recorded.
+        on_drop: called with a number of records that were lost, from any thread.
+
+    Raises:
+        EppError: compression is wanted and its module is not installed.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int, on_drop: Callable[[], None]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / FILE_NAME
-        self._max_bytes = max_bytes // 2
-        self._on_drop = on_drop
+    def __init__(
+        self, folder: Path, *, settings: Records, hasher: BlockHasher, on_drop: Callable[[int], None]
+    ) -> None:
+        self._hasher, self._on_drop = hasher, on_drop
+        self._sample = settings.sample
         self._encoder = msgspec.json.Encoder()
-        self._queue: queue.Queue[Callable[[], dict[str, Any]] | None] = queue.Queue(QUEUE_LENGTH)
+        self._writer = RecordWriter(
+            folder,
+            header=self._header(),
+            max_bytes=settings.max_bytes,
+            file_bytes=settings.file_bytes,
+            compress=settings.compress == "zstd",
+        )
+        self._entries: deque[_Entry] = deque()
+        # Each is written by one thread alone; their difference is what waits.
+        self._put_bytes = self._taken_bytes = 0
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._lost, self._retry_s = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def decision(self, decision: Decision) -> None:
+    def decision(self, decision: Decision, ask: Ask) -> None:
         """Queue a decision; it is encoded in the writer's thread."""
-        self._put(lambda: to_record(decision))
+        if self._wanted(decision.id):
+            self._put((decision, ask, 0.0), _RECORD_BYTES + _ENDPOINT_BYTES * len(decision.fleet))
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """Queue an outcome."""
-        self._put(lambda: outcome_record(outcome, at_wall_s))
+        if self._wanted(outcome.id):
+            self._put((outcome, None, at_wall_s), _RECORD_BYTES)
 
     def close(self) -> None:
-        """Write what is queued and stop."""
-        self._queue.put(None)
-        self._thread.join()
+        """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
 
-    def _put(self, make: Callable[[], dict[str, Any]]) -> None:
-        try:
-            self._queue.put_nowait(make)
-        except queue.Full:
-            self._on_drop()
+    def _wanted(self, decision_id: str) -> bool:
+        return self._sample >= 1.0 or draw(0, decision_id, "records") < self._sample
+
+    def _put(self, entry: _Entry, size: int) -> None:
+        if self._put_bytes - self._taken_bytes + size > QUEUE_BYTES:
+            self._on_drop(1)
+            return
+        self._put_bytes += size
+        self._entries.append(entry)
+        if not self._wake.is_set():
+            self._wake.set()
 
     def _run(self) -> None:
         while True:
-            batch = [self._queue.get()]
-            while len(batch) < 256 and not self._queue.empty():
-                batch.append(self._queue.get())
-            wanted = [make for make in batch if make is not None]
-            try:
-                self._write(b"".join(self._encoder.encode(make()) + b"\n" for make in wanted))
-            except OSError as error:
-                log.error("records lost: %s", error)  # noqa: TRY400  # a full disk needs no traceback
-                for _ in wanted:
-                    self._on_drop()
-            if len(wanted) < len(batch):
+            self._wake.wait()
+            stopping = self._stop.wait(FLUSH_S)
+            if not stopping:
+                self._wake.clear()
+            while self._entries:
+                self._write_chunk()
+            if stopping:
+                self._writer.close()
                 return
 
-    def _write(self, lines: bytes) -> None:
-        if self._path.exists() and self._path.stat().st_size + len(lines) > self._max_bytes:
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-        with self._path.open("ab") as file:
-            file.write(lines)
+    def _write_chunk(self) -> None:
+        lines, count, size = [], 0, 0
+        while self._entries and count < CHUNK_RECORDS:
+            entry = self._entries.popleft()
+            count += 1
+            size += self._size(entry)
+            try:
+                lines.append(self._line(entry))
+            except Exception:
+                log.exception("a record cannot be encoded")
+                self._on_drop(1)
+        self._taken_bytes += size
+        if lines:
+            self._append(b"".join(lines), len(lines))
 
+    def _append(self, lines: bytes, count: int) -> None:
+        if self._lost and time.monotonic() < self._retry_s:
+            self._lose(count)
+            return
+        try:
+            self._writer.append(lines)
+        except Exception as error:  # noqa: BLE001  # whatever it is, this thread must live
+            if not self._lost:
+                log.error("records are being lost: %r", error)  # noqa: TRY400  # a full disk needs no traceback
+            self._retry_s = time.monotonic() + RETRY_S
+            self._lose(count)
+            return
+        if self._lost:
+            log.warning("records are written again; %d were lost", self._lost)
+            self._lost = 0
 
-def read_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """All records of a folder, oldest first; a torn last line (the writer was killed) is skipped.
+    def _lose(self, count: int) -> None:
+        self._lost += count
+        self._on_drop(count)
 
-    Raises:
-        EppError: the folder does not exist.
-    """
-    if not folder.is_dir():
-        raise EppError(f"{folder} is not a folder of records")
-    for path in (folder / FILE_NAME).with_suffix(".1.jsonl"), folder / FILE_NAME:
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    record = msgspec.json.decode(line)
-                except msgspec.DecodeError:
-                    continue
-                if isinstance(record, dict):
-                    yield record
+    def _size(self, entry: _Entry) -> int:
+        subject = entry[0]
+        return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)
+
+    def _line(self, entry: _Entry) -> bytes:
+        subject, ask, at_wall_s = entry
+        if not isinstance(subject, Decision):
+            return self._encoder.encode(outcome_record(subject, at_wall_s)) + b"\n"
+        if ask is None or ask.prompt is None:
+            return self._encoder.encode(to_record(subject)) + b"\n"
+        record = to_record(
+            subject,
+            stream=ask.stream,
+            session=ask.session,
+            blocks=self._hasher.coarse_ids(ask.prompt),
+            block_tokens=ask.prompt.block_tokens * self._hasher.coarse_blocks,
+        )
+        return self._encoder.encode(record) + b"\n"
+
+    def _header(self) -> bytes:
+        header = {
+            "schema": SCHEMA_VERSION,
+            "kind": "file",
+            "version": __version__,
+            "pid": os.getpid(),
+            "key_id": self._hasher.key_id,
+            "sample": self._sample,
+        }
+        return self._encoder.encode(header) + b"\n"

@@ -15,14 +15,17 @@ from epp.decide.select import probabilities
 from epp.view import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from epp.view import FleetView, Ranking, RequestView
 
+#: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 1
+#: A client writes the model's name; no more of it than this is recorded.
+MODEL_CHARS = 200
 
 
 class Basis(Enum):
@@ -53,6 +56,8 @@ class Decision:
         chosen: index of the pick.
         fallbacks: indices of the further choices, in order.
         tied: number of candidates among which the draw chose.
+        held_back: indices of the candidates that slow start kept out of this decision.
+        arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
     """
 
@@ -72,6 +77,8 @@ class Decision:
     chosen: int
     fallbacks: tuple[int, ...]
     tied: int
+    held_back: tuple[int, ...] = ()
+    arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -95,8 +102,23 @@ class Decision:
         return round(float(self.fleet.uncached_tokens[self.chosen]))
 
 
-def to_record(decision: Decision) -> dict[str, Any]:
-    """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers."""
+def to_record(
+    decision: Decision,
+    *,
+    stream: bool = False,
+    session: str = "",
+    blocks: Sequence[str] = (),
+    block_tokens: float = 0.0,
+) -> dict[str, Any]:
+    """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers.
+
+    Args:
+        decision: the decision.
+        stream: whether the client asked for server-sent events.
+        session: name of the client's session as it may be recorded.
+        blocks: keyed ids of the prompt's prefixes, one more per step.
+        block_tokens: tokens from one of these to the next.
+    """
     fleet = decision.fleet
     request = decision.request
     return {
@@ -107,32 +129,48 @@ def to_record(decision: Decision) -> dict[str, Any]:
         "api": decision.api,
         "basis": decision.basis.value,
         "policy": decision.policy,
+        "arm": decision.arm,
         "weights": dict(decision.weights),
         "weights_version": decision.weights_version,
         "seed": decision.seed,
         "tie_band": decision.tie_band,
         "request": {
-            "model": request.model,
+            "model": request.model[:MODEL_CHARS],
             "prompt_tokens": request.prompt_tokens,
             "body_bytes": request.body_bytes,
             "max_output_tokens": request.max_output_tokens,
             "affinity_key": request.affinity_key,
+            "prefix_key": request.prefix_key,
             "sequence": request.sequence,
         },
-        "endpoints": list(fleet.endpoints),
-        "regions": list(fleet.regions),
-        "engine_classes": list(fleet.engine_classes),
+        "stream": stream,
+        "session": session,
+        "blocks": blocks,
+        "block_tokens": block_tokens,
+        "endpoints": fleet.endpoints,
+        "regions": fleet.regions,
+        "engine_classes": fleet.engine_classes,
         "signals": {name: getattr(fleet, name).tolist() for name in NUMERIC_COLUMNS},
         "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
         "shares": None if decision.shares is None else decision.shares.tolist(),
+        "held_back": decision.held_back,
         "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
         "costs": decision.ranking.costs.tolist(),
         "chosen": decision.chosen,
-        "fallbacks": list(decision.fallbacks),
+        "fallbacks": decision.fallbacks,
         "tied": decision.tied,
-        "probabilities": decision.probabilities().tolist(),
-        "excluded": {rule: list(names) for rule, names in decision.excluded.items()},
+        "probabilities": _probabilities(decision),
+        "excluded": dict(decision.excluded),
     }
+
+
+def _probabilities(decision: Decision) -> list[float]:
+    if decision.shares is None and decision.tied == 1:  # the usual case, and the general one is dear
+        certain = [0.0] * len(decision.fleet)
+        certain[decision.chosen] = 1.0
+        return certain
+    chances: list[float] = decision.probabilities().tolist()
+    return chances
 
 
 @dataclass(frozen=True, slots=True)

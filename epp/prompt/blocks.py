@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from epp.prompt.types import ParsedRequest, TokenCounter
 
 
+#: Canonical bytes that one exported id stands for, as near as whole blocks come: 256 to 512 tokens at 3 to 6
+#: bytes a token. Counted in blocks, not tokens, so that all turns of a conversation cut at the same places.
+COARSE_BYTES = 1536
+
+
 class BlockHasher:
     """Measures prompts under one secret.
 
     Args:
         secret: the deployment's secret; replicas of the picker that share it hash alike.
         block_bytes: bytes of canonical prompt per block.
+
+    Attributes:
+        coarse_blocks: blocks that one of the `coarse_ids` stands for.
+        key_id: names secret and block size without telling them: ids under one key id can be compared.
     """
 
     def __init__(self, secret: bytes, block_bytes: int = 256) -> None:
@@ -32,6 +41,10 @@ class BlockHasher:
         self._block_bytes = block_bytes
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
         self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
+        self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
+        self.key_id = hashlib.blake2b(
+            block_bytes.to_bytes(8), digest_size=8, key=self._key, person=b"epp key id"
+        ).hexdigest()
 
     def measure(self, request: ParsedRequest, counter: TokenCounter, tenant: str = "") -> MeasuredPrompt:
         """Count and hash a prompt.
@@ -50,6 +63,19 @@ class BlockHasher:
     def export_id(self, block: int) -> str:
         """A block's name outside of this process."""
         return hashlib.blake2b(block.to_bytes(8), digest_size=8, key=self._key).hexdigest()
+
+    def coarse_ids(self, prompt: MeasuredPrompt) -> list[str]:
+        """A prompt's names outside of this process: one per run of `coarse_blocks`, each covering all before.
+
+        What is left beyond the last whole run has no id.
+        """
+        step = self.coarse_blocks
+        return [self.export_id(block) for block in prompt.blocks[step - 1 :: step]]
+
+    def export_name(self, text: str) -> str:
+        """A client's word - a session id, a key - as it may leave this process: equal texts, equal names."""
+        data = text.encode(errors="backslashreplace")
+        return hashlib.blake2b(data, digest_size=8, key=self._key, person=b"epp names").hexdigest()
 
     def _namespace(self, model: str, salt: str, tenant: str) -> int:
         parts = b"".join(

@@ -30,9 +30,10 @@ from epp.server.http import build_app
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.pool import PoolFeed
 from epp.server.resolve import Resolver
+from epp.server.restore import IndexRestore
 from epp.server.tasks import Tasks
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
+from epp.signals.warm_index import WarmIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,12 +72,19 @@ class App:
         self._draining = False
         self.metrics = Metrics()
         self.tasks = Tasks()
-        self._recorder = self._build_recorder()
-        self.picker = self._build_picker(source)
+        hasher = BlockHasher(self._secret(source), config.prefix.block_bytes)
+        self._recorder = self._build_recorder(hasher)
+        self._index = WarmIndex(
+            capacity_tokens=config.prefix.capacity_tokens,
+            max_tokens=config.prefix.max_tokens,
+            name_block=hasher.export_id,
+            coarse_blocks=hasher.coarse_blocks,
+        )
+        self.picker = self._build_picker(source, hasher)
         self.core = Core(
             picker=self.picker,
             counter=EstimateCounter(config.tokens.bytes_per_token),
-            hasher=BlockHasher(self._secret(source), config.prefix.block_bytes),
+            hasher=hasher,
             regions=config.regions,
             tenant_header=config.request.tenant_header,
             metrics=self.metrics,
@@ -86,7 +94,7 @@ class App:
         )
         self._pool = PoolFeed(
             picker=self.picker,
-            sink=SignalFeed(self.picker.fleet, self.metrics),
+            sink=SignalFeed(self.picker.fleet, self.metrics, self._index.process_started),
             tasks=self.tasks,
             probe=config.probe,
             scrape=config.scrape,
@@ -95,13 +103,14 @@ class App:
             source=config.pool.file,
             resolver=self.core.resolver,
         )
+        self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._grpc = GrpcServer(config, base, self.core, self.metrics, source)
         self.metrics.registry.register(PickerCollector(self.picker, clock.mono_s))
         self._runner: web.AppRunner | None = None
         self.grpc_address = self.http_address = ""
 
-    def _build_picker(self, source: str) -> Picker:
+    def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
         config = self._config
         policy = create(config.policy.name)
         weights = WeightBook(
@@ -111,11 +120,8 @@ class App:
             bounds=config.policy.bounds,
             source=source,
         )
-        index = PrefixIndex(
-            capacity_tokens=config.prefix.capacity_tokens, max_tokens=config.prefix.max_tokens
-        )
         return Picker(
-            fleet=Fleet.build(config, index),
+            fleet=Fleet.build(config, self._index),
             policy=policy,
             balance=create("least-request"),
             weights=weights,
@@ -127,14 +133,32 @@ class App:
                 default_output_tokens=config.request.default_output_tokens,
             ),
             new_id=decision_ids(),
+            name_block=hasher.export_id,
         )
 
-    def _build_recorder(self) -> FileRecorder | NoRecorder:
+    def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | NoRecorder:
         records = self._config.records
         if not records.folder:
             return NoRecorder()
         return FileRecorder(
-            self._base / records.folder, max_bytes=records.max_bytes, on_drop=self.metrics.records_dropped.inc
+            self._base / records.folder,
+            settings=records,
+            hasher=hasher,
+            on_drop=self.metrics.records_dropped.inc,
+        )
+
+    def _build_restore(self, hasher: BlockHasher) -> IndexRestore | None:
+        records = self._config.records
+        # Without a secret of the deployment nothing that an earlier process wrote can be understood.
+        if not (records.folder and records.restore_s and self._config.prefix.secret_file):
+            return None
+        return IndexRestore(
+            self._base / records.folder,
+            index=self._index,
+            fleet=self.picker.fleet,
+            key_id=hasher.key_id,
+            window_s=records.restore_s,
+            clock=self._clock,
         )
 
     def _secret(self, source: str) -> bytes:
@@ -182,6 +206,8 @@ class App:
             return "dead tasks: " + ", ".join(sorted(self.tasks.failed))
         if not self._pool.size:
             return "no endpoints known"
+        if self._restore is not None and self._restore.pending:
+            return "rebuilding the prefix index"
         return ""
 
     async def start(self) -> None:
@@ -205,8 +231,15 @@ class App:
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
         self.tasks.start("housekeeping", self._housekeeping())
+        if self._restore is not None:
+            self.tasks.start("restore the index", self._restored(self._restore))
         await self._grpc.set_serving(serving=not self.not_ready())
         log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
+
+    async def _restored(self, restore: IndexRestore) -> None:
+        await restore.run()
+        await self._grpc.set_serving(serving=not self.not_ready())
+        await restore.forget_later()
 
     async def _housekeeping(self) -> None:
         while True:
@@ -222,5 +255,4 @@ class App:
         await self.tasks.stop_all()
         if self._runner is not None:
             await self._runner.cleanup()
-        if isinstance(self._recorder, FileRecorder):
-            self._recorder.close()
+        self._recorder.close()

@@ -116,7 +116,7 @@ class Core:
         self._metrics.decision_seconds.observe(decided_s - started_s)
         self._metrics.decided(decision, streamed=ask.stream)
         self.recent.add(decision)
-        self._recorder.decision(decision)
+        self._recorder.decision(decision, ask)
         return Decided(decision, Pick(self._destination(decision), decision.id))
 
     def _destination(self, decision: Decision) -> str:
@@ -136,12 +136,15 @@ class Core:
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         prompt = self._hasher.measure(parsed, self._counter, tenant)
         self._metrics.parse_seconds.observe(self._clock.mono_s() - started_s)
+        export = self._hasher.export_name  # decisions are recorded: no client's word goes into one as it is
+        key = affinity_key(parsed, prompt)
         return Ask(
             model=parsed.model,
             prompt=prompt,
             body_bytes=body_bytes,
             max_output_tokens=parsed.max_output_tokens,
-            affinity_key=affinity_key(parsed, prompt),
+            affinity_key=export(key) if key else "",
+            session=export(parsed.session) if parsed.session else "",
             regions=self._allowed(parsed.model, request),
             api=parsed.api,
             stream=parsed.stream,

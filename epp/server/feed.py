@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.server.metrics import Metrics
     from epp.signals.fleet import Fleet
 
@@ -23,10 +25,13 @@ class SignalFeed:
     Args:
         fleet: the stores.
         metrics: counted into.
+        process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
     """
 
-    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
-        self._fleet, self._metrics = fleet, metrics
+    def __init__(
+        self, fleet: Fleet, metrics: Metrics, process_started: Callable[[int, float], None] | None = None
+    ) -> None:
+        self._fleet, self._metrics, self._process_started = fleet, metrics, process_started
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
         """An endpoint answered; the RTT is None when the connection was not warm."""
@@ -58,6 +63,8 @@ class SignalFeed:
             self._metrics.restarts.labels(address).inc()
             log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
             self._fleet.restart(address, now_s)
+        if self._process_started is not None and sample.process_start_time_s is not None:
+            self._process_started(slot, sample.process_start_time_s)
         if sample.kv_capacity_tokens:
             self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
 

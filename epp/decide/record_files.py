@@ -1,0 +1,153 @@
+"""The files of records: their names, their order, and how they are read while or after somebody writes them.
+
+One file belongs to one process for life and its name says when it began, so nobody ever writes to another's.
+A reader trusts whole lines only: a writer that was killed leaves half of one at the end, and that is skipped.
+The content of a line is no business of this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from epp.decide.records import SCHEMA_VERSION
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import FileIO
+    from pathlib import Path
+
+_NAME = re.compile(r"records-\d{8}T\d{6}\.\d{6}Z-\d+-[0-9a-f]{8}\.jsonl(\.zst)?")
+_READ_BYTES = 1 << 20
+
+
+def file_name(wall_s: float, *, compressed: bool) -> str:
+    """A name for a new file of this process; names sort by time."""
+    stamp = datetime.fromtimestamp(wall_s, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    return f"records-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl" + (".zst" if compressed else "")
+
+
+def record_files(place: Path) -> list[Path]:
+    """Files of records, oldest first; ``place`` is their folder, or one of them.
+
+    Raises:
+        EppError: there is no such folder or file.
+    """
+    if place.is_file():
+        return [place]
+    try:
+        names = os.listdir(place)  # noqa: PTH208  # names are all that is wanted
+    except OSError as error:
+        raise EppError(f"{place} is not a folder of records: {error.strerror}") from error
+    return [place / name for name in sorted(names) if _NAME.fullmatch(name)]
+
+
+class Decompressor(Protocol):
+    """What is used of a zstd decompressor."""
+
+    def decompress(self, data: bytes) -> bytes:
+        """All that can be decompressed by now."""
+        ...
+
+
+def zstandard(path: object) -> Any:
+    """The optional module.
+
+    Raises:
+        EppError: it is not installed.
+    """
+    try:
+        import zstandard as module  # noqa: PLC0415  # optional: only who compresses needs it
+    except ImportError as error:
+        raise EppError(f"{path}: zstd needs the extra: pip install 'gorgo-epp[zstd]'") from error
+    return module
+
+
+class Tail:
+    """Whole lines of one file, each once; more of them whenever the file has grown.
+
+    Args:
+        path: a file of records, compressed when its name ends in ``.zst``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rest = b""
+        self._offset = 0
+        self._decompressor: Decompressor | None = None
+        self._broken: tuple[type[Exception], ...] = ()
+        if path.name.endswith(".zst"):
+            module = zstandard(path)
+            self._decompressor = module.ZstdDecompressor().decompressobj()
+            self._broken = (module.ZstdError,)
+
+    def lines(self) -> Iterator[bytes]:
+        """Lines completed since the last call, without their ends.
+
+        Raises:
+            EppError: the file cannot be read.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._offset)
+                yield from self._read(file)
+        except FileNotFoundError:
+            return  # rotation was faster
+        except OSError as error:
+            raise EppError(f"{self.path}: {error.strerror}") from error
+
+    def skip(self) -> None:
+        """Pass over what is there now."""
+        for _ in self.lines():
+            pass
+
+    def _read(self, file: FileIO) -> Iterator[bytes]:
+        while data := file.read(_READ_BYTES):
+            self._offset += len(data)
+            if self._decompressor is not None:
+                try:
+                    data = self._decompressor.decompress(data)
+                except self._broken:  # damaged from here on; what came before was good
+                    return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from lines
+
+
+def read_records(place: Path) -> Iterator[dict[str, Any]]:
+    """All records of a folder or a file, file by file, oldest first; lines that are not whole are skipped.
+
+    Files of several processes may overlap in time: sort by ``at`` where that matters.
+
+    Raises:
+        EppError: there is nothing to read, or it was written under another schema.
+    """
+    for path in record_files(place):
+        for line in Tail(path).lines():
+            record = parse_line(line, path)
+            if record is not None:
+                yield record
+
+
+def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
+    """A line as a record, None for one that is damaged.
+
+    Raises:
+        EppError: it was written under another schema.
+    """
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(record, dict) or "kind" not in record:
+        return None
+    if record.get("schema") != SCHEMA_VERSION:
+        raise EppError(
+            f"{path} has schema {record.get('schema')}; this version reads schema {SCHEMA_VERSION}"
+        )
+    return record

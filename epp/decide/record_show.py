@@ -1,0 +1,78 @@
+"""`epp records show`: recorded requests as a table, the newest last."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from epp.decide.record_files import read_records
+from epp.decide.record_query import (
+    add_conditions,
+    add_folder,
+    clock_time,
+    number,
+    picked,
+    query_of,
+    served,
+)
+from epp.decide.record_schema import join
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from epp.decide.record_schema import Joined
+
+_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    add_folder(parser)
+    add_conditions(parser)
+    parser.add_argument("--limit", type=int, default=_SHOWN, help="show so many of the newest (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    query, total = query_of(arguments), 0
+    newest: list[tuple[float, int, Joined]] = []
+    for request in join(read_records(arguments.folder)):
+        if not query.matches(request):
+            continue
+        total += 1
+        heapq.heappush(newest, (request.decision["at"], total, request))
+        if len(newest) > max(arguments.limit, 0):
+            heapq.heappop(newest)
+    console = Console()
+    console.print(requests_table([request for _, _, request in sorted(newest, key=lambda entry: entry[:2])]))
+    console.print(f"{len(newest)} of {total} requests; `epp explain ID` tells why one went where it did")
+    return 0
+
+
+def requests_table(requests: Sequence[Joined]) -> Table:
+    """One row a request."""
+    table = Table()
+    for title in ("time", "id", "policy", "endpoint"):
+        table.add_column(title, no_wrap=title == "id")
+    for title in ("prompt", "expected cached", "cached", "TTFT ms", "E2E ms"):
+        table.add_column(title, justify="right")
+    table.add_column("ended")
+    for request in requests:
+        decision, outcome = request.decision, request.outcome or {}
+        table.add_row(
+            clock_time(decision["at"]),
+            decision["id"],
+            decision["policy"],
+            served(request) if served(request) == picked(decision) else f"{served(request)} (retried)",
+            number(decision["request"]["prompt_tokens"]),
+            number(decision["signals"]["cached_tokens"][decision["chosen"]]),
+            number(outcome.get("cached_tokens")),
+            number(outcome.get("ttft_ms"), 1),
+            number(outcome.get("e2e_ms"), 1),
+            " ".join(str(part) for part in (outcome.get("cause"), outcome.get("status")) if part) or "-",
+        )
+    return table
