@@ -65,17 +65,17 @@ class SeedEvidence:
         self.units = len(self._logs)
         self.means: Floats = self._logs.mean(axis=0)
         rng = np.random.default_rng(seed)
-        self._drawn = rng.integers(0, self.units, size=(replicates, self.units))
+        drawn = rng.integers(0, self.units, size=(replicates, self.units))
+        self._counts = np.zeros((replicates, self.units))
+        np.add.at(self._counts, (np.arange(replicates)[:, None], drawn), 1.0)
 
     def against(self, i: int) -> tuple[Floats, Floats, Floats]:
         """See `Evidence`. Resamples of one unit repeated have no spread to divide by and count as 0."""
         differences = self._logs[:, [i]] - self._logs
         d = differences.mean(axis=0)
         s = differences.std(axis=0, ddof=1) / self.units**0.5
-        counts = np.zeros((len(self._drawn), self.units))
-        np.add.at(counts, (np.arange(len(self._drawn))[:, None], self._drawn), 1.0)
-        mean = counts @ differences / self.units
-        square = counts @ (differences - d) ** 2 / self.units
+        mean = self._counts @ differences / self.units
+        square = self._counts @ (differences - d) ** 2 / self.units
         variance = np.maximum(0.0, square - (mean - d) ** 2) * self.units / (self.units - 1)
         s_star = np.sqrt(variance / self.units)
         usable = s_star > 1e-9 * np.maximum(s, 1e-12)
@@ -176,20 +176,25 @@ class BestInterval:
     possible: bool
 
 
-def compare_with_best(evidence: Evidence, *, level: float = LEVEL) -> list[BestInterval]:
+def compare_with_best(
+    evidence: Evidence, *, among: Sequence[int] | None = None, level: float = LEVEL
+) -> list[BestInterval]:
     """Multiple comparisons with the best (Hsu 1981, 1984; unequal errors as in Edwards and Hsu 1983).
 
     With probability ``level`` all intervals hold at once. For each policy i, d_i is the critical value of one
     comparison of i with all others, so that whichever is truly the best, its own comparisons hold; the best
-    is then among those not excluded, and every other is bounded against these.
+    is then among those not excluded, and every other is bounded against these. ``among`` are the positions
+    to compare, None for all.
     """
-    k = len(evidence.means)
+    chosen = list(range(len(evidence.means))) if among is None else list(among)
+    k = len(chosen)
     if k == 1:
         return [BestInterval(1.0, 1.0, 1.0, possible=True)]
     d, s, critical = np.zeros((k, k)), np.zeros((k, k)), np.zeros(k)
     for i in range(k):
-        others = np.arange(k) != i
-        d[i], s[i], t = evidence.against(i)
+        others = [column for position, column in enumerate(chosen) if position != i]
+        difference, error, t = evidence.against(chosen[i])
+        d[i], s[i] = difference[chosen], error[chosen]
         critical[i] = max(0.0, float(np.percentile(t[:, others].max(axis=1), 100.0 * level)))
     possible = [all(d[i, j] <= critical[i] * s[i, j] + 1e-12 for j in range(k) if j != i) for i in range(k)]
     out = []

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.decide.record_files import read_records
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
-from epp.replay.trace import TraceError, TraceRequest, dump, in_time_order, read_canonical, read_mooncake
+from epp.replay.flight_records import read_flight_records
+from epp.replay.trace import (
+    MOONCAKE_BLOCK_TOKENS,
+    MOONCAKE_TICK_MS,
+    TraceError,
+    TraceRequest,
+    dump,
+    in_time_order,
+    read_canonical,
+    read_mooncake,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -44,7 +56,8 @@ def load_trace(
     """A whole trace in time order, its format told by the keys of its first line.
 
     Args:
-        path: Mooncake rows, agent sessions or canonical records, one JSON object a line.
+        path: Mooncake rows, agent sessions, canonical records or the flight recorder's, one JSON object a
+            line; or a folder of the recorder's files.
         seed: keys the draws that spread arrivals.
         scale: divides lengths and block sizes (canonical records are taken as they are).
         agents: options for agent sessions; ``seed`` and ``scale`` apply when it is left out.
@@ -52,6 +65,8 @@ def load_trace(
     Raises:
         TraceError: no such file, an unknown format, or a line that does not fit its format.
     """
+    if Path(path).is_dir() or Path(path).suffix == ".zst":
+        return read_flight_records(read_records(Path(path)))
     lines = read_lines(path)
     first = next((line for line in lines if line.strip()), None)
     if first is None:
@@ -63,21 +78,35 @@ def load_trace(
     keys = set(row) if isinstance(row, dict) else set()
     rows = itertools.chain([first], lines)
     requests: Iterable[TraceRequest]
-    if "hash_ids" in keys:
-        requests = read_mooncake(rows, seed=seed, scale=scale)
+    if "hash_ids" in keys and isinstance(row, dict):
+        block_tokens = _block_tokens(row)
+        # Rows that name their sessions carry real times; only the original's stand on ticks.
+        tick_ms = 0.0 if "session_id" in keys else MOONCAKE_TICK_MS
+        requests = read_mooncake(rows, seed=seed, scale=scale, block_tokens=block_tokens, tick_ms=tick_ms)
     elif {"block", "requests"} <= keys:
         requests = read_agent_sessions(rows, agents or AgentOptions(seed=seed, scale=scale))
     elif {"at_ms", "block_ids"} <= keys:
         requests = read_canonical(rows)
+    elif {"kind", "schema"} <= keys:
+        requests = read_flight_records(read_records(Path(path)))
     else:
         raise TraceError(
             f"{path}: unknown format: the first line has keys {sorted(keys)}; "
-            "known are Mooncake rows, agent sessions and canonical records"
+            "known are Mooncake rows, agent sessions, canonical records and the recorder's"
         )
     try:
         return in_time_order(tuple(requests))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
+
+
+def _block_tokens(row: Mapping[str, Any]) -> int:
+    """Block size of Mooncake-like rows, which do not say it: the power of two that explains their ids."""
+    try:
+        tokens = row["input_length"] / len(row["hash_ids"])
+        return int(2 ** math.ceil(math.log2(max(1.0, tokens))))
+    except (KeyError, TypeError, ZeroDivisionError):  # the reader says what is wrong with the line
+        return MOONCAKE_BLOCK_TOKENS
 
 
 def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:

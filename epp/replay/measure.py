@@ -1,6 +1,6 @@
 """What one run is summed up to for a comparison: figures, curves and shares over time, warm-up dropped.
 
-Owns: which requests count (those whose nominal send time is past the warm-up, the same ones for every policy),
+Owns: which requests count (nominal send time past the warm-up: the same ones for every policy),
 the rule by which a run is called saturated, and the reduction of simulated and live runs to one shape. Pure.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 METRICS = ("ttft_ms", "e2e_ms", "itl_ms")
 #: Cells of a share-over-time plot, and points of a distribution's curve.
 TIME_BINS = 36
-CURVE_POINTS = tuple(float(q) for q in (*range(0, 95), *np.arange(95.0, 100.01, 0.25)))
+CURVE_POINTS = tuple(float(q) for q in (*range(95), *np.arange(95.0, 100.01, 0.25)))
 # A run cannot keep up when more than this share of what is due is unanswered at the end of sending (in a
 # steady state it is rate x E2E / requests, some 0.2 % of a half-hour window), or when the client itself lags.
 SATURATED_UNANSWERED_SHARE = 0.02

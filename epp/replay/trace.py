@@ -127,6 +127,7 @@ class _MooncakeRow(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: list[int]
+    session_id: str = ""
 
 
 def read_mooncake(
@@ -142,7 +143,8 @@ def read_mooncake(
     ``timestamp`` is a tick: each row moves by a keyed draw uniform in [0, ``tick_ms``), which makes the
     arrivals of the published trace Poisson-like (squared coefficient of variation 9.2 -> 1.0). ``scale``
     divides all lengths and the block size. The format has no sessions: rows that share the block after the
-    first (the first is one template for all rows) count as one session and one user.
+    first (the first is one template for all rows) count as one session and one user, unless a row names its
+    session itself (``session_id``, as LMCache's agent trace does).
 
     Raises:
         TraceError: a line is not a row of this format, or ticks run backwards.
@@ -163,7 +165,7 @@ def read_mooncake(
             waiting.clear()
             tick = row.timestamp
         key = f"row-{number}"
-        session = f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key
+        session = row.session_id or (f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key)
         waiting.append(
             TraceRequest(
                 at_ms=row.timestamp + tick_ms * draw(seed, key, "tick"),

@@ -101,7 +101,8 @@ class ArtChat:
 
 
 APR_5 = ArtChat()
-# The Apr 6-7 windows hold more multi-turn traffic: extending is raised and repeating lowered (point 3).
+APR_6 = ArtChat(rate_rps=4.24, users=606)  # reuse and lengths as on Apr 5 (table 6.2)
+# Apr 7 holds more multi-turn traffic: extending is raised and repeating lowered (point 3).
 APR_7 = ArtChat(rate_rps=4.8, users=540, repeat=0.46, extend=0.35, branch=0.04, template=0.11, new=0.04)
 # Some 25 s on three L40S-class replicas. Arrivals and think times are compressed, lengths hardly. At 14k
 # prefill tokens/s each (reference/gorgo.md section 10) well-placed requests need under half of the fleet,

@@ -1,0 +1,161 @@
+"""What is run: cells (a load at a pace), and how a cell's requests come about.
+
+Owns the sources of load, the split of a trace into a part to tune on and a part to judge on, and the small
+cache that lets the policies of one worker share a load. Values are picklable: they travel to workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from epp.draw import draw
+from epp.errors import EppError
+from epp.replay.agent_sessions import AgentOptions
+from epp.replay.files import load_trace
+from epp.replay.trace import TraceRequest, select
+from epp.replay.workloads import shapes
+from epp.replay.workloads.registry import workload_named
+
+#: Tuning draws loads that are never judged on: their seeds lie far from any that is.
+TUNING_SEED = 1_000_000
+#: Part of a recorded trace that is tuned on (traces.md section 7: first 20 of 59 minutes).
+TUNING_SHARE = 1 / 3
+WARMUP_S = 300.0
+_WARMUP_SHARE = 1 / 6
+_STREAM_NOMINAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One of GuideLLM's shapes (`epp.replay.workloads.shapes`).
+
+    Attributes:
+        kind: ``concurrent``, ``poisson`` or ``throughput``.
+        value: streams, or requests per second; unused for throughput.
+    """
+
+    kind: str
+    value: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """E.g. ``poisson:4``."""
+        return self.kind if self.kind == "throughput" else f"{self.kind}:{self.value:.4g}"
+
+    def applied(self, requests: tuple[TraceRequest, ...], seed: int) -> tuple[TraceRequest, ...]:
+        """The requests at this shape's pace."""
+        if self.kind == "concurrent":
+            return shapes.concurrent(requests, int(self.value), nominal_s=_STREAM_NOMINAL_S)
+        if self.kind == "poisson":
+            return shapes.poisson(requests, self.value, seed)
+        return shapes.throughput(requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where requests come from.
+
+    Attributes:
+        workload: name of a generated workload, ``""`` for a trace.
+        trace: path of a trace file, ``""`` for a workload.
+        scale: divides a trace's lengths; 0 for the usual: 8 for agent sessions, else 1.
+        max_prompt_tokens: longer prompts of a trace are dropped (and agent sessions stop there).
+        until_s: only what starts before, in the source's own time; 0 for all.
+        part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
+        shape: another pace, None for the source's own.
+    """
+
+    workload: str = ""
+    trace: str = ""
+    scale: int = 0
+    max_prompt_tokens: int = 24_000
+    until_s: float = 0.0
+    part: str = "all"
+    shape: Shape | None = None
+
+    def requests(self, seed: int) -> tuple[TraceRequest, ...]:
+        """The load for a seed, in time order. Loads are remembered: policies of one seed share them.
+
+        Raises:
+            EppError: unknown workload, unreadable trace, or nothing left of it.
+        """
+        return _load(self, seed)
+
+
+@lru_cache(maxsize=3)
+def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
+    if source.workload:
+        requests = workload_named(source.workload).make(seed)
+    else:
+        limit = source.max_prompt_tokens or None
+        agents = AgentOptions(seed=seed, scale=source.scale or 8, max_prompt_tokens=limit)
+        requests = load_trace(source.trace, seed=seed, scale=source.scale or 1, agents=agents)
+        requests = select(requests, max_prompt_tokens=limit)
+        if source.part != "all":
+            requests = part_of(requests, source.part)
+    if source.until_s:
+        requests = select(requests, until_ms=source.until_s * 1000.0)
+    if not requests:
+        raise EppError(f"{source.workload or source.trace}: no request is left to replay")
+    return requests if source.shape is None else source.shape.applied(requests, seed)
+
+
+def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest, ...]:
+    """The part of a trace to tune on or to judge on.
+
+    An open-loop trace is cut in time; of closed-loop sessions whole users fall to one part or the other, by a
+    keyed draw, since a session cut in two would be tuned and judged on the same content.
+    """
+    tune = part == "tune"
+    if any(r.after is not None for r in requests):
+        chosen = [(draw(0, r.user, "part") < TUNING_SHARE) == tune for r in requests]
+        offset_ms = 0.0
+    else:
+        cut_ms = requests[-1].at_ms * TUNING_SHARE
+        chosen = [(r.at_ms < cut_ms) == tune for r in requests]
+        offset_ms = 0.0 if tune else cut_ms
+    position: dict[int, int] = {}
+    kept: list[TraceRequest] = []
+    for index, (request, wanted) in enumerate(zip(requests, chosen, strict=True)):
+        if wanted:
+            position[index] = len(kept)
+            after = None if request.after is None else position[request.after]
+            kept.append(replace(request, at_ms=request.at_ms - offset_ms, after=after))
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A load at a pace: one section of a report.
+
+    Attributes:
+        name: heading.
+        source: its requests.
+        load: multiplies the source's own pace; send times are divided by it.
+        time_scale: of the source at its own pace.
+        max_in_flight: the client's limit, None for none.
+        closed_loop: whether followers wait for answers.
+        warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
+        tuning: what policies are tuned on.
+    """
+
+    name: str
+    source: Source
+    load: float = 1.0
+    time_scale: float = 1.0
+    max_in_flight: int | None = None
+    closed_loop: bool = True
+    warmup_s: float | None = None
+    tuning: Source | None = None
+
+    @property
+    def pace(self) -> float:
+        """What send times and think times are multiplied by."""
+        return self.time_scale / self.load
+
+    def warmup(self, requests: tuple[TraceRequest, ...]) -> float:
+        """Seconds dropped at the start."""
+        if self.warmup_s is not None:
+            return self.warmup_s
+        return min(WARMUP_S, _WARMUP_SHARE * requests[-1].at_ms * self.pace / 1000.0)

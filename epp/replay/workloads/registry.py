@@ -1,0 +1,117 @@
+"""Named workloads: what `epp replay --workload` knows.
+
+Owns the names, and for each how it is paced by default and what policies are tuned on for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from epp.errors import EppError
+from epp.replay.workloads import agent_bursts, art_chat, shared_prefix, wild_chat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.replay.trace import TraceRequest
+
+#: Requests in flight at once in the published runs; what waits for its turn slips (gorgo.md section 7).
+PUBLISHED_IN_FLIGHT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A load with a name.
+
+    Attributes:
+        name: on the command line.
+        help: one line.
+        make: a seed to requests in time order.
+        time_scale: multiplies send times and think times.
+        max_in_flight: the client's limit, None for none.
+        tuning: workload on which policies are tuned for this one; under seeds that are never evaluated.
+    """
+
+    name: str
+    help: str
+    make: Callable[[int], tuple[TraceRequest, ...]]
+    time_scale: float = 1.0
+    max_in_flight: int | None = PUBLISHED_IN_FLIGHT
+    tuning: str = ""
+
+
+def _all() -> tuple[Workload, ...]:
+    art, shared = art_chat.generate, shared_prefix.SharedPrefix
+    ratios = tuple(
+        Workload(
+            f"shared-{percent}",
+            f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
+            partial(shared_prefix.generate, shared(share=percent / 100.0)),
+        )
+        for percent in (10, 30, 50, 70)
+    )
+    return (
+        Workload("art-chat", "ART-Chat's tuning window, Apr 5, at full speed", partial(art, art_chat.APR_5)),
+        Workload(
+            "art-chat-apr-6",
+            "ART-Chat's first evaluation window, at half speed",
+            partial(art, art_chat.APR_6),
+            time_scale=2.0,
+            tuning="art-chat",
+        ),
+        Workload(
+            "art-chat-apr-7",
+            "ART-Chat's second evaluation window, more multi-turn, at a third of its speed",
+            partial(art, art_chat.APR_7),
+            time_scale=3.0,
+            tuning="art-chat",
+        ),
+        Workload(
+            "wild-chat",
+            "short public chat of many strangers, at half of the published rate",
+            partial(wild_chat.generate, wild_chat.WildChat()),
+            time_scale=2.0,
+        ),
+        Workload(
+            "agent-bursts",
+            "agents that fan out into siblings at one context, closed loop",
+            partial(agent_bursts.generate, agent_bursts.AgentBursts()),
+            max_in_flight=None,
+        ),
+        *ratios,
+        Workload(
+            "drift",
+            "shared part of prompts 5 % in the first half, 50 % in the second",
+            partial(shared_prefix.generate, shared(share=0.05, later_share=0.5)),
+            tuning="shared-10",
+        ),
+        Workload(
+            "hot-contexts",
+            "forty contexts shared by many, replaced every five minutes",
+            partial(
+                shared_prefix.generate,
+                shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
+            ),
+        ),
+        Workload("demo", "half a minute of chat, closed loop: for a first look", partial(art, art_chat.DEMO)),
+    )
+
+
+WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _all()}
+
+
+def workload_named(name: str) -> Workload:
+    """The workload of that name.
+
+    Raises:
+        EppError: there is none; names the nearest.
+    """
+    found = WORKLOADS.get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, WORKLOADS, n=1)
+        fix = f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(WORKLOADS)
+        raise EppError(f"unknown workload {name!r}; {fix}")
+    return found
