@@ -211,7 +211,7 @@ class Records(Section, frozen=True):
         compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
         sample: share of the requests that is recorded, drawn by decision id.
         restore_s: seconds of records from which the prefix index is rebuilt at start, 0 for not at all;
-            needs `Prefix.secret_file`, because ids in records are keyed by it.
+            needs `prefix.secret_file`, because ids in records are keyed by it.
     """
 
     folder: str = ""

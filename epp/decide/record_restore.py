@@ -41,6 +41,7 @@ class _Line(msgspec.Struct):
     block_tokens: float = 0.0
     # of an outcome
     endpoint: str = ""
+    served: str = ""
     cause: str = ""
     status: int | None = None
 
@@ -88,6 +89,11 @@ def read_seeds(
     except EppError:
         return restored
     for path in reversed(files):
+        if restored.seeds.full:
+            break
+        if hurry():
+            restored.complete = False
+            break
         with contextlib.suppress(OSError, EppError):
             if path.stat().st_mtime < since_wall_s:
                 continue
@@ -97,11 +103,6 @@ def read_seeds(
                 continue
             for decision in reversed(decisions):
                 restored.requests += _add(restored.seeds, decision, outcomes.get(decision.id), slots)
-        if hurry():
-            restored.complete = False
-            break
-        if restored.seeds.full:
-            break
     return restored
 
 
@@ -113,7 +114,7 @@ def _decisions(
     decisions: list[_Line] = []
     known = False
     for number, text in enumerate(Tail(path).lines()):
-        if number % 256 == 0 and hurry():
+        if number % 256 == 255 and hurry():
             break
         try:
             line = decode(text)
@@ -136,7 +137,7 @@ def _add(seeds: Seeds, decision: _Line, outcome: _Line | None, slots: Mapping[st
     if outcome is not None:
         if outcome.cause in _NEVER_SERVED or (outcome.status or 0) >= 400:
             return 0
-        address = outcome.endpoint or address
+        address = outcome.served or outcome.endpoint or address
     slot = slots.get(address)
     if slot is None:
         return 0

@@ -158,9 +158,9 @@ class FileRecorder:
             except Exception:
                 log.exception("a record cannot be encoded")
                 self._on_drop(1)
-        self._taken_bytes += size
         if lines:
             self._append(b"".join(lines), len(lines))
+        self._taken_bytes += size
 
     def _append(self, lines: bytes, count: int) -> None:
         if self._lost and time.monotonic() < self._retry_s:

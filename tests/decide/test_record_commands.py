@@ -1,0 +1,154 @@
+"""The commands on records, as people run them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.decide import explain, record_filter, record_show, record_verify
+from epp.decide.record_files import read_records, record_files
+from epp.decide.record_follow import Follower, Narrator
+from epp.decide.record_query import Query
+from epp.errors import EppError
+from tests.kit.records import command, decided, outcome_of, record_all, recorder_to
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Thirty gorgo requests and ten random ones; the last of each never ended."""
+    for policy, number in (("gorgo", 30), ("random", 10)):
+        requests = decided(number, policy, prefix=policy)
+        with recorder_to(tmp_path / "records") as (recorder, _):
+            for index, (decision, ask) in enumerate(requests):
+                recorder.decision(decision, ask)
+                cause = "completed" if index % 3 else "client-gone"
+                if index < number - 1:
+                    recorder.outcome(outcome_of(decision, cause=cause), decision.at_wall_s + 0.5)
+    return tmp_path / "records"
+
+
+def ids(text: str) -> set[str]:
+    return {json.loads(line)["id"] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 40),
+        (["--policy", "random"], 10),
+        (["--cause", "client-gone"], 13),
+        (["--cause", "none"], 2),
+        (["--policy", "random", "--cause", "completed"], 6),
+        (["--model", "m"], 40),
+        (["--model", "other"], 0),
+        (["--since", "2023-11-14T22:13:40Z"], 10),
+        (["--until", "2023-11-14T22:13:24+00:00"], 10),
+        (["--since", "1h"], 0),
+        (["--until", "1d"], 40),
+    ],
+)
+def test_filter(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], count: int) -> None:
+    assert command(record_filter, folder, *words) == 0
+    assert len(ids(capsys.readouterr().out)) == count
+
+
+def test_filter_by_endpoint_and_read_its_output(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for number in range(3):
+        command(record_filter, folder, "--endpoint", f"10.0.0.{number}:8000")
+        out = capsys.readouterr().out
+        found[number] = ids(out)
+        (tmp_path / "some.jsonl").write_text(out)
+        if out:
+            command(record_verify, tmp_path / "some.jsonl")
+            assert "all identical" in capsys.readouterr().out
+    assert sum(len(part) for part in found.values()) == 40
+
+
+def test_show(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command(record_show, folder, "--limit", 5, "--policy", "gorgo") == 0
+    out = capsys.readouterr().out
+    assert "5 of 30 requests" in out
+    assert [f"gorgo-{number}" in out for number in (24, 25, 29)] == [False, True, True], "the newest"
+    assert "12.5" in out
+    assert "client-gone 200" in out
+
+
+def test_a_time_that_is_none_is_told(folder: Path) -> None:
+    with pytest.raises(EppError, match="'yesterday' is neither"):
+        command(record_show, folder, "--since", "yesterday")
+
+
+def test_verify_tells_what_differs_and_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(record_verify, folder) == 0
+    assert "40 decisions run again: all identical" in capsys.readouterr().out
+    path = record_files(folder)[0]
+    lines = path.read_text().splitlines()
+    forged = json.loads(lines[1])
+    forged["signals"]["rtt_ms"][forged["chosen"]] = 1e6
+    path.write_text("\n".join([lines[0], json.dumps(forged), *lines[2:], ""]))
+    assert command(record_verify, folder) == 1
+    out = capsys.readouterr().out
+    assert f"{forged['id']}: chose" in out
+    assert "40 decisions run again: 1 differ" in out
+    assert command(record_verify, folder, "--policy", "random") == 0
+
+
+def test_verify_of_nothing_proves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(EppError, match="nothing was verified"):
+        command(record_verify, tmp_path)
+
+
+def test_explain_with_what_came_of_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert command(explain, "gorgo-3", "--records", folder) == 0
+    out = capsys.readouterr().out
+    assert "gorgo-3" in out
+    assert "TTFT 12.5 ms, E2E 80.2 ms, 16 tokens answered, 1,024 cached where 0 were expected" in out
+    command(explain, "--records", folder)
+    out = capsys.readouterr().out
+    assert "gorgo-29" in out
+    assert "TTFT" not in out, "it has not ended"
+    command(explain, "random-2", "--records", folder, "--json")
+    record = json.loads(capsys.readouterr().out)
+    assert (record["id"], record["outcome"]["id"]) == ("random-2", "random-2")
+    with pytest.raises(EppError, match="no decision 'zzz'"):
+        command(explain, "zzz", "--records", folder)
+
+
+def test_follow_tells_each_event_once_over_rotations(tmp_path: Path) -> None:
+    requests = decided(40)
+    record_all(tmp_path, requests[:10])
+    follower = Follower(tmp_path, from_start=False)
+    narrator = Narrator(Query())
+    assert list(follower.new()) == []
+    told = []
+    for start in range(10, 40, 10):
+        record_all(tmp_path, requests[start : start + 10], max_bytes=200_000, file_bytes=20_000)
+        told += [narrator.tell(record) for record in follower.new()]
+    lines = [line for line in told if line]
+    assert len(lines) == 60
+    for decision, _ in requests[10:]:
+        mine = [line for line in lines if f" {decision.id} " in line]
+        assert f"-> {decision.endpoint} by gorgo" in mine[0]
+        assert "completed 200" in mine[1]
+
+
+def test_follow_with_conditions(folder: Path) -> None:
+    def told(query: Query) -> int:
+        narrator = Narrator(query)
+        return sum(bool(narrator.tell(record)) for record in read_records(folder))
+
+    assert told(Query(policy="random")) == 19
+    assert told(Query(cause="client-gone")) == 13 + 0, "at the end, when it is known"
+    assert told(Query(since_s=2e9)) == 0

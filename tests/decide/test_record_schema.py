@@ -1,0 +1,134 @@
+"""Records are the decisions: number for number, so that they run again to the same end; and documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.decide.picker import rerun
+from epp.decide.record_schema import RecordError, decision_of, join
+from epp.decide.record_verify import verify
+from epp.decide.records import to_record
+from epp.policies.registry import POLICIES, create
+from epp.view import NUMERIC_COLUMNS
+from tests.kit.fleets import fleet_view, with_unknown
+from tests.kit.records import decided, outcome_of, record_all
+
+if TYPE_CHECKING:
+    from epp.decide.records import Decision
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "records.md"
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def through_json(decision: Decision) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_record(decision)))
+    return record
+
+
+@given(st.lists(FINITE, min_size=3, max_size=3), st.lists(FINITE, min_size=3, max_size=3))
+def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
+    decision = decided(1)[0][0]
+    ranking = replace(decision.ranking, costs=np.array(costs))
+    fleet = with_unknown(fleet_view(3, rtt_ms=rtt_ms), "engine_waiting", 1)
+    again = decision_of(through_json(replace(decision, ranking=ranking, fleet=fleet)))
+    assert again.ranking.costs.tobytes() == ranking.costs.tobytes()
+    for name in NUMERIC_COLUMNS:
+        assert getattr(again.fleet, name).tobytes() == getattr(fleet, name).tobytes()
+    assert {name: mask.tolist() for name, mask in again.fleet.unknown.items()} == {
+        "engine_waiting": [False, True, False]
+    }
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("settings", [{}, {"tie_band": 0.5, "seed": 7}, {"fallbacks": 0}])
+def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[str, Any]) -> None:
+    for decision, _ in decided(40, policy, **settings):
+        again = rerun(decision_of(through_json(decision)), create(policy))
+        for name in ("id", "request", "chosen", "fallbacks", "tied", "held_back", "weights_version"):
+            assert getattr(again, name) == getattr(decision, name), name
+        assert np.array_equal(again.ranking.costs, decision.ranking.costs)
+        assert np.array_equal(again.probabilities(), decision.probabilities())
+
+
+def test_slow_start_runs_again_too() -> None:
+    decision = decided(1)[0][0]
+    held_back = set()
+    for number in range(50):
+        warming = replace(
+            decision,
+            id=f"w-{number}",
+            shares=np.array([0.1, 0.5, 1.0]),
+            request=replace(decision.request, decision_id=f"w-{number}"),
+        )
+        first = rerun(warming, create("gorgo"))
+        again = rerun(decision_of(through_json(first)), create("gorgo"))
+        assert (again.chosen, again.held_back) == (first.chosen, first.held_back)
+        assert verify([through_json(first)]).differences == []
+        held_back.add(first.held_back)
+    assert len(held_back) > 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chosen": 2}, "chose"),
+        ({"fallbacks": [2, 1]}, "fallbacks"),
+        ({"tied": 99}, "tied"),
+        ({"costs": [0.0, 0.0, 0.0]}, "costs differ"),
+        ({"probabilities": [0.0, 1.0, 0.0]}, "probabilities differ"),
+        ({"weights": {"rtt_weight": 9.0, "queue_weight": 0.5, "prefill_weight": 1.0}}, "differ"),
+        ({"policy": "no-such-policy"}, "unknown policy"),
+        ({"costs": [1.0]}, "1 values for 3 endpoints"),
+        ({"chosen": 9}, "chosen 9"),
+        ({"basis": "guess"}, "cannot be read"),
+        ({"request": {}}, "cannot be read"),
+        ({"signals": {}}, "cannot be read"),
+    ],
+)
+def test_a_record_that_was_changed_is_found_out(change: dict[str, Any], words: str) -> None:
+    decision = next(decision for decision, _ in decided(20) if decision.chosen == 0)
+    verdict = verify([{**through_json(decision), **change}, through_json(decision)])
+    assert verdict.identical == 1
+    (difference,) = verdict.differences
+    assert words in difference
+
+
+def test_a_record_without_its_fields_is_a_record_error() -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        decision_of({"kind": "decision", "id": "x"})
+
+
+def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
+    decisions = [to_record(decision) for decision, _ in decided(4)]
+    ends = [{"kind": "outcome", "id": decisions[index]["id"]} for index in (2, 0)]
+    records = [{"kind": "file"}, {"kind": "outcome", "id": "rotated away"}, *decisions, *ends]
+    joined = list(join(records))
+    assert [request.decision["id"] for request in joined] == ["id-2", "id-0", "id-1", "id-3"]
+    assert [request.outcome is None for request in joined] == [False, False, True, True]
+
+
+def test_every_key_is_documented(tmp_path: Path) -> None:
+    requests = decided(2)
+    record_all(tmp_path, requests)
+    documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
+    keys = set()
+    for path in tmp_path.iterdir():
+        for text in path.read_text().splitlines():
+            record = json.loads(text)
+            kind = record["kind"]
+            for name, value in record.items():
+                keys.add(f"{kind}.{name}")
+                if name in ("request", "signals"):
+                    keys |= {f"{kind}.{name}.{inner}" for inner in value}
+    assert keys == documented
+    assert outcome_of(requests[0][0]).id == "id-0"

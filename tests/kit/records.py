@@ -1,0 +1,116 @@
+"""Decisions with all that records hold of them, and recorders that write them, for tests."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from epp.config.schema import Records
+from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.recorder import FileRecorder
+from epp.decide.records import Outcome, Usage
+from epp.decide.weights import WeightBook
+from epp.policies.registry import create
+from epp.prompt.blocks import BlockHasher
+from epp.prompt.types import MeasuredPrompt
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+    from epp.decide.records import Decision
+
+HASHER = BlockHasher(b"the secret of the tests")
+POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))
+WALL_S = 1_700_000_000.0
+
+
+def prompt_of(seed: int, blocks: int = 40) -> MeasuredPrompt:
+    """A prompt of 64-token blocks whose hashes depend on the seed alone: longer ones extend shorter ones."""
+    return MeasuredPrompt(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
+
+
+def ask_of(seed: int, blocks: int = 40, **fields: Any) -> Ask:
+    """A chat request with such a prompt."""
+    name = HASHER.export_name(f"session {seed}")
+    fields = {"session": name, "affinity_key": name, **fields}
+    return Ask(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, api="openai-chat", **fields)
+
+
+def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
+    """A picker over `POOL`."""
+    chosen = create(policy)
+    numbers = count()
+    picker = Picker(
+        fleet=Fleet(PrefixIndex()),
+        policy=chosen,
+        balance=create("least-request"),
+        weights=WeightBook(policy=policy, specs=chosen.weight_specs, configured={}, bounds={}, source="t"),
+        settings=PickerSettings(**{"warmup_s": 0.0, **settings}),
+        new_id=lambda: f"{prefix}-{next(numbers)}",
+        name_block=HASHER.export_id,
+    )
+    picker.set_pool(POOL, 0.0)
+    for number, endpoint in enumerate(POOL):
+        picker.fleet.assume_rtt(endpoint.address, 20.0 * (number + 1))
+    return picker
+
+
+def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, Ask]]:
+    """So many decisions on eight conversations; every second request has ended by the next."""
+    picker = picker_of(policy, **settings)
+    found = []
+    for index in range(number):
+        ask = ask_of(index % 8, 40 + index // 8)
+        decision = picker.pick(ask, float(index), WALL_S + index)
+        found.append((decision, ask))
+        if index % 2:
+            picker.end(decision.id, "completed", index + 0.5)
+    return found
+
+
+def outcome_of(decision: Decision, **fields: Any) -> Outcome:
+    """How it ended: well."""
+    values: dict[str, Any] = {
+        "id": decision.id,
+        "endpoint": decision.endpoint,
+        "cause": "completed",
+        "status": 200,
+        "ttft_ms": 12.5,
+        "e2e_ms": 80.25,
+        "usage": Usage(2560, 16, 1024),
+    }
+    return Outcome(**{**values, **fields})
+
+
+@contextlib.contextmanager
+def recorder_to(folder: Path, **settings: Any) -> Iterator[tuple[FileRecorder, list[int]]]:
+    """A recorder and what it has dropped; at the end everything is written."""
+    dropped: list[int] = []
+    recorder = FileRecorder(folder, settings=Records(**settings), hasher=HASHER, on_drop=dropped.append)
+    try:
+        yield recorder, dropped
+    finally:
+        recorder.close()
+
+
+def record_all(folder: Path, requests: list[tuple[Decision, Ask]], **settings: Any) -> None:
+    """Record these with their outcomes."""
+    with recorder_to(folder, **settings) as (recorder, _):
+        for decision, ask in requests:
+            recorder.decision(decision, ask)
+            recorder.outcome(outcome_of(decision), decision.at_wall_s + 0.1)
+
+
+def command(module: ModuleType, *words: object) -> int:
+    """Run a command by its module, as the command line does."""
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    status: int = module.run(parser.parse_args([str(word) for word in words]))
+    return status
