@@ -67,7 +67,8 @@ class Outcome:
 
     Attributes:
         figures: what the run is summed up to.
-        latencies: per metric, the column of counted requests; empty unless asked for.
+        latencies: per metric, the column of counted requests, and when each ended (``end_ms``, since the
+            start of the run); empty unless asked for.
     """
 
     figures: Figures
@@ -92,7 +93,10 @@ def outcome_of(cell: Cell, seed: int, run: Run, *, columns: bool) -> Outcome:
     requests = cell.source.requests(seed)
     mask = counted(requests, warmup_s=cell.warmup(requests), time_scale=cell.pace)
     summed = figures(run, requests, mask, time_scale=cell.pace)
-    latencies = {metric: run.latency(metric)[mask] for metric in METRICS} if columns else {}
+    latencies = {}
+    if columns:
+        latencies = {metric: run.latency(metric)[mask] for metric in METRICS}
+        latencies["end_ms"] = (run.due_ms + run.e2e_ms)[mask]
     return Outcome(summed, latencies)
 
 

@@ -1,0 +1,1 @@
+"""The report: a document drawn as one self-contained page."""
