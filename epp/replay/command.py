@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SEEDS = 20
 DEFAULT_SWEEP_SEEDS = 5
+_PLAIN_WIDTH = 180
 #: Who is judged when nobody is named: the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
 
@@ -87,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, print, write ``results.json`` and ``report.html``."""
-    console = Console()
+    # Tables are wide: what is not a terminal has no width of its own.
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if arguments.list:
         _list(console)
         return 0
@@ -184,7 +185,7 @@ def fleet_of(arguments: argparse.Namespace) -> FleetSpec:
         if not 0.0 <= arguments.lost_hits <= 1.0:
             raise EppError(f"--lost-hits is a share between 0 and 1, not {arguments.lost_hits:g}")
         fleet = with_lost_hits(fleet, arguments.lost_hits)
-    return replace(fleet)
+    return fleet
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -58,7 +58,7 @@ def _ticks(scale: Scale) -> list[float]:
     ticks = [t for t in candidates if scale.holds(t)]
     kept: list[float] = []
     for tick in ticks:
-        if not kept or scale(tick) - scale(kept[-1]) > 44:
+        if not kept or scale(tick) - scale(kept[-1]) > 50:
             kept.append(tick)
         elif tick == 1.0:  # never without it
             kept[-1] = tick

@@ -21,7 +21,7 @@ from epp.replay.sweep import KNEE_E2E_FACTOR
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.replay.document import CellEntry, Document
+    from epp.replay.document import CellEntry, Comparison, Document
 
 
 def render(document: Document) -> str:
@@ -34,7 +34,7 @@ def render(document: Document) -> str:
         body += [
             _cell(cell, document, names)
             if cell is middle
-            else f"<details><summary>{escape(cell.name)}</summary>{_cell(cell, document, names)}</details>"
+            else _folded(cell.name, _cell(cell, document, names))
             for cell in document.cells
         ]
     else:
@@ -56,12 +56,14 @@ def _header(document: Document) -> str:
     for row in document.fleet:
         classes[row["engine_class"]] = classes.get(row["engine_class"], 0) + 1
     fleet = ", ".join(f"{count} x {name}" for name, count in classes.items()) or "live gateways"
+    same = "every policy on the same requests, the same network and the same draws"
+    if not document.fleet:
+        same = "the same requests to each, one after the other"
     seeds = f"{len(document.seeds)} seeds" if len(document.seeds) > 1 else "one run each"
     what = cells[0].name if len(cells) == 1 else f"{len(cells)} loads"
     return (
         f"<h1>{escape(document.candidate)} among {policies} policies on {escape(what)}</h1>"
-        f'<p class="soft">{escape(fleet)}; {seeds}; every policy on the same requests, the same network '
-        "and the same draws.</p>"
+        f'<p class="soft">{escape(fleet)}; {seeds}; {same}.</p>'
     )
 
 
@@ -75,68 +77,74 @@ def _card(title: str, note: str, content: str) -> str:
 
 
 def _cell(cell: CellEntry, document: Document, names: list[str]) -> str:
-    load = cell.load
-    lead = (
-        f"{load['requests']:,} requests in {load['duration_s'] * load['time_scale'] / load['load'] / 60:,.0f} min, "
-        f"{load['input_tokens_per_s']:,.0f} input tokens/s, {100 * load['reuse_share']:.0f} % of prompt tokens "
-        f"sent before; first {cell.warmup_s:,.0f} s dropped as warm-up"
-    )
-    if load["max_in_flight"]:
-        lead += (
-            f"; at most {load['max_in_flight']} requests in flight, the wait for a place counts as latency"
-        )
-    forests = "".join(
+    compared = [c for c in cell.comparisons if len(c.to_candidate) > 1]
+    forests = [
         _card(
             f"{c.label}: each policy against {document.candidate}",
-            f"{100 * LEVEL:g} % intervals over {c.units:,} {c.unit}s; a star: may be the best of all (simultaneous)"
-            if c.to_best
-            else "too few seeds for intervals",
+            _evidence_note(c),
             forest(c, cell, document.candidate),
         )
-        for c in cell.comparisons[:2]
-        if len(c.to_candidate) > 1
-    )
-    curves = "".join(
-        _card(f"{label} by percentile", "colours: the best five by E2E p95; grey: the others", svg)
-        for label, svg in (
-            ("TTFT", percentiles(cell, "ttft_ms", "TTFT")),
-            ("E2E", percentiles(cell, "e2e_ms", "E2E")),
-        )
-    )
-    more = "".join(
-        _card(f"{c.label} against {document.candidate}", "", forest(c, cell, document.candidate))
-        for c in cell.comparisons[2:]
-        if len(c.to_candidate) > 1
-    )
+        for c in compared
+    ]
     trade = _card(
         "First token against whole answer",
         "lower left is better; a policy may buy one with the other",
         trade_off(cell),
     )
+    note = "colours: the best five by E2E p95; grey: the others"
+    curves = [
+        _card("TTFT by percentile", note, percentiles(cell, "ttft_ms", "TTFT")),
+        _card("E2E by percentile", note, percentiles(cell, "e2e_ms", "E2E")),
+    ]
+    figures = f"latencies from the intended send time; {_mean_note(document)}"
     parts = [
-        f"<h2>{escape(cell.name)}</h2><p class='soft'>{escape(lead)}.</p>".replace("'", '"'),
+        f'<h2>{escape(cell.name)}</h2><p class="soft">{escape(_lead(cell))}.</p>',
         _says(cell.conclusion),
-        f'<div class="grid">{forests}</div>' if forests else "",
-        f'<div class="grid">{trade}{_knowledge(cell)}</div>',
-        f'<div class="grid">{curves}</div>',
+        _grid(forests[:2]),
+        _grid([trade, _knowledge(cell)]),
+        _grid(curves),
         _shares(cell, names),
-        _card(
-            "Figures", f"latencies from the intended send time; {_mean_note(document)}", figures_table(cell)
-        ),
+        _card("Figures", figures, figures_table(cell)),
     ]
     if cell.tuning:
-        parts.append(
-            _card(
-                "Tuned weights",
-                "same budget, same objective, loads that are not judged on",
-                tuning_table(cell),
-            )
-        )
-    if more:
-        parts.append(
-            f'<details><summary>Medians and inter-token latency</summary><div class="grid">{more}</div></details>'
-        )
+        note = "same budget, same objective, loads that are not judged on"
+        parts.append(_card("Tuned weights", note, tuning_table(cell)))
+    if forests[2:]:
+        parts.append(_folded("Medians and inter-token latency", _grid(forests[2:])))
     return "".join(parts)
+
+
+def _grid(cards: Sequence[str]) -> str:
+    found = [card for card in cards if card]
+    return f'<div class="grid">{"".join(found)}</div>' if found else ""
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _lead(cell: CellEntry) -> str:
+    load = cell.load
+    parts = [
+        f"{load['requests']:,} requests in {_length(cell)}",
+        f"{load['input_tokens_per_s']:,.0f} input tokens/s",
+        f"{100 * load['reuse_share']:.0f} % of prompt tokens sent before",
+    ]
+    text = f"{', '.join(parts)}; first {cell.warmup_s:,.0f} s dropped as warm-up"
+    limit = load["max_in_flight"]
+    return text if not limit else f"{text}; at most {limit} in flight, the wait for a place counts as latency"
+
+
+def _length(cell: CellEntry) -> str:
+    seconds = cell.load["duration_s"] * cell.load["time_scale"] / cell.load["load"]
+    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:,.0f} s"
+
+
+def _evidence_note(comparison: Comparison) -> str:
+    if not comparison.to_best:
+        return "too few seeds for intervals"
+    units = f"{comparison.units:,} {comparison.unit}s"
+    return f"{100 * LEVEL:g} % intervals over {units}; a star: may be the best of all (simultaneous)"
 
 
 def _mean_note(document: Document) -> str:
@@ -175,27 +183,35 @@ def _sweep(document: Document) -> str:
             ("E2E", load_curves(document, "e2e_ms", "E2E p95")),
         )
     )
-    table = _card("E2E p95 by load, and the knee", "red: cannot keep up in most seeds", knees_table(document))
-    return f'<h2>How much load each policy carries</h2>{_says(sweep.conclusion)}<div class="grid">{cards}</div>{table}'
+    return (
+        f"<h2>How much load each policy carries</h2>{_says(sweep.conclusion)}"
+        f'<div class="grid">{cards}</div>'
+        + _card("E2E p95 by load, and the knee", "red: cannot keep up in most seeds", knees_table(document))
+    )
+
+
+#: How the figures came about, in the order of the plots.
+METHOD = (
+    """Every policy runs the production decision code on the same load. Requests, network delays and random
+    draws are keyed, so that differences between policies are the policies' own.""",
+    """The unit of evidence is the seed: log-ratios of a policy's figure to the candidate's, paired by seed,
+    with a bootstrap-t interval. Within one recorded trace stretches of time are drawn again instead
+    (stationary bootstrap, block length by Politis and White).""",
+    """Stars: multiple comparisons with the best (Hsu), one confidence statement for all policies. The
+    candidate's bound against the best of the others is one-sided, 95 %.""",
+    f"""A run is saturated when more than {100 * SATURATED_UNANSWERED_SHARE:g} % of the requests are still
+    unanswered when the last one is due, or the client's slip p95 exceeds {SATURATED_SLIP_P95_MS:,.0f} ms; its
+    points are hollow.""",
+    """Yardsticks see the engines' true state. They decide greedily, one request at a time, and are no
+    bound.""",
+)
+METHOD_OF_SWEEPS = f"""Knee: the highest load up to which a policy is not saturated in most seeds and its
+    E2E p95 is at most {KNEE_E2E_FACTOR:g} times that at the lightest load."""
 
 
 def _method(document: Document) -> str:
-    lines = [
-        "Every policy runs the production decision code on the same load; requests, network delays and random "
-        "draws are keyed, so differences between policies are the policies' own.",
-        "The unit of evidence is the seed: log-ratios of a policy's figure to the candidate's, paired by seed, "
-        "with a bootstrap-t interval. Within one recorded trace stretches of time are drawn again instead "
-        "(stationary bootstrap, block length by Politis and White).",
-        "Stars: multiple comparisons with the best (Hsu), one confidence statement for all policies. The "
-        "candidate's bound against the best of the others is one-sided, 95 %.",
-        f"A run is saturated when more than {100 * SATURATED_UNANSWERED_SHARE:g} % of the requests are still "
-        f"unanswered when the last one is due, or the client's slip p95 exceeds {SATURATED_SLIP_P95_MS:,.0f} ms.",
-        "Yardsticks see the engines' true state. They decide greedily, one request at a time, and are no bound.",
-    ]
+    lines = list(METHOD if document.fleet else METHOD[1:-1])
     if document.sweep is not None:
-        lines.append(
-            f"Knee: the highest load up to which a policy is not saturated in most seeds and its E2E p95 is at "
-            f"most {KNEE_E2E_FACTOR:g} times that at the lightest load."
-        )
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        lines.append(METHOD_OF_SWEEPS)
+    items = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in lines)
     return f'<h2>How to read this</h2><div class="card"><ul class="soft">{items}</ul></div>'

@@ -25,7 +25,8 @@ p { margin: 4px 0; } .soft { color: var(--soft); font-size: 13.5px; }
 svg { display: block; width: 100%; height: auto; margin-top: 6px; }
 svg text { font: 11.5px system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif;
   fill: var(--ink); font-variant-numeric: tabular-nums; }
-svg .tick, svg .hint { fill: var(--soft); font-size: 11px; } svg .figure { font-size: 11px; fill: var(--soft); }
+svg .tick, svg .hint { fill: var(--soft); font-size: 11px; }
+svg .figure { font-size: 11px; fill: var(--soft); }
 svg .grid { stroke: var(--line); stroke-width: 1; } svg .unity { stroke: var(--accent); stroke-width: 1.2;
   stroke-dasharray: 3 3; }
 svg .name.candidate, svg .end.candidate { fill: var(--accent); font-weight: 650; }
@@ -38,22 +39,23 @@ svg .mark.yardstick { fill: var(--yard); } svg .mark.saturated { fill: var(--car
 svg .line { fill: none; stroke: var(--faint); stroke-width: 1.2; stroke-linejoin: round; }
 svg .line.candidate { stroke: var(--accent); stroke-width: 2.8; }
 svg .line.yardstick { stroke: var(--yard); stroke-width: 1.7; stroke-dasharray: 5 4; }
-svg .ring { fill: var(--card); stroke: var(--faint); stroke-width: 2; } svg .ring.candidate { stroke: var(--accent); }
+svg .ring { fill: var(--card); stroke: var(--faint); stroke-width: 2; }
+svg .ring.candidate { stroke: var(--accent); }
 svg .ring.yardstick { stroke: var(--yard); }
 svg .leader { fill: none; stroke: var(--line); stroke-width: 1; }
 svg .mark.faint { fill: var(--faint); } svg .end.faint { fill: var(--soft); }
 svg .bar { fill: var(--base); opacity: .8; } svg .bar.candidate { fill: var(--accent); opacity: 1; }
 svg .mark.belief { fill: var(--card); stroke: var(--ink); stroke-width: 1.4; }
 svg .replica { stroke: none; opacity: .88; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-size: 12.5px; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
-th { text-align: right; font-weight: 600; color: var(--soft); font-size: 12px; padding: 4px 9px;
+th { text-align: right; font-weight: 600; color: var(--soft); font-size: 12px; padding: 4px 6px;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
-td { text-align: right; padding: 4px 9px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td { text-align: right; padding: 4px 6px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 tr.candidate td { font-weight: 650; } tr.candidate td:first-child { color: var(--accent); }
 tr.yardstick td { font-style: italic; color: var(--yard); }
-td .meter { display: inline-block; width: 64px; height: 8px; border-radius: 4px; background: var(--line);
+td .meter { display: inline-block; width: 44px; height: 8px; border-radius: 4px; background: var(--line);
   margin-left: 8px; overflow: hidden; vertical-align: middle; }
 td .meter i { display: block; height: 100%; background: var(--base); }
 .bad { color: var(--warn); } .key { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 6px; }
@@ -63,8 +65,9 @@ details { margin-top: 8px; } summary { cursor: pointer; color: var(--soft); font
 """ + "\n".join(
     [
         *(
-            f"svg .line.s{i} {{ stroke: var(--s{i}); stroke-width: 2; }} svg .mark.s{i} {{ fill: var(--s{i}); }} "
-            f"svg .end.s{i} {{ fill: var(--s{i}); }} svg .ring.s{i} {{ stroke: var(--s{i}); }}"
+            f"svg .line.s{i} {{ stroke: var(--s{i}); stroke-width: 2; }}"
+            f"svg .mark.s{i}, svg .end.s{i} {{ fill: var(--s{i}); }}"
+            f"svg .ring.s{i} {{ stroke: var(--s{i}); }}"
             for i in range(5)
         ),
         *(f"svg .r{i} {{ fill: var(--r{i}); }} .key .r{i} {{ background: var(--r{i}); }}" for i in range(8)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from math import isfinite
+from math import exp, isfinite
 from typing import TYPE_CHECKING
 
 from epp.replay.report.svg import ms
@@ -43,7 +43,7 @@ def tuning_table(cell: CellEntry) -> str:
     rows = []
     for row in cell.tuning:
         weights = ", ".join(f"{name} {value:.4g}" for name, value in row["weights"].items())
-        gain = 100.0 * (1.0 - 2.718281828459045 ** (row["objective"] - row["objective_at_defaults"]))
+        gain = 100.0 * (1.0 - exp(row["objective"] - row["objective_at_defaults"]))
         cells = [escape(row["policy"]), str(row["tried"]), f"{gain:.1f} %", escape(weights)]
         rows.append(f"<tr>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
     return _table(["policy", "weights tried", "gain on the tuning load", "weights"], rows)
@@ -71,7 +71,8 @@ def knees_table(document: Document) -> str:
 
 def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    body = "".join(rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _share(value: float) -> str:

@@ -37,6 +37,7 @@ class WildChat:
         duplicate_share: share of new prompts that repeat a popular one; set so that cross-user reuse comes to
             the published 28 % of tokens.
         popular: how many popular prompts there are; which is repeated follows Zipf's law.
+        popular_tokens: their typical length.
         output_tokens: answer length (mean 329 and 312 in the published windows).
         max_output_tokens: answers are cut here.
         message_tokens: what a second request adds beside the answer.
@@ -47,13 +48,14 @@ class WildChat:
     duration_s: float = 1800.0
     rate_rps: float = 11.4
     requests_per_user: float = 1.7
-    prompt_tokens: Lognormal = Lognormal(400.0, 1_700.0, _Z90)  # noqa: RUF009 - frozen
+    prompt_tokens: Lognormal = Lognormal(380.0, 1_650.0, _Z90)  # noqa: RUF009 - frozen
     max_prompt_tokens: int = 16_000
     preamble_share: float = 0.30
     preamble_tokens: int = 300
     follow_share: float = 0.08
-    duplicate_share: float = 0.26
+    duplicate_share: float = 0.21
     popular: int = 40
+    popular_tokens: int = 900
     output_tokens: Lognormal = Lognormal(230.0, 700.0, _Z90)  # noqa: RUF009 - frozen
     max_output_tokens: int = 1_024
     message_tokens: Lognormal = Lognormal(40.0, 190.0, _Z90)  # noqa: RUF009 - frozen
@@ -70,7 +72,7 @@ def generate(parameters: WildChat, seed: int) -> tuple[TraceRequest, ...]:
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(p.block_tokens)
     preamble = content.whole_blocks(p.preamble_tokens)
-    popular = [_prompt(p, content, preamble, rng) for _ in range(p.popular)]
+    popular = [_popular(p, content, rng) for _ in range(p.popular)]
     bounds = np.cumsum(1.0 / np.arange(1, p.popular + 1))
     requests: list[TraceRequest] = []
     users = int(rng.poisson(p.rate_rps * p.duration_s / p.requests_per_user))
@@ -102,3 +104,11 @@ def _prompt(p: WildChat, content: Content, preamble: Prompt, rng: np.random.Gene
     if rng.random() < p.preamble_share:
         return content.grown(preamble, preamble.tokens + tokens, (preamble.tokens,))
     return content.grown(Prompt(), tokens, (0,))
+
+
+def _popular(p: WildChat, content: Content, rng: np.random.Generator) -> Prompt:
+    """A prompt that many send: of ordinary length, or a single one would decide a window's statistics."""
+    tokens = p.prompt_tokens.draw(rng)
+    while not 0.75 * p.popular_tokens <= tokens <= 1.33 * p.popular_tokens:
+        tokens = p.prompt_tokens.draw(rng)
+    return content.grown(Prompt(), int(tokens), (0,))
