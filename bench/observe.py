@@ -2,9 +2,10 @@
 
     python -m bench.observe [--rounds 5]
 
-One Envoy worker for each way, one picker and one upstream that streams tokens with a pause between them, so that
-each is a chunk of its own in Envoy. The ways take turns, round by round; the table shows the median of the rounds.
-CPU is what the kernel counted for all threads of the Envoy process, so neither the load nor the picker is in it.
+One Envoy worker for each way, one picker and one upstream that streams tokens with a pause between them, so
+that each is a chunk of its own in Envoy. The ways take turns, round by round; the table shows the median of
+the rounds and, for what is added, the median of the differences within a round. CPU is what the kernel
+counted for all threads of the Envoy process, so neither the load nor the picker is in it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import statistics
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.report import Report, decode
 from tests.observe import answers
@@ -28,7 +30,7 @@ from tests.observe.entries import entry, wire
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "off": {"observe": False},
     "reports": {"first_token_port": 0},
     "reports and calls": {},
@@ -75,10 +77,8 @@ async def load(rig: Rig, requests: int) -> None:
 async def envoy_cost(rounds: int) -> None:
     """Print Envoy's CPU per request, per way and answer length."""
     async with AsyncExitStack() as stack:
-        rigs = {
-            name: await stack.enter_async_context(running(**changes)) for name, changes in WAYS.items()
-        }
-        print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>18}" for name in WAYS) + "  (us/request)")
+        rigs = {name: await stack.enter_async_context(running(**changes)) for name, changes in WAYS.items()}
+        print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>25}" for name in WAYS) + "  (us/request)")
         for tokens in TOKENS:
             found: dict[str, list[float]] = {name: [] for name in WAYS}
             for rig in rigs.values():
@@ -90,8 +90,13 @@ async def envoy_cost(rounds: int) -> None:
                     await load(rig, REQUESTS[tokens])
                     found[name].append((cpu_us(rig.envoy.pid) - before) / REQUESTS[tokens])
             chunks = [r.chunks for r in rigs["reports"].told.reports[-CONCURRENCY:] if r.chunks]
-            row = " ".join(f"{statistics.median(values):>18.0f}" for values in found.values())
+            row = " ".join(f"{_cell(values, found['off']):>25}" for values in found.values())
             print(f"{tokens:>6} {statistics.mean(chunks):>7.0f} {row}", flush=True)
+
+
+def _cell(values: list[float], base: list[float]) -> str:
+    added = statistics.median(value - off for value, off in zip(values, base, strict=True))
+    return f"{statistics.median(values):.0f} ({added:+.0f})"
 
 
 class _Nobody:
@@ -116,8 +121,6 @@ async def receiver_cost(calls: int = 20_000) -> None:
     usage = '{"prompt_tokens": 1200, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}}'
     seen = {"first_us": 1.7e15, "streamed": True, "chunks": 9, "usage": usage}
     message = wire(*(entry(seen=seen, tags={"connect_us": "150", "fresh_us": "-"}) for _ in range(10)))
-    from epp.pb.access_log_pb2 import StreamAccessLogsMessage  # noqa: PLC0415 - beside what it measures
-
     begun = time.process_time()
     for _ in range(calls // 10):
         for log_entry in StreamAccessLogsMessage.FromString(message).http_logs.log_entry:

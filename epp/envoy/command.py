@@ -52,6 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--access-log", action="store_true", help="one JSON line a request on stdout")
     parser.add_argument(
+        "--first-token",
+        metavar="ADDRESS",
+        help="host:port of the picker's listener for first tokens, 0 for none (default: its port 9003)",
+    )
+    parser.add_argument(
+        "--strip-accept-encoding",
+        action="store_true",
+        help="ask engines for answers that are not compressed, so that their usage can be read",
+    )
+    parser.add_argument(
+        "--no-observe", action="store_true", help="tell the picker nothing about how requests went"
+    )
+    parser.add_argument(
         "--eds",
         type=Path,
         help="keep the endpoints in this file, which Envoy follows without a restart; written too",
@@ -100,6 +113,8 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         upstream_ca_file=arguments.upstream_ca,
         health_check_path=arguments.health_check,
         access_log=arguments.access_log,
+        observe=not arguments.no_observe,
+        strip_accept_encoding=arguments.strip_accept_encoding,
         eds_path=str(arguments.eds.absolute()) if arguments.eds else "",
     )
     if arguments.listen:
@@ -108,6 +123,11 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.picker:
         host, port = _address("--picker", arguments.picker)
         settings = replace(settings, picker_host=host, picker_port=port)
+    if arguments.first_token == "0":  # noqa: S105 - a token of an answer
+        settings = replace(settings, first_token_port=0)
+    elif arguments.first_token:
+        host, port = _address("--first-token", arguments.first_token)
+        settings = replace(settings, first_token_host=host, first_token_port=port)
     if settings.picker_tls and arguments.picker_ca:
         settings = replace(settings, picker_tls=replace(settings.picker_tls, ca_file=arguments.picker_ca))
     if arguments.admin_port is not None:

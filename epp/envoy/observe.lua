@@ -86,7 +86,7 @@ local function watch(handle, id, streamed, readable)
         pieces[first] = nil
         first = first + 1
       end
-      if streamed and piece:sub(-#END_MARK) == END_MARK then
+      if streamed and piece:byte(-3) == 93 and piece:sub(-#END_MARK) == END_MARK then
         break
       end
     end

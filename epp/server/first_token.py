@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import ssl
@@ -122,8 +122,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - tells the type checker which kind
-        self._transport = transport
+        # A stream's, by how the listener was made; uvloop's are of no such class.
+        self._transport = cast("asyncio.Transport", transport)
         self._receiver.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended changes nothing

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 
 from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
 
@@ -122,6 +123,15 @@ async def test_stop_closes_connections_and_the_port() -> None:
     writer.transport.abort()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", receiver.port)
+
+
+def test_uvloop_serves_as_well() -> None:
+    async def check() -> None:
+        async with listening() as (receiver, sink):
+            assert await talk(receiver, call("a"), answer_bytes=len(OK)) == OK
+            assert sink.ids == ["a"]
+
+    uvloop.run(check())
 
 
 async def test_unix_socket(tmp_path: Path) -> None:

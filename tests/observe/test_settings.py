@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from epp.cli import main
 from epp.envoy import filters, observe
 from epp.envoy.examples import ENDPOINTS
 from epp.envoy.render import render
@@ -21,6 +22,7 @@ from tests.observe.conftest import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.envoy
 
@@ -150,3 +152,29 @@ async def test_streams_of_the_log_can_be_ended_for_a_graceful_stop() -> None:
         rig.picker.als.end_streams()
         # Envoy opens another.
         assert (await rig.exchange())[2].cause is Termination.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("flags", "cluster", "watched"),
+    [
+        ([], "127.0.0.1:9003", True),
+        (["--first-token", "10.0.0.9:7000"], "10.0.0.9:7000", True),
+        (["--first-token", "0"], "", True),
+        (["--no-observe"], "", False),
+    ],
+)
+def test_command_says_what_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], cluster: str, watched: bool
+) -> None:
+    (tmp_path / "epp.yaml").write_text("{}\n")
+    (tmp_path / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n")
+    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 0
+    text = capsys.readouterr().out
+    found = [c for c in yaml.safe_load(text)["static_resources"]["clusters"] if c["name"] == "first-tokens"]
+    addresses = [
+        c["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+        for c in found
+    ]
+    assert [f"{a['address']}:{a['port_value']}" for a in addresses] == ([cluster] if cluster else [])
+    assert ("envoy_on_response" in text) is watched
+    assert "envoy_on_request" not in text
