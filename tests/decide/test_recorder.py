@@ -229,7 +229,7 @@ def drain(log: recorder.FileRecorder) -> None:
     """Wait until the writer's thread has nothing left; it is the only one that knows."""
     pause = threading.Event()
     for _ in range(2000):
-        if log._put_bytes == log._taken_bytes and not log._wake.is_set():
+        if not log.waiting_bytes:
             return
         pause.wait(0.005)
     raise AssertionError("the recorder does not drain")
