@@ -112,9 +112,7 @@ class PickerProcess:
         async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
             return answer.status
 
-    async def until_metric(
-        self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str
-    ) -> None:
+    async def until_metric(self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str) -> None:
         """Wait until a metric has a value that is wanted; ten seconds at most."""
         value = float("nan")
         try:

@@ -1,0 +1,249 @@
+"""`epp doctor`: asks picker, endpoints and Envoy, reads records, prints what is wrong and what to do.
+
+Exit status: 0 nothing found, 1 findings, 2 the configuration cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from epp.config.address import join_address, split_address
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
+from epp.decide.record_files import read_records, record_files
+from epp.errors import ConfigError
+from epp.server.doctor.engines import SKEW_S, check_engines
+from epp.server.doctor.envoy import check_envoy
+from epp.server.doctor.fetch import fetch
+from epp.server.doctor.findings import Report
+from epp.server.doctor.picker import Page, check_picker
+from epp.server.doctor.traffic import Traffic, check_traffic, measure
+from epp.server.files import read_file
+
+if TYPE_CHECKING:
+    import argparse
+
+    from epp.config.pool import EndpointSpec
+    from epp.config.schema import Config
+
+#: How much of the records is read.
+RECORD_BYTES = 64 * 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--config", required=True, type=Path, help="the picker's configuration file")
+    parser.add_argument("--picker", metavar="URL", help="its HTTP listener (default: listen.http)")
+    parser.add_argument(
+        "--envoy-admin", metavar="URL", help="admin interface of Envoy, e.g. http://127.0.0.1:9901"
+    )
+    parser.add_argument("--records", type=Path, help="folder of records (default: records.folder)")
+    parser.add_argument("--no-requests", action="store_true", help="send no small chat requests to endpoints")
+    parser.add_argument("--json", action="store_true", help="print findings and notes as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and print; 1 when there are findings.
+
+    Raises:
+        EppError: the configuration or the folder of records cannot be read.
+    """
+    config, specs = _load(arguments.config)
+    folder = arguments.records
+    if folder is None and config.records.folder:
+        configured = arguments.config.resolve().parent / config.records.folder
+        folder = configured if configured.is_dir() else None
+    report = asyncio.run(
+        examine(
+            config,
+            specs,
+            picker=arguments.picker or _picker_url(config),
+            envoy_admin=arguments.envoy_admin,
+            records=folder,
+            ask=not arguments.no_requests,
+        )
+    )
+    print(_as_json(report) if arguments.json else _as_text(report))
+    return 1 if report.findings else 0
+
+
+async def examine(
+    config: Config,
+    specs: dict[str, EndpointSpec],
+    *,
+    picker: str,
+    envoy_admin: str | None = None,
+    records: Path | None = None,
+    ask: bool = True,
+) -> Report:
+    """All checks of a deployment.
+
+    Args:
+        config: the picker's configuration.
+        specs: its pool.
+        picker: URL of its HTTP listener, empty when that is not known.
+        envoy_admin: URL of Envoy's admin interface, None to leave Envoy out.
+        records: folder of records, None to leave the traffic out.
+        ask: whether endpoints may be sent small requests.
+
+    Raises:
+        EppError: the folder of records cannot be read.
+    """
+    report = Report()
+    traffic = _traffic(report, records, config)
+    async with aiohttp.ClientSession() as http:
+        await _picker(report, http, picker, config, specs)
+        known = traffic.cached_known & specs.keys() if traffic is not None else frozenset()
+        await check_engines(report, http, config, specs, known=known, ask=ask)
+        if envoy_admin is None:
+            report.note("envoy", "no --envoy-admin given, so Envoy was not looked at")
+        else:
+            await _envoy(report, http, envoy_admin.rstrip("/"), specs)
+    return report
+
+
+def _load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
+    text = _read(path)
+    config = parse_config(text, str(path))
+    pool = path.resolve().parent / config.pool.file
+    return config, parse_pool(_read(pool), str(pool))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        text = read_file(path)
+    except OSError as error:
+        raise ConfigError(str(path), "", str(error)) from error
+    if text is None:
+        raise ConfigError(str(path), "", "the file does not exist")
+    return text
+
+
+def _picker_url(config: Config) -> str:
+    """The HTTP listener as it is reached from here; empty when the system chose its port."""
+    host, port = split_address(config.listen.http)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{join_address(local, port)}" if port else ""
+
+
+def _traffic(report: Report, records: Path | None, config: Config) -> Traffic | None:
+    if records is None:
+        report.note("traffic", "no records, so whether prefix and distance can pay was not looked at")
+        return None
+    traffic = measure(record for file in _newest(records) for record in read_records(file))
+    check_traffic(report, traffic, config.policy.name)
+    return traffic
+
+
+def _newest(folder: Path) -> list[Path]:
+    """The newest files of records, oldest first, as many as `RECORD_BYTES` allow and at least one."""
+    chosen: list[Path] = []
+    size = 0
+    for file in reversed(record_files(folder)):
+        size += file.stat().st_size
+        if chosen and size > RECORD_BYTES:
+            break
+        chosen.append(file)
+    return chosen[::-1]
+
+
+async def _picker(
+    report: Report,
+    http: aiohttp.ClientSession,
+    url: str,
+    config: Config,
+    specs: dict[str, EndpointSpec],
+) -> None:
+    if not url:
+        report.note("picker", "listen.http has port 0: tell where it listens with --picker, to look at it")
+        return
+    ready = await fetch(http, f"{url.rstrip('/')}/readyz")
+    if ready.status == 0:
+        report.error(
+            "picker",
+            f"the picker does not answer at {url}: {ready.text}",
+            "Envoy balances without it",
+            "start it, or say where it listens with --picker",
+        )
+        return
+    if ready.status != 200:
+        report.error(
+            "picker",
+            f"the picker is not ready: {ready.text.strip()}",
+            "it is sent no requests where readiness counts",
+            "see the reason",
+        )
+    if ready.skew_s is not None and abs(ready.skew_s) > SKEW_S + ready.skew_error_s:
+        report.warning(
+            "clock",
+            f"the clock of the picker is {ready.skew_s:+.1f} s from the one here",
+            "times in records and reports of Envoy do not fit together",
+            "run NTP or chrony on both",
+        )
+    answer = await fetch(http, f"{url.rstrip('/')}/metrics")
+    try:
+        page = Page(answer.text) if answer.status == 200 else None
+    except ValueError:
+        page = None
+    if page is None or "epp_requests_in_flight" not in page:
+        report.error(
+            "picker",
+            f"{url}/metrics is not the page of a picker",
+            "nothing can be said of it",
+            "say where the picker listens with --picker",
+        )
+        return
+    check_picker(report, page, config, specs)
+
+
+async def _envoy(
+    report: Report, http: aiohttp.ClientSession, admin: str, specs: dict[str, EndpointSpec]
+) -> None:
+    dump = await fetch(http, f"{admin}/config_dump?include_eds")
+    clusters = await fetch(http, f"{admin}/clusters?format=json")
+    config = dump.json()
+    if dump.status != 200 or not isinstance(config, dict):
+        said = f"status {dump.status}" if dump.status else dump.text
+        report.error(
+            "envoy",
+            f"no configuration from {admin}/config_dump: {said}",
+            "Envoy could not be looked at",
+            "give the URL of its admin interface",
+        )
+        return
+    hosts = clusters.json()
+    check_envoy(report, config, hosts if isinstance(hosts, dict) else {}, frozenset(specs))
+
+
+def _as_json(report: Report) -> str:
+    findings = [
+        {
+            "severity": finding.severity.name.lower(),
+            "area": finding.area,
+            "what": finding.what,
+            "why": finding.why,
+            "fix": finding.fix,
+        }
+        for finding in report.ranked()
+    ]
+    notes = [{"area": area, "text": text} for area, text in report.notes]
+    return json.dumps({"findings": findings, "notes": notes}, indent=2)
+
+
+def _as_text(report: Report) -> str:
+    lines = [f"  {area}: {text}" for area, text in report.notes]
+    for finding in report.ranked():
+        lines += [
+            "",
+            f"{finding.severity.name} ({finding.area}): {finding.what}",
+            f"  why: {finding.why}",
+            f"  fix: {finding.fix}",
+        ]
+    count = len(report.findings)
+    lines += ["", f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"]
+    return "\n".join(["looked at:", *lines])

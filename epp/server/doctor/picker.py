@@ -1,0 +1,238 @@
+"""Checks of the running picker, by its readiness and its own metrics. Pure but for the page it is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.config.pool import EndpointSpec
+    from epp.config.schema import Config
+    from epp.server.doctor.findings import Report
+
+#: No region of the earth is farther over fibre; a satellite link is.
+FAR_S = 1.0
+#: Endpoints of one region differ by less, and by no more than this factor.
+SAME_REGION_S, SAME_REGION_FACTOR = 0.02, 5.0
+#: Requests below which shares say nothing.
+ENOUGH = 100
+
+_Labels = dict[str, str]
+
+
+class Page:
+    """A metrics page by name.
+
+    Raises:
+        ValueError: it is no exposition.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._samples: dict[str, list[tuple[_Labels, float]]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._samples
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Values by one label, summed over the others."""
+        found: dict[str, float] = {}
+        for labels, value in self._samples.get(name, ()):
+            key = labels.get(label, "")
+            found[key] = found.get(key, 0.0) + value
+        return found
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of the series with these labels, 0 when there is none."""
+        return sum(
+            value
+            for found, value in self._samples.get(name, ())
+            if all(found.get(label) == wanted for label, wanted in labels.items())
+        )
+
+
+def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
+    """All checks that need nothing but the picker's own word."""
+    _files(report, page)
+    _endpoints(report, page, config, specs)
+    _rtts(report, page, specs)
+    _losses(report, page)
+    _reports(report, page)
+
+
+def _files(report: Report, page: Page) -> None:
+    states = page.by("epp_file_ok", "file")
+    for file, state in states.items():
+        if not state:
+            report.error(
+                "picker",
+                f"the {file} file cannot be used; an older content is in force",
+                "what is written there has no effect",
+                "the picker's log names file, key and fix",
+            )
+    good = [file for file, value in states.items() if value]
+    if good:
+        report.note("picker", f"files in force: {', '.join(good)}")
+    weights = ", ".join(f"{name} {value:g}" for name, value in page.by("epp_weight", "name").items())
+    if weights:
+        report.note("picker", f"weights in force: {weights}")
+
+
+def _endpoints(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
+    ejected = page.by("epp_endpoint_ejected", "endpoint")
+    missing = sorted(specs.keys() - ejected.keys())
+    if missing:
+        report.error(
+            "picker",
+            f"the picker does not know {', '.join(missing)} of the endpoints file",
+            "these get no requests",
+            "does the picker run with this configuration, and can it read the file?",
+        )
+    out = sorted(address for address, value in ejected.items() if value)
+    if out:
+        report.error(
+            "picker",
+            f"ejected: {', '.join(out)}",
+            "the others carry their load",
+            f"ask {config.probe.path} of them from where the picker runs",
+        )
+    if page.total("epp_health_panicking"):
+        report.error(
+            "picker",
+            "so many endpoints fail that ejections are ignored",
+            "requests are sent to endpoints that do not answer probes",
+            "look at the network between picker and endpoints",
+        )
+    ages = page.by("epp_endpoint_engine_age_seconds", "endpoint")
+    stale = sorted(a for a, age in ages.items() if a in specs and age > config.scrape.stale_after_s)
+    never = sorted(specs.keys() - ages.keys() - set(missing)) if config.scrape.interval_s else []
+    if stale or never:
+        report.warning(
+            "picker",
+            f"the picker has no fresh metrics of {', '.join(stale + never)}",
+            "their queue and cache usage count as unknown",
+            "see what is said of the engines, and epp_scrape_failures_total",
+        )
+
+
+def _rtts(report: Report, page: Page, specs: Mapping[str, EndpointSpec]) -> None:
+    rtts = page.by("epp_endpoint_rtt_seconds", "endpoint")
+    unknown = sorted(specs.keys() - rtts.keys())
+    if unknown:
+        report.warning(
+            "network",
+            f"the RTT to {', '.join(unknown)} is not known",
+            "they count as far as the farthest",
+            "probes need a warm connection: keep-alive longer than probe.interval_s; or state rtt_ms",
+        )
+    for address, rtt_s in sorted(rtts.items()):
+        spec = specs.get(address)
+        if rtt_s > FAR_S:
+            report.warning(
+                "network",
+                f"the RTT to {address} is {rtt_s * 1e3:.0f} ms",
+                "no network takes that long: the endpoint answers probes late, and is priced as far away",
+                "let probe.path be something that the engine answers while it is busy",
+            )
+        elif spec is not None and spec.rtt_ms and not spec.rtt_ms / 3 <= rtt_s * 1e3 <= spec.rtt_ms * 3:
+            report.advice(
+                "network",
+                f"the RTT to {address} is {rtt_s * 1e3:.1f} ms, stated were {spec.rtt_ms:g} ms",
+                "the statement is used whenever the measurement is missing",
+                "correct rtt_ms of the endpoint, or drop it",
+            )
+    _regions(report, rtts, specs)
+    if rtts:
+        low, high = min(rtts.values()) * 1e3, max(rtts.values()) * 1e3
+        report.note("network", f"RTTs from {low:.1f} to {high:.1f} ms")
+
+
+def _regions(report: Report, rtts: Mapping[str, float], specs: Mapping[str, EndpointSpec]) -> None:
+    regions: dict[str, list[float]] = {}
+    for address, rtt_s in rtts.items():
+        spec = specs.get(address)
+        if spec is not None and spec.region:
+            regions.setdefault(spec.region, []).append(rtt_s)
+    for region, values in regions.items():
+        low, high = min(values), max(values)
+        if high - low > SAME_REGION_S and high > SAME_REGION_FACTOR * low:
+            report.warning(
+                "network",
+                f"RTTs to region {region} go from {low * 1e3:.1f} to {high * 1e3:.1f} ms",
+                "either an endpoint is labelled with the wrong region, or one answers probes late",
+                "correct its region, or look at its load",
+            )
+
+
+def _losses(report: Report, page: Page) -> None:
+    dropped = page.total("epp_records_dropped_total")
+    if dropped:
+        report.warning(
+            "picker",
+            f"{dropped:.0f} records were lost",
+            "nothing can be learned of these requests",
+            "look at the disk of the folder of records",
+        )
+    faults = page.total("epp_stream_errors_total")
+    if faults:
+        report.error(
+            "picker",
+            f"{faults:.0f} streams failed by a fault of the picker",
+            "these requests went on unpicked, or failed",
+            "the log holds the traceback; please report it",
+        )
+    requests = page.total("epp_decisions_total")
+    expired = page.total("epp_leases_expired_total")
+    if requests >= ENOUGH and expired > 0.01 * requests:
+        report.warning(
+            "picker",
+            f"{expired:.0f} of {requests:.0f} requests never ended for the picker",
+            "load is overestimated where ends are missing",
+            "let Envoy report ends (access log to the picker), or lower leases.ttl_s",
+        )
+    foretold, seen = (page.total("epp_cache_tokens_total", kind=kind) for kind in ("believed", "reported"))
+    prompt = page.total("epp_cache_tokens_total", kind="prompt")
+    if page.total("epp_usage_total", known="cached_tokens") >= ENOUGH and foretold - seen > 0.25 * prompt:
+        report.warning(
+            "picker",
+            f"{foretold / prompt:.0%} of prompts were expected in caches, {seen / prompt:.0%} were there",
+            "requests are sent after caches that are gone",
+            "state kv_capacity_tokens of the endpoints",
+        )
+
+
+def _reports(report: Report, page: Page) -> None:
+    requests = page.total("epp_decisions_total")
+    results = page.by("epp_reports_total", "result")
+    if results.get("malformed") or results.get("failed"):
+        report.warning(
+            "picker",
+            f"reports: {results.get('malformed', 0):.0f} not readable, {results.get('failed', 0):.0f} failed",
+            "the outcomes of these requests are not known",
+            "is something else than Envoy sending to these listeners?",
+        )
+    streamed = page.total("llm_d_epp_request_ttft_seconds_count")
+    if requests >= ENOUGH and not streamed:
+        report.warning(
+            "picker",
+            f"of {requests:.0f} requests the first token of none was seen",
+            "TTFT is not measured, and uncached tokens count as pending until a request ends",
+            "render Envoy's configuration with `epp envoy render`, or let responses pass the picker",
+        )
+    late = page.total("epp_late_reports_total")
+    if requests >= ENOUGH and late > 0.1 * requests:
+        report.warning(
+            "picker",
+            f"{late:.0f} reports were on decisions that the picker does not know",
+            "another picker misses them",
+            "let every Envoy report to the picker that it asks",
+        )
+    told = page.by("epp_usage_total", "known")
+    if sum(told.values()) >= ENOUGH:
+        with_cache = told.get("cached_tokens", 0.0) / sum(told.values())
+        report.note("traffic", f"{with_cache:.0%} of answers told their cached tokens")

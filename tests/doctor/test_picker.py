@@ -1,0 +1,115 @@
+"""What the doctor reads out of a picker's metrics page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from epp.config.pool import EndpointSpec
+from epp.config.schema import Config
+from epp.server.doctor.findings import Report
+from epp.server.doctor.picker import Page, check_picker
+from tools.gen_metrics_docs import example, families
+
+SPECS = {
+    "a:1": EndpointSpec(address="a:1", region="east", rtt_ms=20.0),
+    "b:1": EndpointSpec(address="b:1", region="east"),
+    "c:1": EndpointSpec(address="c:1", region="far"),
+}
+
+
+def page(**changes: Any) -> str:
+    """A page in which all is well, but for the series given; None takes a series away."""
+    series: dict[str, float | None] = {
+        'epp_file_ok{file="weights"}': 1,
+        'epp_weight{name="rtt_weight",source="default"}': 0.276,
+        "epp_requests_in_flight": 0,
+        'epp_decisions_total{policy="gorgo",basis="policy"}': 1000,
+        'llm_d_epp_request_ttft_seconds_count{model_name="m",streaming="true"}': 900,
+        'epp_usage_total{known="cached_tokens"}': 500,
+        'epp_usage_total{known="nothing"}': 500,
+        'epp_cache_tokens_total{kind="prompt"}': 1000,
+        'epp_cache_tokens_total{kind="believed"}': 700,
+        'epp_cache_tokens_total{kind="reported"}': 650,
+    }
+    for address, rtt_s in (("a:1", 0.02), ("b:1", 0.022), ("c:1", 0.2)):
+        series[f'epp_endpoint_rtt_seconds{{endpoint="{address}"}}'] = rtt_s
+        series[f'epp_endpoint_ejected{{endpoint="{address}"}}'] = 0
+        series[f'epp_endpoint_engine_age_seconds{{endpoint="{address}"}}'] = 0.4
+    series |= {name.replace("'", '"'): value for name, value in changes.items()}
+    return "".join(f"{name} {value}\n" for name, value in series.items() if value is not None)
+
+
+def found(**changes: Any) -> list[str]:
+    report = Report()
+    check_picker(report, Page(page(**changes)), Config(), SPECS)
+    return [finding.what for finding in report.findings]
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epp_file_ok{file='weights'}": 0}, "the weights file cannot be used"),
+        ({"epp_endpoint_ejected{endpoint='b:1'}": 1}, "ejected: b:1"),
+        ({"epp_endpoint_ejected{endpoint='b:1'}": None}, "does not know b:1"),
+        ({"epp_health_panicking": 1}, "ejections are ignored"),
+        ({"epp_endpoint_engine_age_seconds{endpoint='c:1'}": 60}, "no fresh metrics of c:1"),
+        ({"epp_endpoint_engine_age_seconds{endpoint='c:1'}": None}, "no fresh metrics of c:1"),
+        ({"epp_endpoint_rtt_seconds{endpoint='c:1'}": None}, "RTT to c:1 is not known"),
+        ({"epp_endpoint_rtt_seconds{endpoint='c:1'}": 2.5}, "RTT to c:1 is 2500 ms"),
+        ({"epp_endpoint_rtt_seconds{endpoint='b:1'}": 0.3}, "RTTs to region east go from 20.0 to 300.0"),
+        (
+            {
+                "epp_endpoint_rtt_seconds{endpoint='a:1'}": 0.1,
+                "epp_endpoint_rtt_seconds{endpoint='b:1'}": 0.1,
+            },
+            "stated were 20 ms",
+        ),
+        ({"epp_records_dropped_total": 3}, "3 records were lost"),
+        ({"epp_stream_errors_total": 1}, "fault of the picker"),
+        ({"epp_leases_expired_total": 100}, "never ended"),
+        ({"epp_cache_tokens_total{kind='reported'}": 100}, "70% of prompts were expected"),
+        ({"epp_reports_total{receiver='access-log',result='malformed'}": 2}, "2 not readable"),
+        (
+            {"llm_d_epp_request_ttft_seconds_count{model_name='m',streaming='true'}": 0},
+            "the first token of none",
+        ),
+        ({"epp_late_reports_total": 500}, "does not know"),
+    ],
+)
+def test_each_fault_is_found(changes: dict[str, Any], words: str) -> None:
+    said = found(**changes)
+    assert len(said) == 1, said
+    assert words in said[0]
+
+
+def test_shares_of_a_few_requests_say_nothing() -> None:
+    few = {
+        "epp_decisions_total{policy='gorgo',basis='policy'}": None,
+        'epp_decisions_total{policy="gorgo",basis="policy"}': 10,
+        "llm_d_epp_request_ttft_seconds_count{model_name='m',streaming='true'}": 0,
+        "epp_leases_expired_total": 5,
+        "epp_late_reports_total": 5,
+    }
+    assert found(**few) == []
+
+
+def test_the_names_that_are_read_are_names_that_pickers_show() -> None:
+    shown = set(families()) | {f"{name}_count" for name in families()}
+    assert {name.partition("{")[0].partition(" ")[0] for name in page().splitlines()} <= shown
+
+
+def test_another_page_is_not_taken_for_a_pickers() -> None:
+    assert "epp_requests_in_flight" not in Page("up 1\n")
+    with pytest.raises(ValueError, match=r".*"):
+        Page("<html>")
+
+
+def test_a_real_page_reads() -> None:
+    assert Page(generate_latest(example().registry).decode()).total("epp_decisions_total") == 1

@@ -1,0 +1,255 @@
+"""The doctor on real deployments: healthy ones, in which it finds nothing, and ones with a fault that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from aiohttp import web
+
+from epp.config.load import parse_config
+from epp.config.pool import EndpointSpec, parse_pool
+from epp.decide.record_files import read_records
+from epp.envoy.settings import Variant
+from epp.server.doctor.command import examine
+from epp.server.doctor.findings import Severity
+from epp.server.doctor.traffic import WORTH_MS, measure
+from tests.kit.picker import CONFIG, Serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.server.doctor.findings import Report
+
+SHARED = "what everybody says first, in the same words, at some length. " * 120
+
+
+async def doctor(serving: Serving, folder: Path, *, envoy: bool = True, **options: Any) -> Report:
+    config = parse_config(json.dumps(CONFIG), "epp.yaml")
+    specs = parse_pool((folder / "endpoints.yaml").read_bytes(), "endpoints.yaml")
+    return await examine(
+        config,
+        specs,
+        picker=f"http://{serving.picker.http}",
+        envoy_admin=serving.envoy.admin_url if envoy else None,
+        records=folder / "records" if (folder / "records").exists() else None,
+        **options,
+    )
+
+
+async def traffic(serving: Serving, text: str, count: int = 120) -> None:
+    async def ask(number: int) -> None:
+        status, _ = await serving.chat(f"{text} question {number}", stream=bool(number % 2))
+        assert status == 200
+
+    for start in range(0, count, 20):
+        await asyncio.gather(*(ask(number) for number in range(start, start + 20)))
+    await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+    await asyncio.sleep(0.2)  # the recorder writes what waited within 50 ms
+
+
+def said(report: Report) -> list[str]:
+    return [finding.what for finding in report.findings]
+
+
+#: Nobody tells the picker of first tokens unless Envoy's calls are joined to it.
+UNSEEN = "the first token of none was seen"
+
+
+async def test_nothing_is_found_on_a_healthy_deployment(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        await traffic(serving, SHARED)
+        report = await doctor(serving, tmp_path)
+        seen = await serving.picker.metric("llm_d_epp_request_ttft_seconds_count", streaming="true")
+        others = [what for what in said(report) if UNSEEN not in what]
+        assert others == []
+        assert any(UNSEEN in what for what in said(report)) is (seen == 0), (
+            "said when it is so, and only then"
+        )
+        notes = " ".join(text for _, text in report.notes)
+        for replica in serving.replicas:
+            assert f"{replica.address}: metrics of" in notes
+        assert "files in force: endpoints" in notes
+        assert "holds all endpoints" in notes
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [(Variant.ORIGINAL_DST, []), (Variant.FULL_DUPLEX, ["every piece of every answer"])],
+)
+async def test_of_the_other_variants_only_what_is_true_is_said(
+    tmp_path: Path, variant: Variant, expected: list[str]
+) -> None:
+    async with Serving(tmp_path, variant=variant) as serving:
+        report = await doctor(serving, tmp_path)
+        assert len(report.findings) == len(expected), said(report)
+        for words, what in zip(expected, said(report), strict=True):
+            assert words in what
+
+
+async def test_short_prompts_with_little_in_common_and_nobody_far(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        await traffic(serving, "short")
+        report = await doctor(serving, tmp_path, envoy=False, ask=False)
+        seen = measure(read_records(tmp_path / "records"))
+        assert seen.requests == 120
+        assert seen.reuse == 0.0
+        advice = [finding for finding in report.findings if finding.area == "traffic"]
+        # On a busy machine even loopback can look far.
+        assert [finding.severity for finding in advice] == [Severity.ADVICE] * (seen.spread_ms < WORTH_MS)
+        for finding in advice:
+            assert "neither the prefix nor the distance term can pay" in finding.why
+            assert "least-request" in finding.fix
+
+
+async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
+    async with Serving(
+        tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000}
+    ) as serving:
+        (tmp_path / "weights.yaml").write_text("weights: {rtt_weight: ")
+        await serving.picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
+        await serving.replicas[0].kill()
+        await serving.picker.until_metric(
+            "epp_endpoint_ejected", lambda value: value == 1, endpoint=serving.replicas[0].address
+        )
+        specs = [EndpointSpec(address=replica.address) for replica in serving.replicas]
+        serving.write_pool([*specs, EndpointSpec(address="127.0.0.1:9", kv_capacity_tokens=1000)])
+        await serving.picker.until_metric(
+            "epp_endpoint_ejected", lambda value: value == 1, endpoint="127.0.0.1:9"
+        )
+        whats = " | ".join(said(await doctor(serving, tmp_path)))
+        for words in (
+            "the weights file cannot be used",
+            "ejected: ",
+            f"no metrics from {serving.replicas[0].address}",
+            "does not hold 127.0.0.1:9",
+            "does not retry",
+            "hold each request for 5 s",
+            "no gRPC access log",
+            "no Lua filter",
+        ):
+            assert words in whats
+
+
+async def test_a_dead_picker_and_a_foreign_page_are_told(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        await serving.picker.kill()
+        report = await doctor(serving, tmp_path)
+        assert ["does not answer" in what for what in said(report)] == [True]
+        config, specs = parse_config(b"", "epp.yaml"), parse_pool(b"endpoints: []", "endpoints.yaml")
+        report = await examine(config, specs, picker=serving.replicas[0].url)
+        assert any("is not the page of a picker" in what for what in said(report))
+
+
+class Engine:
+    """An engine that answers with a usage of the test's choice and a clock of its own."""
+
+    def __init__(self, usages: list[dict[str, Any] | None], date: str | None = None) -> None:
+        self._usages, self._date = usages, date
+        self.requests = 0
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = (
+            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1\n'
+        )
+        return web.Response(text=text, headers={"date": self._date} if self._date else {})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["max_tokens"] == 1
+        usage = self._usages[self.requests]
+        self.requests += 1
+        return web.json_response({"choices": [], **({"usage": usage} if usage else {})})
+
+
+def usage(cached: int | None) -> dict[str, Any]:
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {"prompt_tokens": 420, "completion_tokens": 1, **details}
+
+
+@pytest.mark.parametrize(
+    ("usages", "words", "fix"),
+    [
+        ([usage(0), usage(416)], "", ""),
+        ([usage(None), usage(416)], "", ""),  # SGLang leaves a zero out
+        ([usage(None), usage(None)], "carries no cached_tokens", "--enable-prompt-tokens-details"),
+        ([usage(0), usage(0)], "cached nothing", "--no-enable-prefix-caching"),
+        ([None, None], "carry no usage", "usage"),
+    ],
+)
+async def test_what_an_engine_tells_of_its_cache(usages: list[Any], words: str, fix: str) -> None:
+    async with Engine(usages) as engine:
+        specs = {engine.address: EndpointSpec(address=engine.address)}
+        report = await examine(parse_config(b"", "epp.yaml"), specs, picker="")
+        assert engine.requests == 2
+        assert [words in what for what in said(report)] == [True] * bool(words)
+        assert all(fix in finding.fix for finding in report.findings)
+
+
+async def test_no_requests_are_sent_when_none_are_wanted() -> None:
+    async with Engine([]) as engine:
+        specs = {engine.address: EndpointSpec(address=engine.address)}
+        report = await examine(parse_config(b"", "epp.yaml"), specs, picker="", ask=False)
+        assert engine.requests == 0
+        assert report.findings == []
+
+
+async def test_a_clock_that_is_off_is_found() -> None:
+    async with Engine([usage(0), usage(416)], date="Sat, 01 Jan 2000 00:00:00 GMT") as engine:
+        specs = {engine.address: EndpointSpec(address=engine.address)}
+        (finding,) = (await examine(parse_config(b"", "epp.yaml"), specs, picker="")).findings
+        assert finding.area == "clock"
+        assert engine.address in finding.what
+
+
+async def run_command(*arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "epp",
+        "doctor",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_the_command_tells_by_its_status_and_in_json(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        flags = ("--config", str(tmp_path / "epp.yaml"), "--picker", f"http://{serving.picker.http}")
+        status, text = await run_command(*flags, "--envoy-admin", serving.envoy.admin_url)
+        assert (status, text.rstrip().rpartition("\n")[2]) == (0, "nothing found"), text
+        await serving.picker.kill()
+        status, text = await run_command(*flags, "--json", "--no-requests")
+        assert status == 1
+        (finding,) = json.loads(text)["findings"]
+        assert finding["severity"] == "error"
+        assert set(finding) == {"severity", "area", "what", "why", "fix"}
+    status, text = await run_command("--config", str(tmp_path / "absent.yaml"))
+    assert status == 2
+    assert "absent.yaml" in text
