@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from epp.decide.records import to_record
+from epp.server.metrics_page import CONTENT_TYPE, page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def build_app(
     """
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await page(registry), headers={"content-type": CONTENT_TYPE})
 
     async def livez(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
