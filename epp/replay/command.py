@@ -12,7 +12,7 @@ from epp.errors import EppError
 from epp.policies.registry import POLICIES
 from epp.replay.cells import cells_of, sweep_cells
 from epp.replay.comparison import Comparer, Plan
-from epp.replay.console import cell_tables, progress, sweep_table
+from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
@@ -94,10 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _check(arguments)
     document = compare_gateways(arguments, console) if arguments.over_http else _simulated(arguments)
-    for cell in document.cells:
-        console.print(*cell_tables(cell, document), sep="\n")
     if document.sweep is not None:
-        console.print(sweep_table(document))
+        console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
+    for cell in document.cells if document.sweep is None else ():
+        console.print(*cell_tables(cell, document), sep="\n")
     out: Path = arguments.out
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def _against_baselines(comparison: Comparison, candidate: str, margin: float) ->
         if len(comparison.to_candidate) > 1:
             return [
                 (
-                    f"{label}: {comparison.units} {_units(comparison)} are too few for an interval; "
+                    f"{label}: {comparison.units} {_units(comparison)} cannot carry an interval; "
                     "nothing is concluded."
                 )
             ]

@@ -59,7 +59,7 @@ def cell_tables(cell: CellEntry, document: Document) -> list[RenderableType]:
         table.add_column(heading, justify="right")
     for policy in sorted(cell.policies, key=lambda p: p.value("e2e_ms", "p95")):
         table.add_row(*_figures(policy), style="bold" if policy.role == "candidate" else "")
-    return [table, _comparisons(cell, document), *_sentences(cell.conclusion)]
+    return [table, _comparisons(cell, document), *sentences(cell.conclusion)]
 
 
 def _figures(policy: PolicyEntry) -> list[str]:
@@ -132,8 +132,9 @@ def sweep_table(document: Document) -> Table:
     return table
 
 
-def _sentences(sentences: list[str]) -> list[Text]:
-    return [Text(f"- {sentence}") for sentence in sentences]
+def sentences(conclusion: list[str]) -> list[Text]:
+    """What may be said, one line each."""
+    return [Text(f"- {sentence}") for sentence in conclusion]
 
 
 def _number(value: float) -> str:

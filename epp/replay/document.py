@@ -233,7 +233,7 @@ def _seed_row(run: Figures) -> dict[str, float]:
     return {
         "requests": run.requests,
         "errors": run.errors,
-        "saturated": run.saturated,
+        "saturated": int(run.saturated),
         **{
             f"{metric.removesuffix('_ms')}_{statistic}_ms": run.value(metric, statistic)
             for metric in ("ttft_ms", "e2e_ms", "itl_ms")

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 REPLICATES = 4_000
 TRACE_REPLICATES = 1_000
-#: Fewer units than this carry no interval; fewer than `ENOUGH_UNITS` carry one that is only indicative.
-MIN_UNITS = 5
+#: Fewer units than this carry no interval (their spread is a guess, and the tails of T explode); fewer than
+#: `ENOUGH_UNITS` carry one that is only indicative.
+MIN_UNITS = 8
 ENOUGH_UNITS = 20
 _BATCH = 100
 

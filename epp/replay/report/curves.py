@@ -18,6 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 168, 22, 44
 _SHOWN = (0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5)
 _LAST = 99.5
 _LABEL_GAP = 14.5
+_TALL = 460
 #: Lines with a colour of their own beside the candidate and the yardsticks.
 COLOURED = 5
 
@@ -71,19 +72,19 @@ def trade_off(cell: CellEntry) -> str:
     classes = coloured(cell)
     points = [(p, p.value("ttft_ms", "p95"), p.value("e2e_ms", "p95")) for p in cell.policies]
     points = [point for point in points if point[1] > 0 and point[2] > 0]
-    drawing = Drawing(_WIDTH, _HEIGHT, "TTFT p95 against E2E p95")
+    drawing = Drawing(_WIDTH, _TALL, "TTFT p95 against E2E p95")
     if not points:
         return drawing.render()
     xs, ys = [point[1] for point in points], [point[2] for point in points]
     x = Scale(*padded(min(xs), max(xs), log=True), _LEFT, _WIDTH - _RIGHT, log=True)
-    y = Scale(*padded(min(ys), max(ys), log=True), _HEIGHT - _BOTTOM, _TOP, log=True)
+    y = Scale(*padded(min(ys), max(ys), log=True), _TALL - _BOTTOM, _TOP, log=True)
     _y_axis(drawing, y, "E2E p95")
     for tick in x.ticks():
-        drawing.line(x(tick), _TOP, x(tick), _HEIGHT - _BOTTOM, "grid")
-        drawing.text(x(tick), _HEIGHT - _BOTTOM + 16, ms(tick), "tick", "middle")
-    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, "TTFT p95", "hint", "middle")
-    gap = min(_LABEL_GAP, (_HEIGHT - _TOP - 12) / len(points))
-    label_ys = spread_labels([y(v) for v in ys], gap, _TOP, _HEIGHT - 12)
+        drawing.line(x(tick), _TOP, x(tick), _TALL - _BOTTOM, "grid")
+        drawing.text(x(tick), _TALL - _BOTTOM + 16, ms(tick), "tick", "middle")
+    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, _TALL - 8, "TTFT p95", "hint", "middle")
+    gap = min(_LABEL_GAP, (_TALL - _TOP - 12) / len(points))
+    label_ys = spread_labels([y(v) for v in ys], gap, _TOP, _TALL - 12)
     edge = _WIDTH - _RIGHT + 10
     for (policy, at_x, at_y), label_y in zip(points, label_ys, strict=True):
         cls = classes[policy.name]
@@ -98,20 +99,19 @@ def trade_off(cell: CellEntry) -> str:
 def load_curves(document: Document, metric: str, label: str) -> str:
     """A latency's p95 against offered load, one line a policy; rings mark where it still keeps up."""
     cells, sweep = document.cells, document.sweep
-    drawing = Drawing(_WIDTH, _HEIGHT + 40, f"{label} against offered load")
+    drawing = Drawing(_WIDTH, _TALL, f"{label} against offered load")
     if sweep is None:
         return drawing.render()
-    height = _HEIGHT + 40
     classes = coloured(cells[len(cells) // 2])
     series = [(p, [cell.policy(p.name).value(metric, "p95") for cell in cells]) for p in cells[0].policies]
     values = [v for _, row in series for v in row if math.isfinite(v) and v > 0]
     x = Scale(*padded(sweep.loads[0], sweep.loads[-1], log=False, share=0.03), _LEFT, _WIDTH - _RIGHT)
-    y = Scale(*padded(min(values), max(values), log=True), height - _BOTTOM, _TOP, log=True)
+    y = Scale(*padded(min(values), max(values), log=True), _TALL - _BOTTOM, _TOP, log=True)
     _y_axis(drawing, y, label)
     for tick in x.ticks(7):
-        drawing.line(x(tick), _TOP, x(tick), height - _BOTTOM, "grid")
-        drawing.text(x(tick), height - _BOTTOM + 16, f"{tick / 1000:g}k", "tick", "middle")
-    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, height - 8, "offered input tokens/s", "hint", "middle")
+        drawing.line(x(tick), _TOP, x(tick), _TALL - _BOTTOM, "grid")
+        drawing.text(x(tick), _TALL - _BOTTOM + 16, f"{tick / 1000:g}k", "tick", "middle")
+    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, _TALL - 8, "offered input tokens/s", "hint", "middle")
     lines = []
     for policy, row in _back_to_front(series, classes):
         points = [(x(load), y(v)) for load, v in zip(sweep.loads, row, strict=True) if v > 0]

@@ -167,7 +167,7 @@ def _knowledge(cell: CellEntry) -> str:
     """Placed beside the trade-off: what pickers believed of the caches, and what was so."""
     return _card(
         "Cache hits: believed and true",
-        "share of prompt tokens; a gap means that the picker's index and the engines' caches differ",
+        "share of prompt tokens; bars are true, marks what the picker believed",
         hits(cell),
     )
 
