@@ -62,11 +62,12 @@ def _against_baselines(comparison: Comparison, candidate: str, margin: float) ->
     lead = f"{label}: {candidate} against {bound.rival}, the lowest of the others, {paired}"
     if bound.upper < 1.0:
         return [f"{lead}; it is lower than every other policy, by at least {change(bound.upper)[1:]}."]
+    within = f"{100 * margin:g} %"
     if bound.upper <= 1.0 + margin:
         return [
             (
-                f"{lead}; it is not shown to be lower than all others, and not inferior to any: at most "
-                f"{change(bound.upper)} (margin {100 * margin:g} %)."
+                f"{lead}; not shown to be lower than all others, but not inferior to any by more than the "
+                f"margin of {within}: at most {change(bound.upper)}."
             )
         ]
     mine = comparison.to_best.get(candidate)
@@ -74,7 +75,7 @@ def _against_baselines(comparison: Comparison, candidate: str, margin: float) ->
         return [f"{lead}; it is not the best: at most {change(mine.high)} above whichever is."]
     return [
         (
-            f"{lead}; no difference from the best is shown, and non-inferiority within {100 * margin:g} % is "
+            f"{lead}; no difference from the best is shown, and non-inferiority within {within} is "
             f"not shown either: at most {change(bound.upper)}."
         )
     ]

@@ -123,7 +123,17 @@ class TestReplay:
         assert "nan" not in re.sub(r"<style>.*?</style>", "", text).lower().split()
 
     def test_a_sweep_finds_knees(self, tmp_path: Path) -> None:
-        words = ("--policy", "gorgo,random", "--seeds", "1", "--sweep", "load", "--loads", "0.2,8")
+        words = (
+            "--policy",
+            "gorgo,random",
+            "--seeds",
+            "1",
+            "--sweep",
+            "load",
+            "--loads",
+            "0.2,8",
+            "--open-loop",
+        )
         assert run(*SMALL, *words, "--out", str(tmp_path)) == 0
         sweep = results(tmp_path)["sweep"]
         assert len(sweep["loads"]) == 2
