@@ -18,7 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 168, 22, 44
 _SHOWN = (0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5)
 _LAST = 99.5
 _LABEL_GAP = 14.5
-_TALL = 460
+_TALL, _SHORT = 460, 330
+_FEW = 8  # policies up to which a plot with a label for each may be short
 #: Lines with a colour of their own beside the candidate and the yardsticks.
 COLOURED = 5
 
@@ -72,19 +73,20 @@ def trade_off(cell: CellEntry) -> str:
     classes = coloured(cell)
     points = [(p, p.value("ttft_ms", "p95"), p.value("e2e_ms", "p95")) for p in cell.policies]
     points = [point for point in points if point[1] > 0 and point[2] > 0]
-    drawing = Drawing(_WIDTH, _TALL, "TTFT p95 against E2E p95")
+    tall = _TALL if len(points) > _FEW else _SHORT
+    drawing = Drawing(_WIDTH, tall, "TTFT p95 against E2E p95")
     if not points:
         return drawing.render()
     xs, ys = [point[1] for point in points], [point[2] for point in points]
     x = Scale(*padded(min(xs), max(xs), log=True), _LEFT, _WIDTH - _RIGHT, log=True)
-    y = Scale(*padded(min(ys), max(ys), log=True), _TALL - _BOTTOM, _TOP, log=True)
+    y = Scale(*padded(min(ys), max(ys), log=True), tall - _BOTTOM, _TOP, log=True)
     _y_axis(drawing, y, "E2E p95")
     for tick in x.ticks():
-        drawing.line(x(tick), _TOP, x(tick), _TALL - _BOTTOM, "grid")
-        drawing.text(x(tick), _TALL - _BOTTOM + 16, ms(tick), "tick", "middle")
-    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, _TALL - 8, "TTFT p95", "hint", "middle")
-    gap = min(_LABEL_GAP, (_TALL - _TOP - 12) / len(points))
-    label_ys = spread_labels([y(v) for v in ys], gap, _TOP, _TALL - 12)
+        drawing.line(x(tick), _TOP, x(tick), tall - _BOTTOM, "grid")
+        drawing.text(x(tick), tall - _BOTTOM + 16, ms(tick), "tick", "middle")
+    drawing.text((_LEFT + _WIDTH - _RIGHT) / 2, tall - 8, "TTFT p95", "hint", "middle")
+    gap = min(_LABEL_GAP, (tall - _TOP - 12) / len(points))
+    label_ys = spread_labels([y(v) for v in ys], gap, _TOP, tall - 12)
     edge = _WIDTH - _RIGHT + 10
     for (policy, at_x, at_y), label_y in zip(points, label_ys, strict=True):
         cls = classes[policy.name]

@@ -31,7 +31,7 @@ def forest(comparison: Comparison, cell: CellEntry, candidate: str) -> str:
     for tick in _ticks(scale):
         x = scale(tick)
         drawing.line(x, _TOP - 6, x, bottom, "unity" if abs(tick - 1.0) < 1e-9 else "grid")
-        label = "equal" if abs(tick - 1.0) < 1e-9 else change(tick)
+        label = "equal" if abs(tick - 1.0) < 1e-9 else f"{100 * (tick - 1):+.3g} %"
         drawing.text(x, bottom + 16, label, "tick", "middle")
     drawing.text(scale(1.0) - 8, _TOP - 13, "lower, better", "hint", "end")
     drawing.text(scale(1.0) + 8, _TOP - 13, "higher, worse", "hint")
