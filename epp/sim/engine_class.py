@@ -8,7 +8,7 @@ knows how the engine uses its constants; the model is in ``engine.py``.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +153,69 @@ H100 = EngineClass(
     context_tokens=32_768,
 )
 
-ENGINE_CLASSES = {cls.name: cls for cls in (L40S_X2, H100)}
+# Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (policies.md section 1.7: A30, and V100 with
+# the prefix cache off). No latencies of theirs are published, so these are worked out from data sheets, and
+# only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB of KV cache a token; prefill at 50 % of
+# 165 TFLOPS (A30) and at 35 % of 125 TFLOPS (V100, without FlashAttention 2); a decode step reads the weights
+# at 80 % of 933 and 900 GB/s, and each further sequence adds its arithmetic and 2k tokens of KV cache; the KV
+# pool is 90 % of 24 and 32 GB less weights and 1.5 GB. Context: what such a pool serves with a margin.
+A30 = EngineClass(
+    name="a30",
+    frontend_ms=40.0,
+    frontend_ms_per_token=0.005,
+    prefill_base_ms=12.0,
+    prefill_ms_per_token=0.194,
+    chunk_tokens=2048,  # vLLM's default budget of a step
+    decode_curve=((1, 21.5), (64, 56.0)),
+    max_running=64,
+    kv_capacity_tokens=31_000,
+    output_reserve_ratio=0.0,  # vLLM sets nothing aside and preempts
+    context_tokens=24_576,
+    mixed=True,
+)
+
+V100 = EngineClass(
+    name="v100",
+    frontend_ms=40.0,
+    frontend_ms_per_token=0.005,
+    prefill_base_ms=15.0,
+    prefill_ms_per_token=0.366,
+    chunk_tokens=24_576,  # an engine of that age prefills whole prompts
+    decode_curve=((1, 22.2), (64, 75.0)),
+    max_running=64,
+    kv_capacity_tokens=86_000,
+    output_reserve_ratio=0.0,
+    context_tokens=24_576,
+    prefix_cache=False,
+)
+
+
+def scaled(cls: EngineClass, name: str, *, prefill: float = 1.0, decode: float = 1.0) -> EngineClass:
+    """The same engine with its GPU times multiplied."""
+    return replace(
+        cls,
+        name=name,
+        prefill_base_ms=cls.prefill_base_ms * prefill,
+        prefill_ms_per_token=cls.prefill_ms_per_token * prefill,
+        decode_curve=tuple((size, step_ms * decode) for size, step_ms in cls.decode_curve),
+    )
+
+
+# Engines that no policy was written for: what holds only on one of them is no property of a policy.
+VARIANTS = (
+    # vLLM's chunked prefill: decodes go on beside chunks of prompts (policy-lab.md section 4.1).
+    replace(L40S_X2, name="l40s-x2-mixed", mixed=True, chunk_tokens=1024),
+    # The published model is a hybrid; about 225 recurrent states (gorgo.md section 10).
+    replace(L40S_X2, name="l40s-x2-hybrid", state_slots=225),
+    # Constants wrong by half, together and against each other.
+    scaled(L40S_X2, "l40s-x2-fast", prefill=0.5, decode=0.5),
+    scaled(L40S_X2, "l40s-x2-slow", prefill=1.5, decode=1.5),
+    scaled(L40S_X2, "l40s-x2-slow-prefill", prefill=1.5, decode=0.5),
+    scaled(L40S_X2, "l40s-x2-slow-decode", prefill=0.5, decode=1.5),
+    # Other batch curves: each sequence costs as much as the first few (the fit of gorgo.md section 10, which
+    # holds up to 8), and nearly nothing, as where reading the weights is all.
+    replace(L40S_X2, name="l40s-x2-steep", decode_curve=((1, 7.37), (2, 8.69))),
+    replace(L40S_X2, name="l40s-x2-flat", decode_curve=((1, 12.0), (64, 20.0))),
+)
+
+ENGINE_CLASSES = {cls.name: cls for cls in (L40S_X2, H100, A30, V100, *VARIANTS)}

@@ -179,7 +179,9 @@ class FleetSim:
             body_bytes=self.body_bytes(index),
             max_output_tokens=request.output_tokens,
             affinity_key=self.prompts.affinity_key(index, self.options.affinity),
+            session=request.session,
             api="simulated",
+            stream=True,
         )
         # The same request draws the same numbers under every policy.
         self._next_id = f"r{index}"

@@ -1,0 +1,225 @@
+"""Engines that no policy was written for, and forks, which must go on exactly as their originals do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.sim.checkpoints import Checkpoints
+from epp.sim.engine import Engine
+from epp.sim.engine_class import ENGINE_CLASSES, L40S_X2, EngineClass, scaled
+from epp.sim.job import EngineEvent, Finished, FirstToken, Job
+from tests.kit.simfleet import PLAIN
+
+MIXED = replace(PLAIN, mixed=True, chunk_tokens=50)
+HYBRID = replace(PLAIN, state_slots=8)
+
+
+def path(tokens: int, family: int = 0) -> list[int]:
+    """Block hashes of a prompt, its last partial block included."""
+    return [family * 1_000 + number for number in range(-(-tokens // 10))]
+
+
+def job(job_id: int, tokens: int, output: int = 1, family: int = 0, answer: tuple[int, ...] = ()) -> Job:
+    return Job(job_id, tokens, output, path(tokens, family), answer)
+
+
+def cached(engine: Engine, *jobs: Job) -> list[int]:
+    """Cached tokens of jobs run one after the other."""
+    found = []
+    for number, each in enumerate(jobs):
+        start_ms = 100_000.0 * (each.job_id + number)
+        engine.advance(start_ms)
+        engine.submit(each, start_ms)
+        events = engine.advance(start_ms + 99_000.0)
+        found += [event.cached_tokens for event in events if isinstance(event, FirstToken)]
+    return found
+
+
+def tokens_at(engine: Engine, job_id: int, times_ms: list[float]) -> list[int]:
+    counts = []
+    for at_ms in times_ms:
+        engine.advance(at_ms)
+        counts.append(engine.generated(job_id))
+    return counts
+
+
+# Mixed chunked prefill
+
+
+def test_decodes_go_on_beside_prompts() -> None:
+    engine, stopped = Engine(MIXED, 10), Engine(replace(MIXED, mixed=False), 10)
+    for each in (engine, stopped):
+        each.submit(job(1, 10, 100), 0.0)  # first token at 25, then steps of 2
+        assert tokens_at(each, 1, [24.9, 25.0]) == [0, 1]
+        each.submit(job(2, 200, 2, family=1), 30.0)  # ready at 35
+    # Four steps of 49 tokens beside the decode, and one of the 4 that are left.
+    assert tokens_at(engine, 1, [35.0, 35.0 + 59.0, 35.0 + 2 * 59.0]) == [6, 7, 8]
+    assert tokens_at(stopped, 1, [35.0, 35.0 + 60.0, 35.0 + 210.0]) == [6, 6, 6]
+    first = [e for e in engine.advance(1e6) if isinstance(e, FirstToken) and e.job_id == 2]
+    assert first[0].at_ms == pytest.approx(35.0 + 4 * 59.0 + 14.0)
+
+
+def test_a_mixed_step_of_one_decode_is_never_faster_than_its_parts() -> None:
+    cls = replace(MIXED, decode_curve=((1, 20.0), (2, 40.0)))
+    assert cls.mixed_step_ms(0, 30) == 40.0
+    assert cls.mixed_step_ms(1, 30) == 40.0  # the weights are read for both
+    assert cls.mixed_step_ms(2, 30) == 60.0
+    assert cls.mixed_step_ms(2, 1) == 40.0  # the decodes' own step is the longer one
+
+
+def test_mixed_needs_room_beside_the_decodes() -> None:
+    with pytest.raises(ValueError, match="chunk_tokens"):
+        replace(MIXED, chunk_tokens=4)
+
+
+# Checkpoints
+
+
+def test_a_prefix_is_taken_up_only_at_a_checkpoint() -> None:
+    # Chunks end at 100 and at the prompt's end; a prompt sent again cannot use the end.
+    first, again = job(1, 155), job(2, 155)
+    longer = job(3, 200)
+    assert cached(Engine(HYBRID, 10), first, again, longer) == [0, 100, 155]
+    exact = replace(HYBRID, state_slots=None)
+    assert cached(Engine(exact, 10), first, again, longer) == [0, 150, 150]
+
+
+def test_short_prompts_sent_again_find_nothing() -> None:
+    assert cached(Engine(HYBRID, 10), job(1, 55), job(2, 55), job(3, 75)) == [0, 0, 55]
+
+
+def test_a_conversation_goes_on_after_its_answer() -> None:
+    # 45 tokens and an answer of 10: the state after 54 was kept, the 55th token was never an input.
+    first = Job(1, 45, 10, path(45), (4, 5))
+    assert cached(Engine(HYBRID, 10), first, job(2, 90)) == [0, 54]
+    # Where the trace does not say what follows, only the prompt's end is known.
+    assert cached(Engine(HYBRID, 10), job(1, 45, 10), job(2, 90)) == [0, 45]
+
+
+def test_another_prompt_shares_no_checkpoint() -> None:
+    assert cached(Engine(HYBRID, 10), job(1, 55), job(2, 75, family=1)) == [0, 0]
+
+
+def test_states_are_few() -> None:
+    engine = Engine(replace(HYBRID, state_slots=4), 10)
+    jobs = [job(n, 55, family=n) for n in range(1, 7)]
+    assert cached(engine, *jobs) == [0] * 6
+    # One slot is the running request's own, so of six prompts' states the last three are left.
+    assert cached(engine, job(21, 75, family=6), job(22, 75, family=2)) == [55, 0]
+    assert engine.snapshot().idle_tokens > 300  # the attention layers' tokens are all still there
+
+
+def test_checkpoints_leave_in_order_of_use() -> None:
+    kept = Checkpoints(3, 10)
+    for block in (1, 2, 3):
+        kept.keep(block, 10, running=0)
+    assert kept.deepest(lambda number: (1, 9)[number] if number < 2 else None, 20) == 10  # used: 1
+    kept.keep(4, 10, running=0)
+    assert kept.deepest([2].__getitem__, 10) == 0
+    assert kept.deepest([1].__getitem__, 10) == 10
+    assert kept.deepest([1].__getitem__, 9) == 0
+    kept.make_room(running=2)
+    assert len(kept) == 1
+    kept.clear()
+    assert len(kept) == 0
+
+
+def test_slots_must_do_for_the_batch() -> None:
+    with pytest.raises(ValueError, match="state_slots"):
+        replace(HYBRID, state_slots=2)
+
+
+# Constants and curves
+
+
+def test_scaled_constants() -> None:
+    slow = scaled(L40S_X2, "slow", prefill=1.5, decode=0.5)
+    assert slow.prefill_batch_ms(1000) == pytest.approx(1.5 * L40S_X2.prefill_batch_ms(1000))
+    assert slow.decode_step_ms(30) == pytest.approx(0.5 * L40S_X2.decode_step_ms(30))
+    assert slow.frontend_ms == L40S_X2.frontend_ms
+
+
+def test_classes_are_named_as_they_are_listed() -> None:
+    assert all(cls.name == name for name, cls in ENGINE_CLASSES.items())
+    assert ENGINE_CLASSES["l40s-x2-steep"].decode_step_ms(21) == pytest.approx(7.37 + 20 * 1.32)
+    assert not ENGINE_CLASSES["v100"].prefix_cache
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_CLASSES))
+def test_every_class_serves_its_longest_prompt(name: str) -> None:
+    cls = ENGINE_CLASSES[name]
+    engine = Engine(cls, 64)
+    engine.submit(Job(1, min(cls.context_tokens, cls.kv_capacity_tokens) - 128, 128), 0.0)
+    assert [type(event) for event in engine.advance(1e7)] == [FirstToken, Finished]
+
+
+# Forks
+
+CLASSES = (
+    replace(PLAIN, kv_capacity_tokens=1_000, output_reserve_ratio=0.3),
+    replace(MIXED, kv_capacity_tokens=1_000, output_reserve_ratio=0.3),
+    replace(HYBRID, kv_capacity_tokens=1_000, output_reserve_ratio=0.3),
+)
+JOBS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 400), st.integers(1, 300), st.integers(0, 2)),
+    min_size=1,
+    max_size=14,
+)
+
+
+def fed(cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: float) -> Engine:
+    engine, at_ms = Engine(cls, 10), 0.0
+    for job_id, (gap_ms, tokens, output, family) in enumerate(jobs):
+        at_ms = min(at_ms + gap_ms, until_ms)
+        engine.submit(job(job_id, tokens, output, family), at_ms)
+    engine.advance(until_ms)
+    return engine
+
+
+@settings(max_examples=80, deadline=None)
+@given(cls=st.sampled_from(CLASSES), jobs=JOBS, until_ms=st.integers(0, 3000), leave=st.booleans())
+def test_a_fork_goes_on_as_its_original_does(
+    cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: int, leave: bool
+) -> None:
+    engine = fed(cls, jobs, float(until_ms))
+    if leave:  # so that some are cancelled inside what the GPU computes
+        engine.cancel(len(jobs) - 1, float(until_ms))
+    extra = job(99, 200, 20, family=1)
+    fork, twin = engine.fork(), fed(cls, jobs, float(until_ms))
+    if leave:
+        twin.cancel(len(jobs) - 1, float(until_ms))
+        twin.advance(float(until_ms))
+        engine.advance(float(until_ms))
+    before = engine.snapshot()
+    fork.submit(extra, float(until_ms))
+    nested = fork.fork().advance(1e6)  # first: a fork is good until its base moves
+    forecast = [e for e in fork.advance(1e6) if not _old(e, until_ms)]
+    assert nested[-1] == forecast[-1]
+    assert engine.snapshot() == before  # the original has not moved
+    twin.submit(extra, float(until_ms))
+    assert [e for e in twin.advance(1e6) if not _old(e, until_ms)] == forecast
+    assert twin.snapshot() == fork.snapshot()
+
+
+def _old(event: EngineEvent, until_ms: int) -> bool:
+    return event.at_ms <= until_ms
+
+
+@settings(max_examples=60, deadline=None)
+@given(cls=st.sampled_from(CLASSES), jobs=JOBS)
+def test_every_job_of_a_variant_ends_once_and_leaves_nothing_held(
+    cls: EngineClass, jobs: list[tuple[int, int, int, int]]
+) -> None:
+    engine = fed(cls, jobs, 0.0)
+    ends = [event for event in engine.advance(1e7) if isinstance(event, Finished)]
+    assert sorted(end.job_id for end in ends) == list(range(len(jobs)))
+    assert [end.generated_tokens for end in sorted(ends, key=lambda end: end.job_id)] == [
+        output for _, _, output, _ in jobs
+    ]
+    snapshot = engine.snapshot()
+    assert (snapshot.held_tokens, snapshot.running, snapshot.waiting) == (0, 0, 0)
+    assert snapshot.idle_tokens <= cls.kv_capacity_tokens
