@@ -155,10 +155,10 @@ H100 = EngineClass(
 
 # Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (policies.md section 1.7: A30, and V100 with
 # the prefix cache off). No latencies of theirs are published, so these are worked out from data sheets, and
-# only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB of KV cache a token; prefill at 50 % of
-# 165 TFLOPS (A30) and at 35 % of 125 TFLOPS (V100, without FlashAttention 2); a decode step reads the weights
-# at 80 % of 933 and 900 GB/s, and each further sequence adds its arithmetic and 2k tokens of KV cache; the KV
-# pool is 90 % of 24 and 32 GB less weights and 1.5 GB. Context: what such a pool serves with a margin.
+# only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB of KV cache a token; prefill at
+# 50 % of 165 TFLOPS (A30) and at 35 % of 125 TFLOPS (V100, without FlashAttention 2); a decode step reads
+# the weights at 80 % of 933 and 900 GB/s, and each further sequence adds its arithmetic and 2k tokens of KV
+# cache; the KV pool is 90 % of 24 and 32 GB less weights and 1.5 GB. Context: what such a pool serves.
 A30 = EngineClass(
     name="a30",
     frontend_ms=40.0,
