@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import WeightSpec
-    from epp.prompt.types import MeasuredPrompt
     from epp.view import FleetView, RequestView
 
 
@@ -173,9 +172,9 @@ def test_reporting_cached_tokens_is_optional(reported: bool, monkeypatch: pytest
     told: list[int] = []
     confirm = PrefixIndex.confirm
 
-    def listen(index: PrefixIndex, slot: int, prompt: MeasuredPrompt, cached_tokens: int) -> None:
+    def listen(index: PrefixIndex, slot: int, expected_tokens: float, cached_tokens: int) -> None:
         told.append(cached_tokens)
-        confirm(index, slot, prompt, cached_tokens)
+        confirm(index, slot, expected_tokens, cached_tokens)
 
     monkeypatch.setattr(PrefixIndex, "confirm", listen)
     load = [request(n * 1000.0) for n in range(3)]
