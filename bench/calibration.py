@@ -238,13 +238,13 @@ def main_table(rows: Rows) -> list[str]:
         "| window | policy | published | simulated | hottest share |",
         "|---|---|---|---|---|",
     ]
-    for window in WINDOWS:
-        if (window, "gorgo") not in PUBLISHED:
+    for name, window in WINDOWS.items():
+        if (name, "gorgo") not in PUBLISHED:
             continue
         for policy in POLICIES:
-            row, published = rows[window, policy, "lossy", False], PUBLISHED.get((window, policy), "-")
-            title = WINDOWS[window].title
-            lines.append(f"| {title} | {policy} | {published} | {figures(row)} | {row.hottest:.0%} |")
+            row, published = rows[name, policy, "lossy", False], PUBLISHED.get((name, policy), "-")
+            cells = f"{published} | {figures(row)} | {row.hottest:.0%}"
+            lines.append(f"| {window.title} | {policy} | {cells} |")
     return lines
 
 
