@@ -31,8 +31,8 @@ from epp.sim.truth import Truth
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.decide.records import Usage
     from epp.policies.base import Policy
+    from epp.prompt.usage import Usage
     from epp.sim.job import Job
     from epp.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.decide.records import Usage
+from epp.prompt.usage import Usage
 from epp.sim.loop import Rank
 from epp.sim.results import SimResult
 
