@@ -27,12 +27,23 @@ COMMANDS = (
     Command(
         ("demo",), "epp.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
+    Command(("replay",), "epp.replay.command", "compare policies on one load, simulated or over HTTP"),
+    Command(("records", "show"), "epp.decide.record_show", "recorded requests as a table"),
+    Command(("records", "filter"), "epp.decide.record_filter", "the lines of the requests that are wanted"),
+    Command(("records", "follow"), "epp.decide.record_follow", "decisions and outcomes as they are written"),
+    Command(("records", "verify"), "epp.decide.record_verify", "prove that recorded decisions run again"),
+    Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
     Command(("sim", "serve"), "epp.sim.serve", "run simulated replicas that speak the OpenAI API"),
     Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
     ),
 )
-GROUPS = {"sim": "simulated replicas", "envoy": "Envoy configuration"}
+GROUPS = {
+    "records": "what was decided, on file",
+    "trace": "traces and workloads",
+    "sim": "simulated replicas",
+    "envoy": "Envoy configuration",
+}
 
 
 def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:

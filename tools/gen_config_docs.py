@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the schema: every key, its type, its default and what it means.
+"""Write docs/configuration.md from the schema: every key, its type, default and meaning.
 
 python tools/gen_config_docs.py [--check]
 """
@@ -26,13 +26,14 @@ TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
 `epp serve --config epp.yaml`. Everything has a default; an empty file is a valid configuration. Unknown keys
-are errors that name the file, the key and the nearest right one. Paths are relative to the configuration file.
+are errors that name the file, the key and the nearest right one. Paths are relative to the configuration
+file.
 
 This page is generated from the schema by `python tools/gen_config_docs.py`; a test keeps it fresh.
 """
 WEIGHTS_NOTE = (
-    "Watched. The first belongs to the tuner, the second to you; yours wins, value by value. A torn, invalid or "
-    "out-of-bounds file keeps the last good values, says so once, and sets `epp_file_ok` to 0."
+    "Watched. The first belongs to the tuner, the second to you; yours wins, value by value. A torn, invalid "
+    "or out-of-bounds file keeps the last good values, says so once, and sets `epp_file_ok` to 0."
 )
 FILES = (
     ("epp.yaml", Config, "Read at start."),

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.records import Outcome, Usage
+from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
+from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_requests import MAX_MODELS
 from epp.signals.endpoint import Endpoint

@@ -21,9 +21,12 @@ def parse_config(text: str | bytes, source: str) -> Config:
         ConfigError: naming the file, the key and the fix.
     """
     config = decode(text, Config, source)
-    for key in ("grpc", "http"):
+    for key in ("grpc", "http", "first_token"):
+        address = getattr(config.listen, key)
+        if key == "first_token" and not address:
+            continue
         try:
-            split_address(getattr(config.listen, key))
+            split_address(address)
         except ValueError as error:
             raise ConfigError(source, f"listen.{key}", str(error), "e.g. 127.0.0.1:9002") from error
     return config

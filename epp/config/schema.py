@@ -40,11 +40,14 @@ class Listen(Section, frozen=True):
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
+        first_token: ``host:port`` that Envoy tells first tokens to, plaintext, for Envoy alone; none when
+            empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
         tls: TLS of the gRPC side, plaintext when absent.
     """
 
     grpc: str = "127.0.0.1:9002"
     http: str = "127.0.0.1:9090"
+    first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
     tls: ServerTls | None = None
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.records import NO_USAGE, Basis, Decision, Outcome, Usage
+from epp.decide.records import Basis, Decision, Outcome
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
+from epp.prompt.usage import NO_USAGE, Usage
 from epp.view import PREFIX_KEY_TOKENS, RequestView
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Picker:
         self._name_block = name_block
         self._eligibility = Eligibility()
         self._in_flight: dict[str, _InFlight] = {}
+        self._ended: dict[str, _InFlight] = {}
         self._sequence = 0
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
@@ -238,23 +240,38 @@ class Picker:
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""
         entry = self._in_flight.get(decision_id)
+        current = entry is not None and self.fleet.ledger.live(decision_id)  # not of a restarted engine
+        if entry is None:
+            entry = self._ended.get(decision_id)
+            current = entry is not None and self.fleet.address_of(entry.slot) == entry.endpoint
         if entry is None:
             return False
         entry.usage = usage
-        if entry.prompt is not None and self.fleet.ledger.live(decision_id):  # not of a restarted engine
+        if entry.prompt is not None and current:
             if usage.cached_tokens is not None:
                 self.fleet.index.confirm(entry.slot, entry.expected_tokens, usage.cached_tokens)
             if usage.completion_tokens is not None:
                 self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
         return True
 
-    def end(self, decision_id: str, cause: str, now_s: float) -> Outcome | None:
-        """The request is over, however it ended; None when the decision is unknown or ended before."""
+    def end(
+        self, decision_id: str, cause: str, now_s: float, *, report_follows: bool = False
+    ) -> Outcome | None:
+        """The request is over, however it ended; None when the decision is unknown or ended before.
+
+        With ``report_follows`` the decision is remembered, for `usage`, until it is settled.
+        """
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
+        if report_follows:
+            self._ended[decision_id] = entry
         self.fleet.ledger.end(decision_id, now_s)
         return _outcome(decision_id, entry, cause, now_s)
+
+    def settle(self, decision_id: str) -> None:
+        """No report is waited for any more; an unknown id is fine."""
+        self._ended.pop(decision_id, None)
 
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""

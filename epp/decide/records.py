@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from epp.prompt.usage import Usage
     from epp.view import FleetView, Ranking, RequestView
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
@@ -171,18 +172,6 @@ def _probabilities(decision: Decision) -> list[float]:
         return certain
     chances: list[float] = decision.probabilities().tolist()
     return chances
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What the engine says a request cost; None is unknown, never zero."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-NO_USAGE = Usage()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
+from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.demo.child import Child
 from epp.envoy.process import EnvoyProcess
@@ -86,17 +87,18 @@ class Stack:
             for region in self._regions
         ]
         (self._folder / "endpoints.yaml").write_bytes(dump_pool(endpoints))
-        grpc, http = await self._start_picker()
-        host, _, port = grpc.rpartition(":")
+        addresses_of = await self._start_picker()
+        host, port = split_address(addresses_of["grpc"])
         settings = EnvoySettings(
             endpoints=tuple(spec.endpoint() for spec in endpoints),
             listener_port=0,
             admin_port=0,
             picker_host=host,
-            picker_port=int(port),
+            picker_port=port,
+            first_token_port=split_address(addresses_of["first_token"])[1],
         )
         envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self._folder / "envoy"))
-        self.url, self.picker_url = envoy.listener_url, f"http://{http}"
+        self.url, self.picker_url = envoy.listener_url, f"http://{addresses_of['http']}"
 
     async def _start_replicas(self) -> dict[str, str]:
         arguments = ["sim", "serve", "--model", self._model]
@@ -110,11 +112,11 @@ class Stack:
                 return found
             await asyncio.sleep(0.05)
 
-    async def _start_picker(self) -> tuple[str, str]:
+    async def _start_picker(self) -> dict[str, str]:
         config, ready = self._folder / "epp.yaml", self._folder / "ready.json"
         config.write_text(
             "# Written by `epp demo`; works with `epp serve --config`, too.\n"
-            "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0'}\n"
+            "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0', first_token: '127.0.0.1:0'}\n"
             "pool: {file: endpoints.yaml}\n"
             f"policy: {{name: {self._policy}}}\n"
             "records: {folder: records}\n"
@@ -127,9 +129,9 @@ class Stack:
         while not ready.exists():
             child.check()
             await asyncio.sleep(0.05)
-        addresses = json.loads(ready.read_text())
+        addresses: dict[str, str] = json.loads(ready.read_text())
         await self._until_measured(child, f"http://{addresses['http']}")
-        return addresses["grpc"], addresses["http"]
+        return addresses
 
     async def _until_measured(self, child: Child, url: str) -> None:
         """Wait until the picker has measured every region, so that the first requests are priced fairly."""

@@ -149,6 +149,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
+        first_token_port=split_address(config.listen.first_token)[1] if config.listen.first_token else 0,
     )
 
 

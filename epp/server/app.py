@@ -25,6 +25,7 @@ from epp.prompt.tokens import EstimateCounter
 from epp.server.core import Core
 from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, watch
+from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.http import build_app
 from epp.server.metrics import Metrics, PickerCollector
@@ -107,8 +108,11 @@ class App:
         self._files = self._watched_files()
         self._grpc = GrpcServer(config, base, self.core, self.metrics, source)
         self.metrics.registry.register(PickerCollector(self.picker, clock.mono_s))
+        self._first_tokens = FirstTokenReceiver(self.core.outcomes)
+        self.metrics.add_receiver("access-log", self._grpc.access_log)
+        self.metrics.add_receiver("first-token", self._first_tokens)
         self._runner: web.AppRunner | None = None
-        self.grpc_address = self.http_address = ""
+        self.grpc_address = self.http_address = self.first_token_address = ""
 
     def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
         config = self._config
@@ -228,6 +232,10 @@ class App:
         await site.start()
         self.http_address = join_address(host, self._runner.addresses[0][1])
         self.grpc_address = await self._grpc.start()
+        if self._config.listen.first_token:
+            host, port = split_address(self._config.listen.first_token)
+            await self._first_tokens.start(host, port)
+            self.first_token_address = join_address(host, self._first_tokens.port)
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
         self.tasks.start("housekeeping", self._housekeeping())
@@ -243,7 +251,7 @@ class App:
 
     async def _housekeeping(self) -> None:
         while True:
-            self.core.expire()
+            self.core.outcomes.expire()
             await self._grpc.set_serving(serving=not self.not_ready())
             await asyncio.sleep(HOUSEKEEPING_S)
 
@@ -252,6 +260,8 @@ class App:
         self._draining = True
         await self._grpc.set_serving(serving=False)
         await self._grpc.stop(self._config.drain_s if drain_s is None else drain_s)
+        await self._first_tokens.stop()
+        self.core.outcomes.close()
         await self.tasks.stop_all()
         if self._runner is not None:
             await self._runner.cleanup()

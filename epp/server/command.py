@@ -74,7 +74,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
 
     Args:
         app: the application.
-        ready_file: gets ``{"grpc": "host:port", "http": "host:port"}`` once both are open.
+        ready_file: gets ``{"grpc": "host:port", "http": ..., "first_token": ...}`` once they are open.
 
     Raises:
         ConfigError: a listener's address cannot be used.
@@ -93,7 +93,11 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
         await app.stop(0.0)
         raise ConfigError("listen", "", str(error), "is another picker running?") from error
     if ready_file is not None:
-        addresses = {"grpc": app.grpc_address, "http": app.http_address}
+        addresses = {
+            "grpc": app.grpc_address,
+            "http": app.http_address,
+            "first_token": app.first_token_address,
+        }
         replace_file(ready_file, json.dumps(addresses).encode())
     await stop.wait()
     log.info("draining; a second signal stops at once")

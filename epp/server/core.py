@@ -15,6 +15,7 @@ from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.prompt.openai import openai_error
 from epp.prompt.registry import affinity_key, find_parser
+from epp.server.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from epp.config.schema import RegionRule
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
-    from epp.decide.records import Decision, Outcome
+    from epp.decide.records import Decision
     from epp.prompt.blocks import BlockHasher
     from epp.prompt.types import Parser, TokenCounter
     from epp.server.metrics import Metrics
@@ -94,13 +95,14 @@ class Core:
         self._counter, self._hasher = counter, hasher
         self._regions, self._tenant_header = regions, tenant_header.lower()
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
+        self.outcomes = Outcomes(
+            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
+        )
 
     def decide(self, request: HttpRequest) -> Decided | Refusal:
         """Pick an endpoint for a request, or say why not."""
         started_s = self._clock.mono_s()
-        parser = (
-            find_parser(request.method, request.path, request.headers) if request.body is not None else None
-        )
+        parser = find_parser(request.method, request.path, request.headers)
         model = ""
         try:
             ask = self._ask(request, parser)
@@ -171,28 +173,5 @@ class Core:
 
     def response_started(self, decision_id: str, status: int) -> None:
         """Response headers came."""
-        self._count_late(known=self.picker.response_started(decision_id, status))
-
-    def first_token(self, decision_id: str) -> None:
-        """The first piece of the answer came."""
-        self._count_late(known=self.picker.first_token(decision_id, self._clock.mono_s()))
-
-    def end(self, decision_id: str, cause: str) -> Outcome | None:
-        """The exchange is over."""
-        outcome = self.picker.end(decision_id, cause, self._clock.mono_s())
-        self._count_late(known=outcome is not None)
-        if outcome is not None:
-            self._metrics.finished(outcome)
-            self._recorder.outcome(outcome, self._clock.wall_s())
-        return outcome
-
-    def expire(self) -> None:
-        """End what outlived its lease."""
-        for outcome in self.picker.expire(self._clock.mono_s()):
-            self._metrics.leases_expired.inc()
-            self._metrics.finished(outcome)
-            self._recorder.outcome(outcome, self._clock.wall_s())
-
-    def _count_late(self, *, known: bool) -> None:
-        if not known:
+        if not self.picker.response_started(decision_id, status):
             self._metrics.late_reports.inc()

@@ -72,11 +72,11 @@ class Exchange:
                 case ResponseData():
                     if self._decision_id and output.data and not self._answering:
                         self._answering = True
-                        self._core.first_token(self._decision_id)
+                        self._core.outcomes.first_token(self._decision_id)
                 case ExchangeEnded():
                     self._metrics.exchange_ended(output.cause)
                     if self._decision_id:
-                        self._core.end(self._decision_id, output.cause.value)
+                        self._core.outcomes.stream_ended(self._decision_id, output.cause.value)
                         self._decision_id = ""
                 case Finish() | Abort():
                     marker = output

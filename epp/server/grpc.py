@@ -20,6 +20,7 @@ from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 _ENVELOPE_BYTES = 1024 * 1024
+_DRAIN_POLL_S = 0.05
+#: Twice the interval at which Envoy, as we configure it, sends its access log.
+_LAST_REPORTS_S = 0.25
 
 
 class GrpcServer:
@@ -68,6 +72,7 @@ class GrpcServer:
         if config.request.assume_mode == "buffered":
             self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
         self._credentials = _credentials(config.listen.tls, base, source)
+        self.access_log = AccessLogReceiver(core.outcomes)
         self._health = HealthServicer()
         self._serving: bool | None = None
         self._server: grpc.aio.Server | None = None
@@ -95,6 +100,7 @@ class GrpcServer:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
         )
+        server.add_generic_rpc_handlers((self.access_log.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         try:
@@ -120,9 +126,20 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new streams, give the open ones ``grace_s``, then cut them."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        """Take no new streams, give the open ones ``grace_s``, then cut them.
+
+        The access log's streams have no end of their own: they are ended once their last reports are in.
+        """
+        if self._server is None:
+            return
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        # A drain is rare and short: polling spares every request an event.
+        while self._core.picker.in_flight and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await asyncio.sleep(min(grace_s, _LAST_REPORTS_S))
+        self.access_log.end_streams()
+        await stopping
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stream = Stream(self._limits, self._assume)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from epp.decide.picker import Ask, Picker, PickerSettings, rerun
-from epp.decide.records import Basis, Usage, to_record
+from epp.decide.records import Basis, to_record
 from epp.decide.weights import WeightBook
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
+from epp.prompt.usage import Usage
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 #: Probes and scrapes quick enough that a test need not wait for them.
 CONFIG: dict[str, Any] = {
-    "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"},
+    "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
     "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
     "probe": {"interval_s": 0.1, "timeout_s": 0.5, "failures_to_eject": 2, "eject_s": 0.5},
     "scrape": {"interval_s": 0.2},
@@ -51,12 +52,15 @@ class PickerProcess:
         self.folder = folder
         self._config: dict[str, Any] = {**CONFIG, **config}
         self._child: Child | None = None
-        self.grpc = self.http = ""
+        self.grpc = self.http = self.first_token = ""
 
     async def start(self) -> None:
         """Start; a second start listens on the same ports."""
         if self.grpc:
-            self._config = {**self._config, "listen": {"grpc": self.grpc, "http": self.http}}
+            self._config = {
+                **self._config,
+                "listen": {"grpc": self.grpc, "http": self.http, "first_token": self.first_token},
+            }
         config, ready = self.folder / "epp.yaml", self.folder / "ready.json"
         config.write_text(json.dumps(self._config))
         ready.unlink(missing_ok=True)
@@ -68,6 +72,7 @@ class PickerProcess:
                 await asyncio.sleep(0.02)
         addresses = json.loads(ready.read_text())
         self.grpc, self.http = addresses["grpc"], addresses["http"]
+        self.first_token = addresses["first_token"]
 
     async def kill(self) -> None:
         """SIGKILL: no drain, no goodbye."""
@@ -167,6 +172,7 @@ class Serving:
                 picker_host=host,
                 picker_port=int(port),
                 message_timeout_ms=2000,
+                first_token_port=int(self.picker.first_token.rpartition(":")[2]),
             )
             self.envoy = await self._exit.enter_async_context(
                 EnvoyProcess(replace(settings, **self._changes), folder=self._folder / "envoy")
@@ -195,7 +201,9 @@ class Serving:
         """One chat request through Envoy; status and decoded body (bytes when it is not JSON)."""
         headers = options.pop("headers", {})
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **options}
-        async with self.http.post(self.url + CHAT, json=body, headers=headers) as answer:
+        data = io.BytesIO(json.dumps(body).encode())
+        headers = {"content-type": "application/json", **headers}
+        async with self.http.post(self.url + CHAT, data=data, headers=headers) as answer:
             raw = await answer.read()
             try:
                 return answer.status, json.loads(raw)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from epp.config.schema import Records
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.recorder import FileRecorder
-from epp.decide.records import Outcome, Usage
+from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.types import MeasuredPrompt
+from epp.prompt.usage import Usage
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex

@@ -78,5 +78,5 @@ async def post(
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a reading is true; ten seconds at most."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the conditions are plain readings, nobody signals them
+        while not condition():
             await asyncio.sleep(0.005)

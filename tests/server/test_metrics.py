@@ -12,10 +12,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.records import Outcome, Usage
+from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
+from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import Capped, Counters, Histograms
 from epp.server.metrics_prediction import ENOUGH, TtftModel

@@ -1,0 +1,147 @@
+"""One outcome per request, from reports that come apart: stream ends, first tokens, access-log entries.
+
+Owns the requests whose stream has ended and whose report has not come. Envoy's log follows the end of the
+stream by its flush interval; a request that no report came for within `REPORT_WAIT_S` is recorded with what
+its stream told. Leases never wait for a report: they end with the stream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from epp.extproc.types import Cause
+from epp.prompt.usage import NO_USAGE
+from epp.server.report import Termination
+
+if TYPE_CHECKING:
+    from epp.clock import Clock
+    from epp.decide.picker import Picker
+    from epp.decide.recorder import Recorder
+    from epp.decide.records import Outcome
+    from epp.server.metrics import Metrics
+    from epp.server.report import Report
+    from epp.server.resolve import Resolver
+
+REPORT_WAIT_S = 2.0
+#: Ends that say nothing of the response, because it did not pass the picker.
+_BLIND = {Cause.STREAM_END.value, Cause.CLIENT_GONE.value, Cause.UNOBSERVED.value}
+_ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    outcome: Outcome
+    until_s: float
+
+
+class Outcomes:
+    """Takes all reports on requests (it is the `Reports` of the receivers) and tells each outcome once.
+
+    Args:
+        picker: holds the requests in flight.
+        metrics: counted into.
+        recorder: outcomes go there.
+        clock: the time.
+        resolver: what Envoy calls an endpoint, back to its name.
+    """
+
+    def __init__(
+        self, *, picker: Picker, metrics: Metrics, recorder: Recorder, clock: Clock, resolver: Resolver
+    ) -> None:
+        self._picker, self._metrics, self._recorder = picker, metrics, recorder
+        self._clock, self._resolver = clock, resolver
+        self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
+
+    def first_token(self, decision_id: str) -> None:
+        """The first piece of the answer came."""
+        if not self._picker.first_token(decision_id, self._clock.mono_s()):
+            self._metrics.late_reports.inc()
+
+    def stream_ended(self, decision_id: str, cause: str) -> None:
+        """The ext_proc stream is over: the lease ends now, the outcome when its report is here."""
+        now_s = self._clock.mono_s()
+        blind = cause in _BLIND
+        outcome = self._picker.end(decision_id, cause, now_s, report_follows=blind)
+        if outcome is None:
+            self._metrics.late_reports.inc()
+        elif blind:
+            self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
+        else:
+            self._tell(outcome)
+
+    def finished(self, report: Report) -> None:
+        """Envoy's account of a finished request."""
+        if not report.decision_id:
+            return  # served without a decision: while the picker was away, or by the fallback
+        self._judge(report)
+        if report.usage != NO_USAGE:
+            self._picker.usage(report.decision_id, report.usage)
+        waiting = self._waiting.pop(report.decision_id, None)
+        if waiting is not None:
+            self._picker.settle(report.decision_id)
+            self._tell(self._merged(waiting.outcome, report))
+            return
+        outcome = self._picker.end(report.decision_id, report.cause.value, self._clock.mono_s())
+        if outcome is None:
+            self._metrics.late_reports.inc()
+        else:
+            self._tell(self._merged(outcome, report))
+
+    def expire(self) -> None:
+        """End what outlived its lease, and stop waiting for reports that do not come."""
+        now_s = self._clock.mono_s()
+        for outcome in self._picker.expire(now_s):
+            self._metrics.leases_expired.inc()
+            self._tell(outcome)
+        while self._waiting:
+            decision_id, waiting = next(iter(self._waiting.items()))
+            if waiting.until_s > now_s:
+                break
+            self._settle(decision_id, waiting)
+
+    def close(self) -> None:
+        """Tell what still waits."""
+        for decision_id, waiting in list(self._waiting.items()):
+            self._settle(decision_id, waiting)
+
+    def _settle(self, decision_id: str, waiting: _Waiting) -> None:
+        del self._waiting[decision_id]
+        self._picker.settle(decision_id)
+        self._tell(waiting.outcome)
+
+    def _merged(self, outcome: Outcome, report: Report) -> Outcome:
+        """What Envoy saw goes before what the stream told."""
+        return replace(
+            outcome,
+            endpoint=self._resolver.endpoint_of(report.served) if report.served else outcome.endpoint,
+            cause=report.cause.value,
+            status=report.status or None,
+            ttft_ms=outcome.ttft_ms if math.isnan(report.ttft_ms) else report.ttft_ms,
+            e2e_ms=outcome.e2e_ms if math.isnan(report.e2e_ms) else report.e2e_ms,
+            usage=report.usage,
+        )
+
+    def _judge(self, report: Report) -> None:
+        """What the request says of the health of the endpoints that it was tried on."""
+        fleet, now_s = self._picker.fleet, self._clock.mono_s()
+        if report.attempts > 1 and report.picked and report.picked[0] != report.served:
+            self._failed(report.picked[0], now_s)
+        slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
+        if slot is None:
+            return
+        if report.cause in _ENDPOINT_FAILED or report.status >= 500:
+            self._failed(report.served, now_s)
+        elif report.cause in (Termination.COMPLETED, Termination.RETRIED_ELSEWHERE):
+            fleet.health.success(slot, now_s, "outcome")
+
+    def _failed(self, upstream: str, now_s: float) -> None:
+        address = self._resolver.endpoint_of(upstream)
+        slot = self._picker.fleet.slot_of(address)
+        if slot is not None and self._picker.fleet.health.failure(slot, "outcome", now_s):
+            self._metrics.ejections.labels(address).inc()
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._metrics.finished(outcome)
+        self._recorder.outcome(outcome, self._clock.wall_s())
