@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint protos envoy-config bench clean
+.PHONY: help setup demo test lint protos envoy-config docs bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,8 +34,16 @@ protos: setup ## regenerate epp/pb from protos/
 envoy-config: setup ## render deploy/envoy/ again
 	$(BIN)/python -m epp.envoy.examples
 
+docs: setup ## write the generated pages again: configuration, metrics, dashboard
+	$(BIN)/python tools/gen_config_docs.py
+	$(BIN)/python tools/gen_metrics_docs.py
+	$(BIN)/python tools/gen_dashboard.py
+
 bench: setup ## what requests cost here, in CPU time and ratios
-	$(BIN)/python -m bench.transport
+	$(BIN)/python -m bench.transport --rounds 3
+	$(BIN)/python -m bench.recorder
+	$(BIN)/python -m bench.observe
+	$(BIN)/python -m bench.simulator
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -68,6 +68,7 @@ class PolicySection(Section, frozen=True):
 
     Attributes:
         name: a registered policy.
+        params: constants of the policy, as docs/policies.md names them; unknown ones are errors.
         weights: starting weights; keys the policy does not know are errors.
         bounds: tighter ``[low, high]`` per weight; values from either shared file outside them are refused.
         tie_band: costs within this relative distance of the best count as equal and are drawn among.
@@ -77,6 +78,7 @@ class PolicySection(Section, frozen=True):
     """
 
     name: str = "gorgo"
+    params: dict[str, bool | int | float | str | list[str]] = {}
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     tie_band: Share = 0.01

@@ -116,7 +116,7 @@ class App:
 
     def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
         config = self._config
-        policy = create(config.policy.name)
+        policy = create(config.policy.name, config.policy.params, source=source)
         weights = WeightBook(
             policy=policy.name,
             specs=policy.weight_specs,

@@ -55,8 +55,10 @@ class Outcomes:
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
 
     def first_token(self, decision_id: str) -> None:
-        """The first piece of the answer came."""
-        if not self._picker.first_token(decision_id, self._clock.mono_s()):
+        """The first piece of the answer came; of a short answer the end may have overtaken it."""
+        if self._picker.first_token(decision_id, self._clock.mono_s()):
+            return
+        if decision_id not in self._waiting:
             self._metrics.late_reports.inc()
 
     def stream_ended(self, decision_id: str, cause: str) -> None:
