@@ -185,15 +185,12 @@ def fed(cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: float
 def test_a_fork_goes_on_as_its_original_does(
     cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: int, leave: bool
 ) -> None:
-    engine = fed(cls, jobs, float(until_ms))
-    if leave:  # so that some are cancelled inside what the GPU computes
-        engine.cancel(len(jobs) - 1, float(until_ms))
-    extra = job(99, 200, 20, family=1)
-    fork, twin = engine.fork(), fed(cls, jobs, float(until_ms))
-    if leave:
-        twin.cancel(len(jobs) - 1, float(until_ms))
-        twin.advance(float(until_ms))
-        engine.advance(float(until_ms))
+    engine, twin = fed(cls, jobs, float(until_ms)), fed(cls, jobs, float(until_ms))
+    for each in (engine, twin):
+        if leave:  # perhaps inside what the GPU computes
+            each.cancel(len(jobs) - 1, float(until_ms))
+        each.advance(float(until_ms))
+    extra, fork = job(99, 200, 20, family=1), engine.fork()
     before = engine.snapshot()
     fork.submit(extra, float(until_ms))
     nested = fork.fork().advance(1e6)  # first: a fork is good until its base moves
