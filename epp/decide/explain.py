@@ -94,7 +94,7 @@ def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> list[RenderableType]:
-    """A decision for people: what was asked, the table of terms, why the choice follows, what came of it."""
+    """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
     request = record["request"]
     weights = ", ".join(f"{name} {value:g}" for name, value in record["weights"].items())
     head = (
@@ -106,28 +106,45 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
     return parts if outcome is None else [*parts, _ending(record, outcome)]
 
 
+#: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.
+_SIDE_BY_SIDE = 4
+
+
 def _table(record: dict[str, Any]) -> Table:
-    table = Table()
-    table.add_column("endpoint")
-    table.add_column("region")
-    for _, title in _SHOWN:
-        table.add_column(title, justify="right", style="dim")
-    for term in record["terms"]:
-        table.add_column(term, justify="right")
-    table.add_column("cost", justify="right", style="bold")
-    table.add_column("chance", justify="right")
-    unknown = {name: set(rows) for name, rows in record["unknown"].items()}
+    """Endpoints in the order of their cost, with what is known of each and the terms of its cost."""
     order = sorted(range(len(record["endpoints"])), key=lambda row: record["costs"][row])
-    for row in order:
-        cells = [record["endpoints"][row], record["regions"][row]]
-        cells += [
-            f"{record['signals'][name][row]:,.0f}" + ("?" if row in unknown.get(name, ()) else "")
-            for name, _ in _SHOWN
-        ]
-        cells += [f"{column[row]:,.1f}" for column in record["terms"].values()]
-        cells += [f"{record['costs'][row]:,.1f}", f"{record['probabilities'][row]:.0%}"]
-        table.add_row(*cells, style="green" if row == record["chosen"] else None)
+    head = [(record["endpoints"][row], record["regions"][row]) for row in order]
+    lines = _lines(record, order)
+    table = Table()
+    if len(order) > _SIDE_BY_SIDE:
+        for title in ("endpoint", "region", *(title for title, _, _ in lines)):
+            table.add_column(title, justify="left" if title in ("endpoint", "region") else "right")
+        for place, row in enumerate(order):
+            cells = [values[place] for _, values, _ in lines]
+            table.add_row(*head[place], *cells, style="green" if row == record["chosen"] else None)
+        return table
+    table.add_column("")
+    for (address, region), row in zip(head, order, strict=True):
+        style = "green" if row == record["chosen"] else None
+        table.add_column(f"{region}\n{address}" if region else address, justify="right", style=style)
+    for title, values, kind in lines:
+        table.add_row(title, *values, style=kind, end_section=title == _SHOWN[-1][1])
     return table
+
+
+def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str], str | None]]:
+    """Title, one cell per endpoint in the order given, and style: signals, terms, cost and chance."""
+    unknown = {name: set(rows) for name, rows in record["unknown"].items()}
+    lines: list[tuple[str, list[str], str | None]] = []
+    for name, title in _SHOWN:
+        column, filled = record["signals"][name], unknown.get(name, ())
+        cells = [f"{column[row]:,.0f}" + ("?" if row in filled else "") for row in order]
+        lines.append((title, cells, "dim"))
+    for name, column in record["terms"].items():
+        lines.append((f"{name} term", [f"{column[row]:,.1f}" for row in order], None))
+    lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))
+    lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
+    return lines
 
 
 def _verdict(record: dict[str, Any]) -> str:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from epp.replay.trace import TraceRequest
 
 MODEL = "demo-model"
+#: Three loads of this length and three fleets to start fit into two minutes on two slow cores.
+DURATION_S = 20.0
 BASELINES = ("least-request", "session-affinity")
 #: What the comparison says in words; the table has more.
 SAID: tuple[Metric, ...] = ("ttft_ms", "e2e_ms")
@@ -47,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, help="replay a Mooncake trace file (.jsonl or .jsonl.gz) instead"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=DEMO.duration_s, help="length of the load (%(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=DURATION_S, help="length of the load (%(default)s)")
     parser.add_argument("--rate", type=float, default=DEMO.rate_rps, help="requests per second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
     parser.add_argument(
@@ -130,6 +130,8 @@ async def _run_one(
                 with contextlib.suppress(asyncio.CancelledError):
                     await watcher
             live.update(live_table(state))
+        if not console.is_terminal:
+            console.print()  # the live table ends without a line break where it is not live
     (folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
 

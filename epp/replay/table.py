@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epp.replay.load import RequestResult
 
 _KEPT = 10_000  # latest values behind the live percentiles
-_BAR_CELLS = 24
+_BAR_CELLS = 12
 
 
 def _recent() -> deque[float]:
