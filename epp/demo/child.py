@@ -66,6 +66,11 @@ class Child:
                 process.kill()
             await process.wait()
 
+    async def wait(self) -> None:
+        """Wait until it ends by itself."""
+        if self._process is not None:
+            await self._process.wait()
+
     def check(self) -> None:
         """Raise when it has ended.
 

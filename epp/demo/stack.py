@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _START_S = 30.0
+_LAST_REPORTS_S = 0.3  # Envoy sends its access log ten times a second
 _ADDRESS = re.compile(r"^(?P<name>[\w-]+): http://(?P<address>\S+)", re.MULTILINE)
 _DECISION_SUM = re.compile(r"^epp_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
 
@@ -77,7 +78,8 @@ class Stack:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop all of it, last started first."""
+        """Stop all of it, last started first, once Envoy's last reports have reached the picker."""
+        await asyncio.sleep(_LAST_REPORTS_S)
         await self._exit.aclose()
 
     async def _start(self) -> None:

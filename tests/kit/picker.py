@@ -90,6 +90,18 @@ class PickerProcess:
         assert self._child is not None
         os.kill(self._child.pid, signal.SIGCONT)
 
+    @property
+    def pid(self) -> int:
+        """Process id; only while it runs."""
+        assert self._child is not None
+        return self._child.pid
+
+    async def ended(self) -> None:
+        """Wait until it ends by itself; ten seconds at most."""
+        assert self._child is not None
+        async with asyncio.timeout(10):
+            await self._child.wait()
+
     async def stop(self) -> None:
         """SIGTERM and wait."""
         child, self._child = self._child, None

@@ -1,0 +1,62 @@
+"""Starting, draining, stopping: the picker as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from epp.envoy.settings import Variant
+from tests.kit.picker import CHAT, Serving
+from tests.kit.replicas import MODEL, QUICK, quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(address: str, service: str = "") -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    status: int = answer.status
+    return status
+
+
+async def test_health_follows_the_pool_and_liveness_does_not(tmp_path: Path) -> None:
+    async with Serving(tmp_path, replicas=[quick_config("a")]) as serving:
+        names = ("", "envoy.service.ext_proc.v3.ExternalProcessor")
+        assert [await health(serving.picker.grpc, name) for name in names] == [SERVING, SERVING]
+        (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+        async with asyncio.timeout(10):
+            while await health(serving.picker.grpc) != NOT_SERVING:
+                await asyncio.sleep(0.05)
+        assert await health(serving.picker.grpc, "liveness") == SERVING
+
+
+@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
+async def test_a_drain_lets_answers_in_flight_finish(tmp_path: Path, variant: Variant) -> None:
+    slow = quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 30.0),)), answer_tokens=60)
+    async with Serving(tmp_path, replicas=[slow], variant=variant, drain_s=20) as serving:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "max_tokens": 50,
+        }
+        async with serving.http.post(serving.url + CHAT, json=body) as answer:
+            await answer.content.readany()
+            os.kill(serving.picker.pid, signal.SIGTERM)
+            assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
+        await serving.picker.ended()
+        assert "Traceback" not in serving.picker.log()
+        async with asyncio.timeout(20):  # full duplex falls back once the health check has noticed
+            while (await serving.chat("after"))[0] != 200:
+                await asyncio.sleep(0.1)
