@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.envoy.settings import Variant
-from tests.kit.picker import CHAT, Serving
+from epp.envoy.settings import TlsFiles, Variant
+from epp.errors import EppError
+from tests.kit.picker import CHAT, CONFIG, PickerProcess, Serving
 from tests.kit.replicas import MODEL, QUICK, quick_config
 
 if TYPE_CHECKING:
@@ -60,3 +63,37 @@ async def test_a_drain_lets_answers_in_flight_finish(tmp_path: Path, variant: Va
         async with asyncio.timeout(20):  # full duplex falls back once the health check has noticed
             while (await serving.chat("after"))[0] != 200:
                 await asyncio.sleep(0.1)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert),
+         "-days", "2", "-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+async def test_the_grpc_side_speaks_tls_when_configured(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl, which is not installed")
+    cert, key = certificate(tmp_path)
+    listen = {**CONFIG["listen"], "tls": {"cert_file": str(cert), "key_file": str(key)}}
+    envoy = {"picker_tls": TlsFiles(ca_file=str(cert))}
+    async with Serving(tmp_path, replicas=[quick_config("a")], envoy=envoy, listen=listen) as serving:
+        assert (await serving.chat())[0] == 200
+        assert await serving.picker.metric("epp_decisions_total", policy="gorgo") == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health(serving.picker.grpc)
+
+
+async def test_two_pickers_on_one_port_are_told_in_words(tmp_path: Path) -> None:
+    async with Serving(tmp_path, replicas=[quick_config("a")]) as serving:
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "endpoints.yaml").write_text("endpoints: []")
+        second = PickerProcess(other, listen={"grpc": "127.0.0.1:0", "http": serving.picker.http})
+        with pytest.raises(EppError, match="is another picker running"):
+            await second.start()
