@@ -1,6 +1,6 @@
 """The simulator beside the published numbers: ``python -m bench.calibration`` writes the tables of the docs.
 
-Published numbers are those of gorgo.md sections 8.1, 8.2, 5.4 and 10. Loads are generated windows with the
+Published numbers are those of source [G]. Loads are generated windows with the
 published windows' statistics, not the windows themselves, so rows are compared in kind, not digit by digit.
 Everything is set as the reference had it, not as we recommend: policies as published, probes and scrapes
 every 30 s, no slow start of endpoints, no tie band, no cached tokens reported, 64 clients, cold start

@@ -1,7 +1,7 @@
 """Reader of agent sessions (one session a line), closed loop.
 
 Owns: the format of the Claude Code sessions of callanjfox/kv-cache-tester as compacted in
-reference/traces.md section 2.3, sub-agents included. Must not know: files, sockets, the wall clock.
+source [T], sub-agents included. Must not know: files, sockets, the wall clock.
 """
 
 from __future__ import annotations

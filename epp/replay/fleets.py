@@ -23,7 +23,7 @@ from epp.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
 from epp.sim.network import NetworkPath
 from epp.sim.scenario import FleetSpec, ReplicaSpec, parse_fleet, regional_fleet
 
-#: Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (policy-lab.md section 2).
+#: Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
 _MIXED = "l40s-x2@20,h100@102,l40s-x2@211"
 
 

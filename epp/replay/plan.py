@@ -19,7 +19,7 @@ from epp.replay.workloads.registry import workload_named
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
 TUNING_SEED = 1_000_000
-#: Part of a recorded trace that is tuned on (traces.md section 7: first 20 of 59 minutes).
+#: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
 TUNING_SHARE = 1 / 3
 WARMUP_S = 300.0
 _WARMUP_SHARE = 1 / 6

@@ -37,7 +37,7 @@ _WORDS = (  # noqa: SIM905 - a list of 256 literals is not readable
 ).split()
 _BYTES_PER_TOKEN = 4
 _TABLE = np.frombuffer("".join(f" {word}" for word in _WORDS).encode(), dtype="S4")
-# Without known turns a message has this many tokens on average (650 tokens a turn, reference/traces.md 6.2).
+# Without known turns a message has this many tokens on average (650 tokens a turn, source [T]).
 _MESSAGE_TOKENS = 325
 _CLOSING = "Go on."
 

@@ -118,7 +118,7 @@ def _scaled(tokens: int, scale: int) -> int:
 # ---- Mooncake ------------------------------------------------------------------------------------------
 
 MOONCAKE_BLOCK_TOKENS = 512
-# Timestamps of the published conversation trace stand on 3 s ticks (reference/traces.md section 2.2).
+# Timestamps of the published conversation trace stand on 3 s ticks (source [T]).
 MOONCAKE_TICK_MS = 3000.0
 
 

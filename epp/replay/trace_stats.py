@@ -1,6 +1,6 @@
 """What a trace is like: lengths, arrivals, and how much of its prompts was seen before.
 
-Owns: the measures that workloads are accepted by and that `reference/traces.md` lists. Pure.
+Owns: the measures that workloads are accepted by and that source [T] lists. Pure.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ give equal weights. Loads tuned on are never judged on (`epp.replay.plan`).
 
 Objective: mean over the tuning seeds of ``(ln TTFT p95 + ln E2E p95) / 2 + 10 * share of failed requests``;
 lower is better. E2E stands beside TTFT because TTFT alone is won by sending everything to the nearest replica
-(gorgo.md section 5.4).
+(source [G]).
 """
 
 from __future__ import annotations

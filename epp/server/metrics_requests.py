@@ -32,7 +32,7 @@ GONE = "gone"
 
 R = ("model_name", "target_model_name", "fairness_id", "priority")
 
-# Buckets as llm-d has them (reference gateway.md section 5.1), the token typo put right.
+# Buckets as llm-d has them (source [E]), the token typo put right.
 DURATION_S = (
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60,
     120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,

@@ -3,7 +3,7 @@
 Owns the kept states: which positions of which prompts, and who goes first. Must not know requests or time.
 Attention layers keep one entry per token; recurrent layers keep one state per sequence, overwritten by every
 token, so a prefix is reusable only at positions where a copy was made. Copies and running requests share a
-fixed number of slots (gorgo.md section 10: about 225 on the published replicas). A copy is made where a
+fixed number of slots (source [G]: about 225 on the published replicas). A copy is made where a
 prefill chunk ends and where an answer ends. An equal prompt sent again cannot use the copy at its own end,
 because its last token must be computed: it falls back to the copy before that.
 """

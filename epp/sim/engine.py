@@ -1,7 +1,7 @@
 """The model of one replica: an iteration-level scheduler over a batch and a KV cache, in virtual time.
 
 Owns the decode batch and the phase that the GPU is in. Must not know I/O, the wall clock or randomness: the
-same calls give the same events. Rules, from gorgo.md section 10 (an SGLang replica, not mixed):
+same calls give the same events. Rules, from source [G] (an SGLang replica, not mixed):
 
 * Who is admitted, and when: see `Batcher`. What the prefix cache gives: see `KvCache` and `Checkpoints`.
 * Prefill first: while a request can be admitted, or a prompt is not complete, the GPU runs prefill batches of

@@ -1,8 +1,7 @@
 """Constants of replica classes: how fast a kind of engine works, and where each number is from.
 
-Sources are named by document: ``gorgo.md`` is the digest of the reference implementation and of its raw
-results (section 10 holds the replica facts), ``policy-lab.md`` the earlier prototype simulation. Nothing here
-knows how the engine uses its constants; the model is in ``engine.py``.
+Sources are named as in docs/sources.md: [G] is the reference implementation and its raw results, [P] the
+earlier prototype simulation. Nothing here knows how the engine uses its constants; the model is in ``engine.py``.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class EngineClass:
         return self.frontend_ms + self.frontend_ms_per_token * prompt_tokens
 
 
-# gorgo.md section 10, quiet inter-token latency p50 for batches 1 to 12, then the lower envelope of
+# source [G], quiet inter-token latency p50 for batches 1 to 12, then the lower envelope of
 # running/throughput for 22, 33 and 64. The slope doubles past 20, the CUDA-graph limit of that launch. The
 # fit 7.37 + 1.32*(B-1) runs through the points up to 8 and is above what was measured from 12 on.
 _L40S_X2_DECODE = (
@@ -121,39 +120,39 @@ _L40S_X2_DECODE = (
 
 L40S_X2 = EngineClass(
     name="l40s-x2",
-    # gorgo.md section 10: 97-112 ms for tiny prompts at RTT 20, of which one prefill batch is 20.
+    # source [G]: 97-112 ms for tiny prompts at RTT 20, of which one prefill batch is 20.
     frontend_ms=65.0,
-    # gorgo.md section 10, TTFT = 136 + 0.013*prompt + 0.060*uncached: the part that cached tokens pay too.
+    # source [G], TTFT = 136 + 0.013*prompt + 0.060*uncached: the part that cached tokens pay too.
     frontend_ms_per_token=0.013,
-    # policy-lab.md section 2. A 2k-token prefill then stalls decodes by 0.070 ms per token (0.072 seen).
+    # source [P]. A 2k-token prefill then stalls decodes by 0.070 ms per token (0.072 seen).
     prefill_base_ms=20.0,
-    # gorgo.md section 10, the same fit; 0.057 under load in section 1.2.
+    # source [G], the same fit; 0.057 under load.
     prefill_ms_per_token=0.060,
-    chunk_tokens=4096,  # gorgo.md section 10: SGLang's default below 60 GB of GPU memory
+    chunk_tokens=4096,  # source [G]: SGLang's default below 60 GB of GPU memory
     decode_curve=_L40S_X2_DECODE,
-    max_running=64,  # gorgo.md section 10: most ever seen running, with 35 waiting behind them
-    kv_capacity_tokens=983_549,  # gorgo.md section 10: KV pool in the result files
-    output_reserve_ratio=0.7,  # gorgo.md section 10: new_token_ratio at start
-    context_tokens=32_768,  # gorgo.md section 10: launch flag
+    max_running=64,  # source [G]: most ever seen running, with 35 waiting behind them
+    kv_capacity_tokens=983_549,  # source [G]: KV pool in the result files
+    output_reserve_ratio=0.7,  # source [G]: new_token_ratio at start
+    context_tokens=32_768,  # source [G]: launch flag
 )
 
 H100 = EngineClass(
     name="h100",
     frontend_ms=65.0,  # the same front end on the same kind of host
     frontend_ms_per_token=0.013,
-    prefill_base_ms=12.0,  # policy-lab.md section 2
-    # gorgo.md section 1.2 quotes 0.04 (a 4k-token warm-up, about 25k tokens/s); the engine logs' slope of
+    prefill_base_ms=12.0,  # source [P]
+    # source [G] quotes 0.04 (a 4k-token warm-up, about 25k tokens/s); the engine logs' slope of
     # 0.07 includes queueing, and the 3.81x of a cold 4k probe would make it 0.017.
     prefill_ms_per_token=0.040,
-    chunk_tokens=8192,  # gorgo.md section 10: SGLang's default below 90 GB of GPU memory
-    decode_curve=tuple((size, step_ms / 1.6) for size, step_ms in _L40S_X2_DECODE),  # policy-lab.md section 1
+    chunk_tokens=8192,  # source [G]: SGLang's default below 90 GB of GPU memory
+    decode_curve=tuple((size, step_ms / 1.6) for size, step_ms in _L40S_X2_DECODE),  # source [P]
     max_running=64,
-    kv_capacity_tokens=788_766,  # gorgo.md section 10: the metrics fixture
+    kv_capacity_tokens=788_766,  # source [G]: the metrics fixture
     output_reserve_ratio=0.7,
     context_tokens=32_768,
 )
 
-# Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (policies.md section 1.7: A30, and V100 with
+# Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (source [L]: A30, and V100 with
 # the prefix cache off). No latencies of theirs are published, so these are worked out from data sheets, and
 # only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB of KV cache a token; prefill at
 # 50 % of 165 TFLOPS (A30) and at 35 % of 125 TFLOPS (V100, without FlashAttention 2); a decode step reads
@@ -203,16 +202,16 @@ def scaled(cls: EngineClass, name: str, *, prefill: float = 1.0, decode: float =
 
 # Engines that no policy was written for: what holds only on one of them is no property of a policy.
 VARIANTS = (
-    # vLLM's chunked prefill: decodes go on beside chunks of prompts (policy-lab.md section 4.1).
+    # vLLM's chunked prefill: decodes go on beside chunks of prompts (source [P]).
     replace(L40S_X2, name="l40s-x2-mixed", mixed=True, chunk_tokens=1024),
-    # The published model is a hybrid; about 225 recurrent states (gorgo.md section 10).
+    # The published model is a hybrid; about 225 recurrent states (source [G]).
     replace(L40S_X2, name="l40s-x2-hybrid", state_slots=225),
     # Constants wrong by half, together and against each other.
     scaled(L40S_X2, "l40s-x2-fast", prefill=0.5, decode=0.5),
     scaled(L40S_X2, "l40s-x2-slow", prefill=1.5, decode=1.5),
     scaled(L40S_X2, "l40s-x2-slow-prefill", prefill=1.5, decode=0.5),
     scaled(L40S_X2, "l40s-x2-slow-decode", prefill=0.5, decode=1.5),
-    # Other batch curves: each sequence costs as much as the first few (the fit of gorgo.md section 10, which
+    # Other batch curves: each sequence costs as much as the first few (the fit of source [G], which
     # holds up to 8), and nearly nothing, as where reading the weights is all.
     replace(L40S_X2, name="l40s-x2-steep", decode_curve=((1, 7.37), (2, 8.69))),
     replace(L40S_X2, name="l40s-x2-flat", decode_curve=((1, 12.0), (64, 20.0))),

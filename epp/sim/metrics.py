@@ -1,6 +1,6 @@
 """A replica's metrics in the Prometheus text format, under vLLM's and SGLang's names.
 
-Pure text. Names: gateway.md section 6.1 and gorgo.md section 10.
+Pure text. Names: source [E] and source [G].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What distance costs: half a round trip each way, jitter, and slow start for large bodies.
 
-Pure arithmetic; who sleeps is in ``http.py``, who schedules in ``fleet.py``. Source: gorgo.md section 4 -
+Pure arithmetic; who sleeps is in ``http.py``, who schedules in ``fleet.py``. Source: [G] -
 tiny prompts pay one round trip to a far region, 8-24k-token prompts about three, because their body goes up
 in TCP slow start. Jitter is drawn by key: a request meets the same network whatever was picked before.
 """
@@ -51,7 +51,7 @@ class NetworkPath:
 
     Attributes:
         rtt_ms: round trip over a warm connection.
-        jitter: standard deviation of the logarithm of each one-way delay (policy-lab.md section 2).
+        jitter: standard deviation of the logarithm of each one-way delay (source [P]).
         spike_share: share of ways that are hit by a delay of their own (the same).
         spike_ms: mean of that delay, exponential.
         slow_start: when windows fall back.

@@ -1,7 +1,7 @@
 """Yardsticks that only a simulator can have: policies that see what really is.
 
 Owns their formulas. They decide greedily, one request at a time, and know nothing of the requests to come, so
-they are no bound: a policy that keeps sessions together can beat them (policy-lab.md section 7). An oracle is
+they are no bound: a policy that keeps sessions together can beat them (source [P]). An oracle is
 turned into a policy by showing it a fleet; there is no way to serve with one.
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PICKER_KEY: Final = 0x9E3779B97F4A7C15
 _ENGINE_KEY: Final = 0xC2B2AE3D27D4EB4F
-_AFFINITY_TOKENS: Final = 256  # gorgo.md section 6: the reference hashes the first 256 token ids
+_AFFINITY_TOKENS: Final = 256  # source [G]: the reference hashes the first 256 token ids
 
 
 class Prompts:

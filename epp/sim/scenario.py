@@ -135,7 +135,7 @@ class Affinity(Enum):
 
     SESSION = "session"  # a session header, as clients send that know their sessions
     USER = "user"
-    PREFIX = "prefix"  # the first 256 tokens, as the reference hashes them (gorgo.md section 6)
+    PREFIX = "prefix"  # the first 256 tokens, as the reference hashes them (source [G])
     NONE = "none"
 
 
@@ -192,7 +192,7 @@ class WindowOptions:
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")
 
-#: Regions of the published fleet by warm round trip (gorgo.md section 4).
+#: Regions of the published fleet by warm round trip (source [G]).
 REGION_RTT_MS = {"us-ashburn": 20.0, "eu-frankfurt": 102.0, "ap-seoul": 211.0}
 
 

@@ -7,7 +7,7 @@ siblings start within a fraction of a second, share the whole context and add a 
 of their own, and their last answers are folded back into the context. What makes it hard: the first sibling
 has not prefilled the common context when the others must be placed. The prefix they share (tools and system
 prompt) is partly common to all agents. Lengths follow Claude Code sessions divided by 8
-(reference/traces.md section 2.3: new tokens a turn p50 718 / 8, prefix 15k / 8, output p50 217).
+(source [T]: new tokens a turn p50 718 / 8, prefix 15k / 8, output p50 217).
 """
 
 from __future__ import annotations

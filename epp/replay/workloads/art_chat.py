@@ -1,6 +1,6 @@
 """Generated chat traffic with the structure of the ART-Chat windows.
 
-Owns: the recipe of reference/traces.md section 6.3 (points in comments) as parameters and a generator. Pure:
+Owns: the recipe of source [T] (points in comments) as parameters and a generator. Pure:
 all randomness comes from one numpy Generator made from the given seed.
 
 Shape: one bot pings all the time; every other user, some far busier than others, opens sessions. A session is
@@ -105,7 +105,7 @@ APR_6 = ArtChat(rate_rps=4.24, users=606)  # reuse and lengths as on Apr 5 (tabl
 # Apr 7 holds more multi-turn traffic: extending is raised and repeating lowered (point 3).
 APR_7 = ArtChat(rate_rps=4.8, users=540, repeat=0.46, extend=0.35, branch=0.04, template=0.11, new=0.04)
 # Some 25 s on three L40S-class replicas. Arrivals and think times are compressed, lengths hardly. At 14k
-# prefill tokens/s each (reference/gorgo.md section 10) well-placed requests need under half of the fleet,
+# prefill tokens/s each (source [G]) well-placed requests need under half of the fleet,
 # badly placed ones nearly all of it.
 DEMO = ArtChat(
     duration_s=25.0,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from epp.replay.trace import TraceRequest
 
-#: Requests in flight at once in the published runs; what waits for its turn slips (gorgo.md section 7).
+#: Requests in flight at once in the published runs; what waits for its turn slips (source [G]).
 PUBLISHED_IN_FLIGHT = 64
 
 

@@ -1,6 +1,6 @@
 """Generated short public chat: many strangers, few requests each, content shared between users.
 
-Owns: the recipe of reference/traces.md section 6.3, last paragraph, with the figures of its table 6.1. Pure:
+Owns: the recipe of source [T], last paragraph, with the figures of its table 6.1. Pure:
 all randomness comes from one numpy Generator made from the given seed.
 
 Shape: Poisson arrivals of users who send one or two requests each. Some prompts start with a preamble that
