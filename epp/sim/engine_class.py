@@ -1,7 +1,8 @@
 """Constants of replica classes: how fast a kind of engine works, and where each number is from.
 
 Sources are named as in docs/sources.md: [G] is the reference implementation and its raw results, [P] the
-earlier prototype simulation. Nothing here knows how the engine uses its constants; the model is in ``engine.py``.
+earlier prototype simulation. Nothing here knows how the engine uses its constants; the model is in
+``engine.py``.
 """
 
 from __future__ import annotations
