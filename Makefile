@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint protos envoy-config docs bench clean
+.PHONY: help setup demo test lint protos envoy-config docs bench calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ bench: setup ## what requests cost here, in CPU time and ratios
 	$(BIN)/python -m bench.recorder
 	$(BIN)/python -m bench.observe
 	$(BIN)/python -m bench.simulator
+
+calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
+	$(BIN)/python -m bench.calibration
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
