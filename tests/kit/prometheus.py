@@ -71,11 +71,17 @@ class Prometheus:
                 while not (found := _LISTENING.search(log.read_text())):
                     assert self._process.returncode is None, log.read_text()
                     await asyncio.sleep(0.05)
+                self.url = f"http://{found[1]}"
+                while not await self._ready():  # it listens before its storage is open
+                    await asyncio.sleep(0.05)
         except BaseException:
             await self.__aexit__()
             raise
-        self.url = f"http://{found[1]}"
         return self
+
+    async def _ready(self) -> bool:
+        async with aiohttp.ClientSession() as http, http.get(f"{self.url}/-/ready") as answer:
+            return answer.status == 200
 
     async def __aexit__(self, *_: object) -> None:
         process, self._process = self._process, None
