@@ -54,3 +54,12 @@ def normalise_address(text: str) -> str:
         ValueError: as `split_address`.
     """
     return join_address(*split_address(text))
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host (no brackets) is an IPv4 or IPv6 address rather than a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+from epp.config.address import is_ip
 from epp.envoy import messages as api
 from epp.errors import ConfigError
 
@@ -40,15 +41,6 @@ def split(address: str) -> tuple[str, int]:
     if ":" in host:
         host = ipaddress.IPv6Address(host).compressed
     return host, int(port)
-
-
-def is_ip(host: str) -> bool:
-    """Whether a host is an IPv4 or IPv6 address rather than a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def known_as(address: str) -> str:

@@ -6,11 +6,11 @@ writes: no header, so no client, can choose.
 
 from __future__ import annotations
 
+from epp.config.address import is_ip
 from epp.envoy import messages as api
 from epp.envoy.addresses import (
     REPLICAS,
     TLS_MATCH,
-    is_ip,
     load_assignment,
     peer_name,
     socket_name,

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epp.config.address import is_ip
 from epp.envoy import messages as api
-from epp.envoy.addresses import is_ip
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
 

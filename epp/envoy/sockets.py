@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.config.address import is_ip
 from epp.envoy import messages as api
-from epp.envoy.addresses import is_ip
 
 if TYPE_CHECKING:
     from epp.envoy.settings import TlsFiles

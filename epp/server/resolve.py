@@ -13,7 +13,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from epp.config.address import join_address, split_address
+from epp.config.address import is_ip, join_address, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ class Resolver:
     def set_pool(self, addresses: Iterable[str]) -> None:
         """The endpoints now in the pool; host names among them are resolved soon."""
         wanted = {address: split_address(address) for address in addresses}
-        self._names = {address: pair for address, pair in wanted.items() if not _is_ip(pair[0])}
+        self._names = {address: pair for address, pair in wanted.items() if not is_ip(pair[0])}
         self._known = {address: ip for address, ip in self._known.items() if address in self._names}
         self._failing &= self._names.keys()
         self._wake.set()
@@ -81,11 +81,3 @@ class Resolver:
         )
         if ips and address in self._names:
             self._known[address] = join_address(str(ips[0]), port)
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

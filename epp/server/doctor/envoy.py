@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epp.config.address import join_address, split_address
+from epp.config.address import is_ip, join_address, split_address
 from epp.server.doctor.envoy_routes import check_routes
 from epp.server.doctor.envoy_tree import (
     DESTINATION,
@@ -273,7 +273,7 @@ def _hosts(report: Report, name: str, cluster: Tree, statuses: Tree, endpoints: 
         socket = host.get("address", {}).get("socket_address", {})
         if socket.get("address"):
             held.add(join_address(socket["address"], socket.get("port_value", 0)))
-    addresses = {address for address in endpoints if _is_ip(address)}
+    addresses = {address for address in endpoints if is_ip(split_address(address)[0])}
     missing = sorted(addresses - held)
     if missing:
         report.error(
@@ -284,11 +284,6 @@ def _hosts(report: Report, name: str, cluster: Tree, statuses: Tree, endpoints: 
         )
     else:
         report.note("envoy", f"cluster {name} holds all endpoints")
-
-
-def _is_ip(address: str) -> bool:
-    host, _ = split_address(address)
-    return ":" in host or host.replace(".", "").isdigit()
 
 
 def _admin(report: Report, dump: Tree) -> None:
