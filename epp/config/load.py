@@ -21,9 +21,9 @@ def parse_config(text: str | bytes, source: str) -> Config:
         ConfigError: naming the file, the key and the fix.
     """
     config = decode(text, Config, source)
-    for key in ("grpc", "http", "first_token"):
+    for key in ("grpc", "http", "first_token", "health"):
         address = getattr(config.listen, key)
-        if key == "first_token" and not address:
+        if key in ("first_token", "health") and not address:
             continue
         try:
             split_address(address)

@@ -21,17 +21,29 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ServerTls(Section, frozen=True):
-    """TLS of the gRPC listener. Files in PEM, read at start.
+    """TLS of a listener. Files in PEM, read at start.
 
     Attributes:
         cert_file: certificate chain.
         key_file: private key.
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
+        self_signed: make a certificate at start instead, for gateways that encrypt and do not verify; needs
+            ``pip install 'gorgo-epp[tls]'``.
+        reload: read the files again when they change; new connections get the new certificate.
     """
 
-    cert_file: str
-    key_file: str
+    cert_file: str = ""
+    key_file: str = ""
     client_ca_file: str = ""
+    self_signed: bool = False
+    reload: bool = False
+
+    def __post_init__(self) -> None:
+        """Files, or a certificate of our own, not half of either."""
+        if self.self_signed and (self.cert_file or self.key_file or self.reload):
+            raise ValueError("self_signed needs no cert_file, key_file or reload")
+        if not self.self_signed and not (self.cert_file and self.key_file):
+            raise ValueError("cert_file and key_file are needed, or self_signed")
 
 
 class Listen(Section, frozen=True):
@@ -42,13 +54,22 @@ class Listen(Section, frozen=True):
         http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
         first_token: ``host:port`` that Envoy tells first tokens to, plaintext, for Envoy alone; none when
             empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
+        health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
+            service name is answered; none when empty. The picker's gRPC listener answers it too.
         tls: TLS of the gRPC side, plaintext when absent.
+        http_tls: TLS of the HTTP side, plaintext when absent.
+        max_receive_bytes: longest gRPC message taken; 0 for the longest body and its envelope.
+        max_send_bytes: longest gRPC message sent; 0 for the same.
     """
 
     grpc: str = "127.0.0.1:9002"
     http: str = "127.0.0.1:9090"
     first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
+    health: str = ""
     tls: ServerTls | None = None
+    http_tls: ServerTls | None = None
+    max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Pool(Section, frozen=True):
@@ -126,6 +147,23 @@ class Request(Section, frozen=True):
     tenant_header: str = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
+
+
+class Protocol(Section, frozen=True):
+    """The endpoint picker protocol (Gateway API inference extension, proposal 004).
+
+    Attributes:
+        subset_hint: obey the gateway's ``envoy.lb.subset_hint`` metadata.
+        emit_scores: send the score of every priced endpoint as metadata; higher is better.
+        errors: words of refusals: ``api`` for the API's own JSON, ``llm-d`` for its plain text.
+        conformance: for the Gateway API conformance suite alone, never in production: clients choose the
+            endpoint by a header, and answers tell who served.
+    """
+
+    subset_hint: bool = True
+    emit_scores: bool = False
+    errors: Literal["api", "llm-d"] = "api"
+    conformance: bool = False
 
 
 class Tokens(Section, frozen=True):
@@ -244,6 +282,7 @@ class Config(Section, frozen=True):
     overrides_file: str = ""
     regions: list[RegionRule] = []
     request: Request = Request()
+    protocol: Protocol = Protocol()
     tokens: Tokens = Tokens()
     prefix: Prefix = Prefix()
     scrape: Scrape = Scrape()
