@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.records import Basis, Decision, Outcome
+from epp.decide.records import Basis, Decision, Outcome, Source, usage_sources, with_itl
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
 from epp.prompt.usage import NO_USAGE, Usage
@@ -58,6 +58,8 @@ class Ask:
         api: parser name.
         opaque: the body was not understood, so the prompt cannot be priced.
         stream: the client asked for an event stream.
+        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
+            or no ratio can be learned from it (`epp.prompt.canonical.text_bytes`).
     """
 
     model: str = ""
@@ -70,18 +72,28 @@ class Ask:
     api: str = ""
     opaque: bool = False
     stream: bool = False
+    text_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _InFlight:
     slot: int
     endpoint: str
-    prompt: MeasuredPrompt | None
+    ask: Ask
     picked_s: float
     expected_tokens: float
     first_token_s: float = math.nan
+    first_source: Source = Source.FIRST_TOKEN
+    last_chunk_s: float = math.nan
     status: int | None = None
     usage: Usage = NO_USAGE
+    served: str = ""
+    chunks: int | None = None
+    response_bytes: int | None = None
+
+    @property
+    def prompt(self) -> MeasuredPrompt | None:
+        return self.ask.prompt
 
 
 class Picker:
@@ -189,7 +201,7 @@ class Picker:
             held_back=selection.held_back,
             excluded=found.excluded,
         )
-        self._reserve(decision, int(found.slots[selection.chosen]), ask.prompt, now_s)
+        self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
 
     def _prefix_key(self, prompt: MeasuredPrompt | None) -> str:
@@ -210,32 +222,75 @@ class Picker:
         ours = shares[slots]
         return ours if bool((ours < 1.0).any()) else None
 
-    def _reserve(self, decision: Decision, slot: int, prompt: MeasuredPrompt | None, now_s: float) -> None:
+    def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
         self._sequence += 1
         self.fleet.ledger.reserve(
             decision.id, slot, decision.request.prompt_tokens, decision.uncached_tokens, now_s
         )
-        if prompt is not None:
-            self.fleet.index.insert(slot, prompt)
+        if ask.prompt is not None:
+            self.fleet.index.insert(slot, ask.prompt)
         expected = float(decision.fleet.cached_tokens[decision.chosen])
-        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, prompt, now_s, expected)
+        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, ask, now_s, expected)
 
-    def first_token(self, decision_id: str, now_s: float) -> bool:
+    def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
         """The first token came; False when the decision is unknown, ended, or had its first token before."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
-        entry.first_token_s = now_s
+        entry.first_token_s, entry.first_source = now_s, source
         self.fleet.ledger.first_token(decision_id, now_s)
         return True
 
-    def response_started(self, decision_id: str, status: int) -> bool:
-        """Response headers came; False when the decision is unknown or ended."""
+    def response_started(self, decision_id: str, status: int, served: str = "") -> bool:
+        """Response headers came, of the endpoint ``served`` where that is told.
+
+        False when the decision is unknown or ended.
+        """
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return False
-        entry.status = status
+        entry.status = status or None
+        self._served(entry, served)
         return True
+
+    def observed(
+        self,
+        decision_id: str,
+        *,
+        usage: Usage = NO_USAGE,
+        chunks: int | None = None,
+        response_bytes: int | None = None,
+        last_chunk_s: float = math.nan,
+    ) -> bool:
+        """What the stream showed of the answer; False when the decision is unknown or ended.
+
+        Args:
+            decision_id: the decision.
+            usage: as `usage` takes it.
+            chunks: pieces of the answer that were not empty.
+            response_bytes: their bytes.
+            last_chunk_s: when the last of them came.
+        """
+        entry = self._in_flight.get(decision_id)
+        if entry is None:
+            return False
+        entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
+        return usage == NO_USAGE or self.usage(decision_id, usage)
+
+    def served(self, decision_id: str, address: str) -> None:
+        """Who really answered; an unknown decision is fine."""
+        entry = self._in_flight.get(decision_id) or self._ended.get(decision_id)
+        if entry is not None:
+            self._served(entry, address)
+
+    def _served(self, entry: _InFlight, address: str) -> None:
+        """Another endpoint than the pick has the prompt in its cache from now on."""
+        if not address or address == entry.served:
+            return
+        entry.served = address
+        slot = self.fleet.slot_of(address)
+        if address != entry.endpoint and slot is not None and entry.prompt is not None:
+            self.fleet.index.insert(slot, entry.prompt)
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""
@@ -247,7 +302,8 @@ class Picker:
         if entry is None:
             return False
         entry.usage = usage
-        if entry.prompt is not None and current:
+        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
+        if entry.prompt is not None and current and not elsewhere:
             if usage.cached_tokens is not None:
                 self.fleet.index.confirm(entry.slot, entry.expected_tokens, usage.cached_tokens)
             if usage.completion_tokens is not None:
@@ -274,25 +330,45 @@ class Picker:
         self._ended.pop(decision_id, None)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time."""
+        """End the requests whose leases outlived their time, or gave way to newer ones."""
+        ledger = self.fleet.ledger
         outcomes = []
-        for lease_id in self.fleet.ledger.expire(now_s):
-            entry = self._in_flight.pop(lease_id, None)
-            if entry is not None:
-                outcomes.append(_outcome(lease_id, entry, "expired", now_s))
+        for cause, lease_ids in (("evicted", ledger.take_pushed_out()), ("expired", ledger.expire(now_s))):
+            for lease_id in lease_ids:
+                entry = self._in_flight.pop(lease_id, None)
+                if entry is not None:
+                    outcomes.append(_outcome(lease_id, entry, cause, now_s))
         return outcomes
 
 
 def _outcome(decision_id: str, entry: _InFlight, cause: str, now_s: float) -> Outcome:
-    return Outcome(
+    """What the stream, and the call at the first token, have told."""
+    ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
+    seen = {
+        "served": bool(entry.served),
+        "status": entry.status is not None,
+        "chunks": entry.chunks is not None,
+        "response_bytes": entry.response_bytes is not None,
+    }
+    sources = {"cause": Source.STREAM, "e2e_ms": Source.STREAM}
+    sources |= {fact: Source.STREAM for fact, known in seen.items() if known}
+    if not math.isnan(ttft_ms):
+        sources["ttft_ms"] = entry.first_source
+    outcome = Outcome(
         id=decision_id,
         endpoint=entry.endpoint,
         cause=cause,
         status=entry.status,
-        ttft_ms=(entry.first_token_s - entry.picked_s) * 1e3,
+        ttft_ms=ttft_ms,
         e2e_ms=(now_s - entry.picked_s) * 1e3,
         usage=entry.usage,
+        served=entry.served,
+        chunks=entry.chunks,
+        response_bytes=entry.response_bytes,
+        streamed=entry.ask.stream,
+        sources=sources | usage_sources(entry.usage, Source.STREAM),
     )
+    return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
 def rerun(decision: Decision, policy: Policy) -> Decision:

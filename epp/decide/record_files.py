@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from epp.decide.records import SCHEMA_VERSION
+from epp.decide.records import READABLE_VERSIONS
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or "kind" not in record:
         return None
-    if record.get("schema") != SCHEMA_VERSION:
-        raise EppError(
-            f"{path} has schema {record.get('schema')}; this version reads schema {SCHEMA_VERSION}"
-        )
+    if record.get("schema") not in READABLE_VERSIONS:
+        known = " and ".join(str(version) for version in sorted(READABLE_VERSIONS))
+        raise EppError(f"{path} has schema {record.get('schema')}; this version reads {known}")
     return record

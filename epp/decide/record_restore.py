@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.decide.record_files import Tail, record_files
-from epp.decide.records import SCHEMA_VERSION
+from epp.decide.records import READABLE_VERSIONS
 from epp.errors import EppError
 from epp.signals.warm_index import Seeds
 
@@ -120,7 +120,7 @@ def _decisions(
             line = decode(text)
         except msgspec.DecodeError:
             continue
-        if line.schema != SCHEMA_VERSION or (line.kind == "file" and line.key_id != key_id):
+        if line.schema not in READABLE_VERSIONS or (line.kind == "file" and line.key_id != key_id):
             return None
         known = known or line.kind == "file"
         if line.kind == "outcome":

@@ -7,7 +7,7 @@ A `Decision` holds columns, not a record per candidate: it is built on the reque
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from epp.view import FleetView, Ranking, RequestView
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+#: Versions that readers understand. What version 1 lacks, they take as not known.
+READABLE_VERSIONS = frozenset({1, SCHEMA_VERSION})
 #: A client writes the model's name; no more of it than this is recorded.
 MODEL_CHARS = 200
 
@@ -174,18 +176,39 @@ def _probabilities(decision: Decision) -> list[float]:
     return chances
 
 
+class Source(Enum):
+    """Where a fact of an outcome comes from."""
+
+    ENVOY = (
+        "envoy"  # Envoy's account of the finished request: access log, and the filter that watches answers
+    )
+    STREAM = "stream"  # the ext_proc stream of the request
+    FIRST_TOKEN = "first-token"  # noqa: S105 - the call that Envoy makes at an answer's first token
+    CHUNKS = "chunks"  # an ITL over pieces of the answer, because nobody told its tokens
+    PREDICTED = "predicted"  # nobody saw it: what the picker expected
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended.
+    """How a request ended. What nobody saw is NaN, None or empty, and has no source.
 
     Attributes:
         id: its decision.
         endpoint: address picked.
-        cause: why it ended, as `epp.extproc.types.Cause` spells it, or ``expired``.
-        status: HTTP status of the response, None when not seen.
-        ttft_ms: first response byte after the decision, NaN when not seen.
-        e2e_ms: end of the request after the decision.
+        cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.report.Termination` spells it;
+            ``expired`` where its lease outlived its time, ``evicted`` where it made room for newer ones.
+        status: HTTP status of the response.
+        ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else
+            after the decision.
+        e2e_ms: end of the request, likewise.
         usage: what the engine reported.
+        served: address that really answered, or was tried last.
+        attempts: endpoints tried.
+        itl_ms: mean time between the tokens of a streamed answer.
+        chunks: pieces in which the answer came.
+        response_bytes: body bytes of the answer.
+        streamed: the answer came token by token.
+        sources: fact -> where it comes from; facts by their names in the record.
     """
 
     id: str
@@ -195,6 +218,52 @@ class Outcome:
     ttft_ms: float
     e2e_ms: float
     usage: Usage
+    served: str = ""
+    attempts: int | None = None
+    itl_ms: float = math.nan
+    chunks: int | None = None
+    response_bytes: int | None = None
+    streamed: bool = False
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """Who served it, as far as is known: the pick until something else is told."""
+        return self.served or self.endpoint
+
+
+def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
+    """The outcome with its ITL: the time from first to last token over the tokens after the first.
+
+    Where the engine told no tokens the pieces stand for them, and the source says so.
+
+    Args:
+        outcome: what is known so far.
+        answering_ms: from the first piece to the last.
+        source: who timed it.
+    """
+    answer, pieces = outcome.usage.completion_tokens, outcome.chunks
+    if not outcome.streamed or not answering_ms >= 0.0:
+        return outcome
+    if answer is None:
+        source = Source.CHUNKS
+    count = pieces if answer is None else answer
+    if count is None or count < 2:
+        return outcome
+    return replace(outcome, itl_ms=answering_ms / (count - 1), sources={**outcome.sources, "itl_ms": source})
+
+
+def usage_sources(usage: Usage, source: Source) -> dict[str, Source]:
+    """Sources of the counts that an engine told."""
+    return {
+        name: source
+        for name, value in (
+            ("prompt_tokens", usage.prompt_tokens),
+            ("completion_tokens", usage.completion_tokens),
+            ("cached_tokens", usage.cached_tokens),
+        )
+        if value is not None
+    }
 
 
 def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
@@ -205,11 +274,21 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "id": outcome.id,
         "at": round(at_wall_s, 6),
         "endpoint": outcome.endpoint,
+        "served": outcome.served,
         "cause": outcome.cause,
         "status": outcome.status,
-        "ttft_ms": None if math.isnan(outcome.ttft_ms) else round(outcome.ttft_ms, 3),
-        "e2e_ms": round(outcome.e2e_ms, 3),
+        "attempts": outcome.attempts,
+        "ttft_ms": _rounded(outcome.ttft_ms),
+        "e2e_ms": _rounded(outcome.e2e_ms),
+        "itl_ms": _rounded(outcome.itl_ms),
+        "chunks": outcome.chunks,
+        "response_bytes": outcome.response_bytes,
         "prompt_tokens": outcome.usage.prompt_tokens,
         "completion_tokens": outcome.usage.completion_tokens,
         "cached_tokens": outcome.usage.cached_tokens,
+        "sources": {fact: source.value for fact, source in outcome.sources.items()},
     }
+
+
+def _rounded(value_ms: float) -> float | None:
+    return None if math.isnan(value_ms) else round(value_ms, 3)

@@ -13,6 +13,7 @@ from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import HttpRequest, Pick, Refusal
+from epp.prompt.canonical import text_bytes
 from epp.prompt.openai import openai_error
 from epp.prompt.registry import affinity_key, find_parser
 from epp.server.outcomes import Outcomes
@@ -150,6 +151,7 @@ class Core:
             regions=self._allowed(parsed.model, request),
             api=parsed.api,
             stream=parsed.stream,
+            text_bytes=text_bytes(parsed.canonical),
         )
 
     def _allowed(self, model: str, request: HttpRequest) -> frozenset[str] | None:
@@ -171,7 +173,8 @@ class Core:
         make = parser.error_body if parser is not None else openai_error
         return Refusal(status=status, body=make(status, message, param), details=rule)
 
-    def response_started(self, decision_id: str, status: int) -> None:
-        """Response headers came."""
-        if not self.picker.response_started(decision_id, status):
+    def response_started(self, decision_id: str, status: int, served: str = "") -> None:
+        """Response headers came, of the endpoint ``served`` where the proxy tells it."""
+        known = self.resolver.endpoint_of(served) if served else ""
+        if not self.picker.response_started(decision_id, status, known):
             self._metrics.late_reports.inc()

@@ -281,8 +281,8 @@ class RequestMetrics:
         route, status = entry.route, outcome.status
         route.running.value -= 1.0
         route.duration.observe(outcome.e2e_ms / 1e3)
-        children = self._outcomes.get(outcome.endpoint)
-        where = outcome.endpoint
+        where = outcome.where
+        children = self._outcomes.get(where)
         if children is None:
             children, where = self._outcomes[GONE], GONE
         key = (outcome.cause, status and status // 100)
@@ -309,8 +309,9 @@ class RequestMetrics:
             if entry.streamed and answer > 1:
                 per_token_s = max(outcome.e2e_ms - ttft_ms, 0.0) / 1e3 / (answer - 1)
                 route.tpot.observe(per_token_s)
-                route.itl.observe(per_token_s)
-        if not entry.streamed or not entry.prompt_tokens or outcome.endpoint != entry.endpoint:
+        if not math.isnan(outcome.itl_ms):
+            route.itl.observe(outcome.itl_ms / 1e3)
+        if not entry.streamed or not entry.prompt_tokens or outcome.where != entry.endpoint:
             return  # a whole answer's first byte comes with its last token
         if not math.isnan(entry.ttft_ms):
             self._ttft_error.observe(abs(ttft_ms - entry.ttft_ms) / 1e3)
@@ -333,7 +334,7 @@ class RequestMetrics:
             return
         self._usage[0].value += 1.0
         route.cached.observe(cached)
-        if usage.prompt_tokens is None or outcome.endpoint != entry.endpoint:
+        if usage.prompt_tokens is None or outcome.where != entry.endpoint:
             return
         # Both in the engine's tokens: an estimate's error in counting is not one in foretelling the cache.
         scale = usage.prompt_tokens / entry.prompt_tokens if entry.prompt_tokens else 0.0

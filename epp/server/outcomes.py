@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from epp.decide.records import Source, usage_sources, with_itl
 from epp.extproc.types import Cause
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
     from epp.decide.records import Outcome
+    from epp.prompt.usage import Usage
     from epp.server.metrics import Metrics
     from epp.server.report import Report
     from epp.server.resolve import Resolver
@@ -54,11 +56,30 @@ class Outcomes:
         self._clock, self._resolver = clock, resolver
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
 
-    def first_token(self, decision_id: str) -> None:
+    def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """The first piece of the answer came; of a short answer the end may have overtaken it."""
-        if self._picker.first_token(decision_id, self._clock.mono_s()):
+        if self._picker.first_token(decision_id, self._clock.mono_s(), source):
             return
         if decision_id not in self._waiting:
+            self._metrics.late_reports.inc()
+
+    def observed(
+        self,
+        decision_id: str,
+        *,
+        usage: Usage = NO_USAGE,
+        chunks: int | None = None,
+        response_bytes: int | None = None,
+        last_chunk_s: float = math.nan,
+    ) -> None:
+        """What the ext_proc stream showed of the answer, told before its end; see `Picker.observed`."""
+        if not self._picker.observed(
+            decision_id,
+            usage=usage,
+            chunks=chunks,
+            response_bytes=response_bytes,
+            last_chunk_s=last_chunk_s,
+        ):
             self._metrics.late_reports.inc()
 
     def stream_ended(self, decision_id: str, cause: str) -> None:
@@ -71,13 +92,15 @@ class Outcomes:
         elif blind:
             self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
         else:
-            self._tell(outcome)
+            self._tell(_told_by_stream(outcome))
 
     def finished(self, report: Report) -> None:
         """Envoy's account of a finished request."""
         if not report.decision_id:
             return  # served without a decision: while the picker was away, or by the fallback
         self._judge(report)
+        if report.served:
+            self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
         if report.usage != NO_USAGE:
             self._picker.usage(report.decision_id, report.usage)
         waiting = self._waiting.pop(report.decision_id, None)
@@ -115,15 +138,28 @@ class Outcomes:
 
     def _merged(self, outcome: Outcome, report: Report) -> Outcome:
         """What Envoy saw goes before what the stream told."""
-        return replace(
-            outcome,
-            endpoint=self._resolver.endpoint_of(report.served) if report.served else outcome.endpoint,
-            cause=report.cause.value,
-            status=report.status or None,
-            ttft_ms=outcome.ttft_ms if math.isnan(report.ttft_ms) else report.ttft_ms,
-            e2e_ms=outcome.e2e_ms if math.isnan(report.e2e_ms) else report.e2e_ms,
-            usage=report.usage,
-        )
+        facts: dict[str, Any] = {"cause": report.cause.value}
+        if report.served:
+            facts["served"] = self._resolver.endpoint_of(report.served)
+            facts["attempts"] = report.attempts or None
+        if report.status:
+            facts |= {"status": report.status, "response_bytes": report.response_bytes}
+        if report.chunks is not None:
+            facts["chunks"] = report.chunks
+        for name in ("ttft_ms", "e2e_ms"):
+            value_ms = getattr(report, name)
+            if not math.isnan(value_ms):
+                facts[name] = value_ms
+        sources = {**outcome.sources, **dict.fromkeys(facts, Source.ENVOY)}
+        if report.usage != NO_USAGE:
+            facts["usage"] = report.usage
+            sources |= usage_sources(report.usage, Source.ENVOY)
+        if report.streamed is not None:
+            facts["streamed"] = report.streamed
+        merged = replace(outcome, **facts, sources=sources)
+        if math.isnan(report.ttft_ms):
+            return merged
+        return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)
 
     def _judge(self, report: Report) -> None:
         """What the request says of the health of the endpoints that it was tried on."""
@@ -147,3 +183,10 @@ class Outcomes:
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)
         self._recorder.outcome(outcome, self._clock.wall_s())
+
+
+def _told_by_stream(outcome: Outcome) -> Outcome:
+    """An answer that the stream showed to its end, of another endpoint than the one picked."""
+    if outcome.cause == Cause.COMPLETED.value and outcome.where != outcome.endpoint:
+        return replace(outcome, cause=Termination.RETRIED_ELSEWHERE.value)
+    return outcome

@@ -143,13 +143,18 @@ class LoadLedger:
         lease = self._leases.get(lease_id)
         return lease is not None and lease.slot != _NOWHERE
 
+    def take_pushed_out(self) -> list[str]:
+        """Ids of the leases that gave way to newer ones since the last call."""
+        ids, self._pushed_out = self._pushed_out, []
+        return ids
+
     def expire(self, now_s: float) -> list[str]:
-        """End the leases whose time is over; their ids, with those pushed out since the last call.
+        """End the leases whose time is over; their ids.
 
         Costs as much as there is to expire. Leases of forgotten slots are reported too when their time comes,
         so that whoever remembers a request by its lease can forget it.
         """
-        ids, self._pushed_out = self._pushed_out, []
+        ids: list[str] = []
         while self._leases:
             oldest = next(iter(self._leases))
             if self._leases[oldest].expires_at_s > now_s:

@@ -86,7 +86,7 @@ def test_the_oldest_lease_makes_room_and_is_reported() -> None:
     assert len(book) == 2
     assert counters(book, 0) == (20, 20, 2, 0)
     assert (book.pushed_out, book.expired) == (1, 1)
-    assert book.expire(0.0) == ["a"]
+    assert book.take_pushed_out() == ["a"]
     assert book.expire(0.0) == []
 
 
