@@ -64,6 +64,7 @@ class Source:
         until_s: only what starts before, in the source's own time; 0 for all.
         part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
         shape: another pace, None for the source's own.
+        rate: of a workload: so many times as many users, each as before.
     """
 
     workload: str = ""
@@ -73,6 +74,7 @@ class Source:
     until_s: float = 0.0
     part: str = "all"
     shape: Shape | None = None
+    rate: float = 1.0
 
     def requests(self, seed: int) -> tuple[TraceRequest, ...]:
         """The load for a seed, in time order. Loads are remembered: policies of one seed share them.
@@ -86,7 +88,7 @@ class Source:
 @lru_cache(maxsize=3)
 def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
     if source.workload:
-        requests = workload_named(source.workload).make(seed)
+        requests = workload_named(source.workload).make(seed, source.rate)
     else:
         limit = source.max_prompt_tokens or None
         agents = AgentOptions(seed=seed, scale=source.scale or 8, max_prompt_tokens=limit)
@@ -126,6 +128,21 @@ def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
+class Reports:
+    """What the picker hears of requests once they are sent.
+
+    Attributes:
+        usage: of any usage (prompt, completion and cached tokens).
+        cached_tokens: of cached tokens.
+        delay_ms: how late first tokens and ends are told.
+    """
+
+    usage: bool = True
+    cached_tokens: bool = True
+    delay_ms: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A load at a pace: one section of a report.
 
@@ -138,6 +155,7 @@ class Cell:
         closed_loop: whether followers wait for answers.
         warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
         tuning: what policies are tuned on.
+        reports: what the picker is told.
     """
 
     name: str
@@ -148,6 +166,7 @@ class Cell:
     closed_loop: bool = True
     warmup_s: float | None = None
     tuning: Source | None = None
+    reports: Reports = Reports()
 
     @property
     def pace(self) -> float:

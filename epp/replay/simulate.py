@@ -80,7 +80,12 @@ def run_task(task: Task) -> Outcome:
     cell = task.cell
     requests = cell.source.requests(task.seed)
     options = WindowOptions(
-        time_scale=cell.pace, max_in_flight=cell.max_in_flight, closed_loop=cell.closed_loop
+        time_scale=cell.pace,
+        max_in_flight=cell.max_in_flight,
+        closed_loop=cell.closed_loop,
+        report_usage=cell.reports.usage,
+        report_cached_tokens=cell.reports.cached_tokens,
+        report_delay_ms=cell.reports.delay_ms,
     )
     result = run_window(
         requests, task.fleet, task.policy.name, task.policy.weights, seed=task.seed, options=options

@@ -236,5 +236,8 @@ class FleetSim:
 def _endpoint(spec: ReplicaSpec) -> Endpoint:
     cls = spec.engine_class
     return Endpoint(
-        address=spec.address, region=spec.region, engine_class=cls.name, context_tokens=cls.context_tokens
+        address=spec.address,
+        region=spec.region,
+        engine_class=spec.known_as or cls.name,
+        context_tokens=cls.context_tokens,
     )

@@ -130,8 +130,10 @@ class Flight:
         if replica is not None and self._connection is not None and replica.up:
             replica.connections.give_back(self._connection, now_ms)
         request = self._sim.requests[self._index]
-        cached = self._cached if self._sim.options.report_cached_tokens else None
-        self._report_end("completed", Usage(request.prompt_tokens, tokens, cached))
+        options = self._sim.options
+        cached = self._cached if options.report_cached_tokens else None
+        usage = Usage(request.prompt_tokens, tokens, cached) if options.report_usage else None
+        self._report_end("completed", usage)
         self._end("", tokens)
 
     def _failed(self, problem: str) -> None:

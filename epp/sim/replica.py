@@ -120,7 +120,7 @@ class Replica:
             running=float(snapshot.running),
             waiting=float(snapshot.arriving + snapshot.waiting),
             kv_usage=snapshot.kv_usage,
-            kv_capacity_tokens=snapshot.capacity_tokens,
+            kv_capacity_tokens=round(snapshot.capacity_tokens * self.spec.kv_report_factor),
             process_start_time_s=self._started_s,
             prompt_tokens_total=float(counters.prompt_tokens),
             generation_tokens_total=float(counters.generated_tokens),

@@ -56,6 +56,9 @@ class ReplicaSpec:
         absent: not there at the start: an `Event` of kind ``ADD`` brings it.
         lost_hit_share: share of requests that find nothing of their prompt in the cache although it is there,
             drawn by (request, replica). An invention to study caches less reliable than a radix tree.
+        known_as: engine class that the picker is told, ``""`` for the true one.
+        probe_factor: what probes measure, as a multiple of the true round trip.
+        kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
     """
 
     address: str
@@ -64,6 +67,9 @@ class ReplicaSpec:
     region: str = ""
     absent: bool = False
     lost_hit_share: float = 0.0
+    known_as: str = ""
+    probe_factor: float = 1.0
+    kv_report_factor: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -73,6 +79,8 @@ class ReplicaSpec:
         """
         if not 0 <= self.lost_hit_share <= 1:
             raise ValueError(f"{self.address}: lost_hit_share must be within 0 and 1")
+        if not (self.probe_factor > 0 and self.kv_report_factor > 0):
+            raise ValueError(f"{self.address}: probe_factor and kv_report_factor must be positive")
 
 
 class Happening(Enum):
@@ -154,6 +162,7 @@ class WindowOptions:
         retries: further picked endpoints tried when a connection is refused (Envoy's ``connect-failure``).
         affinity: what the affinity key is made of.
         bytes_per_token: body size.
+        report_usage: whether the picker hears of any usage (prompt, completion, cached tokens).
         report_cached_tokens: whether engines report cached tokens to the picker.
         report_first_token: whether the picker hears of first tokens before the end.
         report_delay_ms: how long reports take from the gateway to the picker.
@@ -170,6 +179,7 @@ class WindowOptions:
     retries: int = 2
     affinity: Affinity = Affinity.SESSION
     bytes_per_token: float = 4.5
+    report_usage: bool = True
     report_cached_tokens: bool = True
     report_first_token: bool = True
     report_delay_ms: float = 2.0

@@ -79,7 +79,7 @@ class SignalFeed:
             return
         now_s = self._loop.now_ms / 1e3
         if replica.up:
-            self._fleet.rtt.observe(slot, rtt_ms, now_s)
+            self._fleet.rtt.observe(slot, rtt_ms * replica.spec.probe_factor, now_s)
             self._fleet.health.success(slot, now_s)
         else:
             self._fleet.health.failure(slot, "probe", now_s)

@@ -197,7 +197,7 @@ class TestReplay:
     def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--list") == 0
         text = capsys.readouterr().out
-        for name in ("art-chat-apr-7", "paper-lossy", "gorgo", "greedy-oracle-total"):
+        for name in ("art-chat-apr-7", "paper-exact", "gorgo", "greedy-oracle-total"):
             assert name in text
 
 

@@ -24,7 +24,7 @@ from epp.replay.workloads.content import Content, Prompt
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-_Z95 = 1.6449
+_Z75, _Z95 = 0.6745, 1.6449  # normal quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class AgentBursts:
         output_tokens: answer length.
         max_output_tokens: answers are cut here.
         think_s: pause between an answer and what follows it.
+        max_think_s: longer pauses are cut to this.
         max_prompt_tokens: an agent (or sibling) whose prompt would grow beyond stops.
         nominal_answer_s: what an answer is taken to last when nominal send times are set.
         block_tokens: block size of the ids.
@@ -63,13 +64,28 @@ class AgentBursts:
     output_tokens: Lognormal = Lognormal(150.0, 600.0, _Z95)  # noqa: RUF009 - frozen
     max_output_tokens: int = 1_024
     think_s: Lognormal = Lognormal(3.0, 40.0, _Z95)  # noqa: RUF009 - frozen
+    max_think_s: float = 120.0
     max_prompt_tokens: int = 28_000
     nominal_answer_s: float = 3.0
     block_tokens: int = 64
 
-    def at_rate(self, agents_per_min: float) -> AgentBursts:
-        """The same agents at another rate."""
-        return replace(self, agents_per_min=agents_per_min)
+    def busier(self, factor: float) -> AgentBursts:
+        """So many times as many agents, each as before."""
+        return replace(self, agents_per_min=self.agents_per_min * factor)
+
+
+#: Long sessions of single agents: recorded Claude Code sessions (source [T]) with lengths divided by 8.
+SESSIONS = AgentBursts(
+    agents_per_min=12.0,
+    steps=44.0,
+    fan_out_share=0.0,
+    context_tokens=Lognormal(2_900.0, 13_200.0, _Z75),
+    step_tokens=Lognormal(60.0, 1_054.0, _Z95),
+    output_tokens=Lognormal(27.0, 188.0, _Z95),
+    think_s=Lognormal(10.0, 472.0, _Z95),
+    max_think_s=600.0,
+    max_prompt_tokens=24_000,
+)
 
 
 def generate(parameters: AgentBursts, seed: int) -> tuple[TraceRequest, ...]:
@@ -161,7 +177,7 @@ class _Generator:
     def _continue(self, thread: _Thread, answer_tokens: int, *, think_s: float | None = None) -> None:
         """The answer and a new message are appended; the thread's next request comes after a pause."""
         p = self._p
-        thread.think_s = min(120.0, p.think_s.draw(self._rng)) if think_s is None else think_s
+        thread.think_s = min(p.max_think_s, p.think_s.draw(self._rng)) if think_s is None else think_s
         thread.at_s += thread.think_s
         before = thread.prompt.tokens
         added = max(8, int(p.step_tokens.draw(self._rng)))

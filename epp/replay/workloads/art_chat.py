@@ -99,6 +99,10 @@ class ArtChat:
         """The same traffic at another rate (more or fewer sessions, each as before)."""
         return replace(self, rate_rps=rate_rps)
 
+    def busier(self, factor: float) -> ArtChat:
+        """So many times as many users, each as before."""
+        return replace(self, rate_rps=self.rate_rps * factor, users=max(1, round(self.users * factor)))
+
 
 APR_5 = ArtChat()
 APR_6 = ArtChat(rate_rps=4.24, users=606)  # reuse and lengths as on Apr 5 (table 6.2)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from epp.errors import EppError
-from epp.replay.workloads import agent_bursts, art_chat, shared_prefix, wild_chat
+from epp.replay.workloads import agent_bursts, art_chat, mooncake_chat, shared_prefix, wild_chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
 PUBLISHED_IN_FLIGHT = 64
 
 
+class Parameters(Protocol):
+    """What a generator is told."""
+
+    def busier(self, factor: float) -> Self:
+        """The same traffic, so many times as much of it: more users, each as before."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A load with a name.
@@ -29,7 +36,8 @@ class Workload:
     Attributes:
         name: on the command line.
         help: one line.
-        make: a seed to requests in time order.
+        generate: parameters and a seed to requests in time order.
+        parameters: its parameters.
         time_scale: multiplies send times and think times.
         max_in_flight: the client's limit, None for none.
         tuning: workload on which policies are tuned for this one; under seeds that are never evaluated.
@@ -37,66 +45,92 @@ class Workload:
 
     name: str
     help: str
-    make: Callable[[int], tuple[TraceRequest, ...]]
+    generate: Callable[[Any, int], tuple[TraceRequest, ...]]
+    parameters: Parameters
     time_scale: float = 1.0
     max_in_flight: int | None = PUBLISHED_IN_FLIGHT
     tuning: str = ""
 
+    def make(self, seed: int, rate: float = 1.0) -> tuple[TraceRequest, ...]:
+        """The load for a seed, in time order, ``rate`` times as much as usual."""
+        return self.generate(self.parameters.busier(rate) if rate != 1.0 else self.parameters, seed)
+
 
 def _all() -> tuple[Workload, ...]:
-    art, shared = art_chat.generate, shared_prefix.SharedPrefix
+    shared = shared_prefix.SharedPrefix
     ratios = tuple(
         Workload(
             f"shared-{percent}",
             f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
-            partial(shared_prefix.generate, shared(share=percent / 100.0)),
+            shared_prefix.generate,
+            shared(share=percent / 100.0),
         )
         for percent in (10, 30, 50, 70)
     )
     return (
-        Workload("art-chat", "ART-Chat's tuning window, Apr 5, at full speed", partial(art, art_chat.APR_5)),
+        Workload(
+            "art-chat", "ART-Chat's tuning window, Apr 5, at full speed", art_chat.generate, art_chat.APR_5
+        ),
         Workload(
             "art-chat-apr-6",
             "ART-Chat's first evaluation window, at half speed",
-            partial(art, art_chat.APR_6),
+            art_chat.generate,
+            art_chat.APR_6,
             time_scale=2.0,
             tuning="art-chat",
         ),
         Workload(
             "art-chat-apr-7",
             "ART-Chat's second evaluation window, more multi-turn, at a third of its speed",
-            partial(art, art_chat.APR_7),
+            art_chat.generate,
+            art_chat.APR_7,
             time_scale=3.0,
             tuning="art-chat",
         ),
         Workload(
             "wild-chat",
             "short public chat of many strangers, at half of the published rate",
-            partial(wild_chat.generate, wild_chat.WildChat()),
+            wild_chat.generate,
+            wild_chat.WildChat(),
             time_scale=2.0,
         ),
         Workload(
             "agent-bursts",
             "agents that fan out into siblings at one context, closed loop",
-            partial(agent_bursts.generate, agent_bursts.AgentBursts()),
+            agent_bursts.generate,
+            agent_bursts.AgentBursts(),
             max_in_flight=None,
+        ),
+        Workload(
+            "agent-sessions",
+            "long sessions of single agents, lengths of recorded ones divided by 8, closed loop",
+            agent_bursts.generate,
+            agent_bursts.SESSIONS,
+            max_in_flight=None,
+        ),
+        Workload(
+            "mooncake-chat",
+            "assistant chat as in Mooncake's trace up to 24k: returns minutes later, long answers",
+            mooncake_chat.generate,
+            mooncake_chat.MooncakeChat(),
         ),
         *ratios,
         Workload(
             "drift",
             "shared part of prompts 5 % in the first half, 50 % in the second",
-            partial(shared_prefix.generate, shared(share=0.05, later_share=0.5)),
+            shared_prefix.generate,
+            shared(share=0.05, later_share=0.5),
             tuning="shared-10",
         ),
         Workload(
             "hot-contexts",
             "forty contexts shared by many, replaced every five minutes",
-            partial(
-                shared_prefix.generate,
-                shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
-            ),
+            shared_prefix.generate,
+            shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
         ),
-        Workload("demo", "half a minute of chat, closed loop: for a first look", partial(art, art_chat.DEMO)),
+        Workload(
+            "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
+        ),
     )
 
 

@@ -53,9 +53,9 @@ class SharedPrefix:
     output_tokens: Lognormal = Lognormal(140.0, 420.0, _Z95)  # noqa: RUF009 - frozen
     block_tokens: int = 64
 
-    def at_rate(self, rate_rps: float) -> SharedPrefix:
-        """The same traffic at another rate."""
-        return replace(self, rate_rps=rate_rps)
+    def busier(self, factor: float) -> SharedPrefix:
+        """The same traffic, so many times as much of it."""
+        return replace(self, rate_rps=self.rate_rps * factor)
 
 
 def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:

@@ -62,9 +62,9 @@ class WildChat:
     gap_s: Lognormal = Lognormal(20.0, 90.0, _Z90)  # noqa: RUF009 - frozen
     block_tokens: int = 64
 
-    def at_rate(self, rate_rps: float) -> WildChat:
-        """The same traffic at another rate."""
-        return replace(self, rate_rps=rate_rps)
+    def busier(self, factor: float) -> WildChat:
+        """The same traffic, so many times as much of it."""
+        return replace(self, rate_rps=self.rate_rps * factor)
 
 
 def generate(parameters: WildChat, seed: int) -> tuple[TraceRequest, ...]:
