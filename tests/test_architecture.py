@@ -29,16 +29,18 @@ ALLOWED = {
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "policies", "prompt", "signals", "sim"},
     "envoy": BASE | {"config", "signals"},
-    "server": BASE | {"config", "decide", "extproc", "pb", "policies", "prompt", "signals"},
+    "llmd": BASE | {"config", "policies"},
+    "server": BASE | {"config", "decide", "extproc", "llmd", "pb", "policies", "prompt", "signals"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "demo", "__main__", "__init__"}
 
-PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc"}
+PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd"}
 PURE_FILES = {
     "decide/select.py",
     "decide/weights.py",
     "decide/eligibility.py",
+    "decide/subset.py",
     "decide/picker.py",
     "decide/records.py",
 }

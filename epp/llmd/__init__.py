@@ -1,0 +1,1 @@
+"""What llm-d's picker is told, understood: its flags, its plugin configuration, its words for refusals."""

@@ -1,0 +1,168 @@
+"""From llm-d's flags and plugin configuration to ours.
+
+`translate` is pure: texts and values in, a checked `Config`, warnings and the form of the log out. Who reads
+the command line and the file is `epp.server.command`. Order of precedence, later wins: our defaults, what
+llm-d's defaults ask for, the flags, the plugins, the operator's `epp-settings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.config.load import parse_config
+from epp.errors import ConfigError
+from epp.llmd.flags import SOURCE
+from epp.llmd.picker_config import parse_picker_config
+from epp.llmd.plugins import default_meaning, meaning_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.config.schema import Config
+    from epp.llmd.flags import Flags
+
+#: Shortest time between two scrapes of an engine. llm-d scrapes every 50 ms because engine metrics are all it
+#: knows of load; here requests in flight are counted as they are decided, and scrapes only correct that.
+SHORTEST_SCRAPE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The form of the log.
+
+    Attributes:
+        level: name of the lowest level shown.
+        json: one JSON object a line, as zap writes it, instead of text.
+        time: form of times, as `--zap-time-encoding` names it.
+    """
+
+    level: str = "INFO"
+    json: bool = False
+    time: str = "rfc3339"
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What was made of the flags."""
+
+    config: Config
+    warnings: tuple[str, ...]
+    log: LogSettings
+
+
+def log_settings(flags: Flags) -> LogSettings:
+    """The form of the log by `--v` and the zap flags."""
+    development = flags["zap-devel"]
+    level = "DEBUG" if development or flags["v"] >= 4 else "INFO"
+    if named := flags["zap-log-level"]:
+        names = {"debug": "DEBUG", "info": "INFO", "error": "ERROR", "panic": "CRITICAL"}
+        # zap's numbers: 0 is info; llm-d counts its verbosity from there, and debug begins at 4.
+        level = names.get(named) or ("DEBUG" if abs(int(named)) >= 4 else "INFO")
+    return LogSettings(level, flags["zap-encoder"] == "json", flags["zap-time-encoding"])
+
+
+def translate(
+    flags: Flags, text: str | bytes | None, environment: Mapping[str, str], source: str = "--config-text"
+) -> Translation:
+    """Flags, and the plugin configuration if there is one, to a configuration of ours.
+
+    Args:
+        flags: read and checked.
+        text: the `EndpointPickerConfig`, None for llm-d's defaults.
+        environment: where ``NAMESPACE`` may stand.
+        source: where the text comes from, for errors.
+
+    Raises:
+        ConfigError: something that cannot be honoured; says what to do instead.
+    """
+    meaning = default_meaning()
+    if text is not None and text.strip():
+        meaning = meaning_of(parse_picker_config(text, source), source)
+    warnings = [*flags.warnings]
+    sections: dict[str, Any] = {
+        "listen": _listen(flags),
+        "pool": {"kubernetes": _pool(flags, environment)},
+        "scrape": _scrape(flags, warnings),
+        "protocol": {
+            "subset_hint": not flags["disable-endpoint-subset-filter"],
+            "emit_scores": flags["emit-endpoint-scores"],
+            "errors": "llm-d",
+        },
+        "drain_s": flags["drain-timeout"],
+    }
+    for section, values in meaning.sections.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    for section, values in meaning.own.items():
+        below = sections.get(section)
+        sections[section] = (
+            {**below, **values} if isinstance(below, dict) and isinstance(values, dict) else values
+        )
+    if "metrics-endpoint-auth" not in flags.given and not flags["metrics-client-ca-file"]:
+        warnings.append(
+            "--metrics-endpoint-auth: /metrics asks nobody for a token here, though llm-d's does by default; "
+            "restrict it with a NetworkPolicy"
+        )
+    warnings += meaning.warnings
+    config = parse_config(msgspec.json.encode(sections), source if text else SOURCE)
+    return Translation(config, tuple(warnings), log_settings(flags))
+
+
+def _listen(flags: Flags) -> dict[str, Any]:
+    listen: dict[str, Any] = {
+        "grpc": f"[::]:{flags['grpc-port']}",
+        "http": f"[::]:{flags['metrics-port']}",
+        "health": f"[::]:{flags['grpc-health-port']}",
+        # Gateways that others configure report no first tokens.
+        "first_token": "",
+        "max_receive_bytes": flags["grpc-max-recv-msg-size"] or 0,
+        "max_send_bytes": flags["grpc-max-send-msg-size"] or 0,
+    }
+    folder, reload = flags["cert-path"], flags["enable-cert-reload"]
+    if not flags["secure-serving"]:
+        if folder or reload:
+            key = "--cert-path" if folder else "--enable-cert-reload"
+            raise ConfigError(
+                SOURCE, key, "goes with TLS, and --secure-serving=false is given", "one of them"
+            )
+    elif folder:
+        listen["tls"] = {**_pair(folder), "reload": reload}
+    elif reload:
+        raise ConfigError(
+            SOURCE, "--enable-cert-reload", "a self-signed certificate has no files", "--cert-path"
+        )
+    else:
+        listen["tls"] = {"self_signed": True}
+    if flags["metrics-cert-dir"]:
+        pair = _pair(flags["metrics-cert-dir"])
+        listen["http_tls"] = {**pair, "client_ca_file": flags["metrics-client-ca-file"]}
+    return listen
+
+
+def _pair(folder: str) -> dict[str, str]:
+    return {
+        name: f"{folder.rstrip('/')}/tls.{end}" for name, end in (("cert_file", "crt"), ("key_file", "key"))
+    }
+
+
+def _pool(flags: Flags, environment: Mapping[str, str]) -> dict[str, Any]:
+    pool: dict[str, Any] = {
+        "namespace": flags["pool-namespace"] or environment.get("NAMESPACE", ""),
+    }
+    if flags["pool-name"]:
+        return {**pool, "pool_name": flags["pool-name"], "pool_group": flags["pool-group"]}
+    return {**pool, "selector": flags["endpoint-selector"], "target_ports": flags["endpoint-target-ports"]}
+
+
+def _scrape(flags: Flags, warnings: list[str]) -> dict[str, Any]:
+    interval_s = flags["refresh-metrics-interval"]
+    if interval_s < SHORTEST_SCRAPE_S:
+        interval_s = SHORTEST_SCRAPE_S
+        if "refresh-metrics-interval" in flags.given:
+            warnings.append(
+                f"--refresh-metrics-interval: raised to {SHORTEST_SCRAPE_S * 1e3:g} ms; "
+                "requests in flight are counted as they are decided, so nothing waits for a scrape"
+            )
+    return {"interval_s": interval_s, "stale_after_s": max(flags["metrics-staleness-threshold"], 0.001)}

@@ -1,0 +1,76 @@
+"""llm-d's words for refusals, and its scores.
+
+Pure. Sources: endpoint picker protocol (proposal 004), errors; llm-d's error texts [E].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Header that tells a client, or a gateway's retry rule, why a request was dropped.
+DROPPED_REASON = "x-llm-d-request-dropped-reason"
+
+_CODE_NAMES = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    412: "PreconditionFailed",
+    429: "ResourceExhausted",
+    500: "Internal",
+    503: "ServiceUnavailable",
+}
+_NO_CANDIDATES = "failed to find endpoint candidates for serving the request"
+#: Rule that left nobody -> llm-d's sentence, where it has one for the case.
+_SENTENCES = {
+    "pool-empty": _NO_CANDIDATES,
+    "subset": _NO_CANDIDATES,
+    "saturated": "system saturated, sheddable request dropped",
+}
+PLAIN_TEXT = "text/plain"
+
+
+def code_name(status: int) -> str:
+    """llm-d's name for a status; those that it never sends take the name of their class."""
+    return _CODE_NAMES.get(status) or ("BadRequest" if status < 500 else "Internal")
+
+
+def error_text(status: int, message: str, rule: str = "") -> bytes:
+    """The body of a refusal: ``inference error: <code name> - <message>``.
+
+    llm-d's own sentence stands where it has one for the rule, with ours behind it, which says more.
+    """
+    sentence = _SENTENCES.get(rule, "")
+    words = f"{sentence}: {message}" if sentence and message else sentence or message
+    return f"inference error: {code_name(status)} - {words}".encode()
+
+
+def dropped_reason(status: int, rule: str = "") -> str:
+    """Value of `DROPPED_REASON`; empty for refusals that are the client's own fault.
+
+    Args:
+        status: HTTP status of the refusal.
+        rule: what left nobody; the draining picker is ``shutting-down``.
+    """
+    if rule == "shutting-down":
+        return "rejected-shutting-down"
+    if status == 429:
+        return "rejected-saturated"
+    return "rejected-no-endpoints" if status == 503 else ""
+
+
+def endpoint_scores(
+    endpoints: Sequence[str], costs: NDArray[np.float64], policy: str, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """A score for each priced endpoint, higher is better, for readers who know llm-d's.
+
+    Of the policy `llm-d` it is llm-d's own weighted sum of scores; of any other the negated cost.
+    """
+    whole = sum(weights.values()) if policy == "llm-d" else 0.0
+    return dict(zip(endpoints, (whole - costs).tolist(), strict=True))
