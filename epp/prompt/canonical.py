@@ -8,15 +8,20 @@ they stand alone, and `_BETWEEN`, which is no id, keeps several prompts apart. K
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 
 import msgspec
-import xxhash
 
 _TEXT_MARK, _IDS_MARK = b"\xff", b"\xffI"
 _MEDIA_MARK = b"\xffM"
 _BETWEEN = 0xFFFF_FFFF
+_MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
+#: A word for a piece of media has the highest bit set, which no token id of a tokenizer has.
+_MEDIA_WORD = 0x8000_0000
+#: Bytes that stand for one token of media.
+MEDIA_BYTES_PER_TOKEN = 4
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -40,13 +45,16 @@ class Frames:
         """
         self._parts += (_TEXT_MARK, tag, _spell(value))
 
-    def add_media(self, value: object) -> None:
-        """An image, a recording, a file: only its identity matters, not its megabytes.
+    def add_media(self, identity: bytes, tokens: int) -> None:
+        """An image, a recording, a file: its identity, as long as its tokens and not as its megabytes.
 
-        Raises:
-            ValueError: as `add_json`.
+        Args:
+            identity: its name in hexadecimal digits.
+            tokens: what it costs; the frame repeats the identity over that many times
+                `MEDIA_BYTES_PER_TOKEN`, so that blocks cover about as many tokens here as in text.
         """
-        self._parts += (_MEDIA_MARK, xxhash.xxh3_128_hexdigest(_spell(value)).encode())
+        size = max(tokens * MEDIA_BYTES_PER_TOKEN, len(identity))
+        self._parts += (_MEDIA_MARK, (identity * -(-size // len(identity)))[:size])
 
     def bytes(self) -> bytes:
         """All of it."""
@@ -69,6 +77,24 @@ def frame_token_ids(prompts: list[list[int]]) -> bytes:
     if framed is None or words.count(_BETWEEN) != max(len(prompts) - 1, 0):
         raise ValueError(f"token ids must be from 0 to {_BETWEEN - 1}")
     return _IDS_MARK + framed
+
+
+def media_words(identity: bytes, count: int) -> list[int]:
+    """So many words that stand for a piece of media among token ids, four different ones in turn.
+
+    Args:
+        identity: its name, 32 hexadecimal digits.
+        count: tokens that it takes.
+    """
+    turn = [int(identity[start : start + 8], 16) & 0x7FFF_FFFE | _MEDIA_WORD for start in range(0, 32, 8)]
+    return (turn * -(-count // 4))[:count]
+
+
+def media_bytes(canonical: bytes) -> int:
+    """Bytes of a prompt's media frames without marks: `MEDIA_BYTES_PER_TOKEN` for each of their tokens."""
+    if canonical.startswith(_IDS_MARK) or _MEDIA_MARK not in canonical:
+        return 0
+    return sum(map(len, _MEDIA.findall(canonical)))
 
 
 def exact_tokens(canonical: bytes) -> int | None:

@@ -37,16 +37,11 @@ class ParsedRequest:
 
 
 class Parser(Protocol):
-    """One API: which paths it owns, how its bodies read, how its errors look."""
+    """One API: how its bodies read, how its errors look; `epp.prompt.registry` knows its paths."""
 
     @property
     def name(self) -> str:
         """Name in records and metrics."""
-        ...
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Path suffixes of this API without query, e.g. ``/v1/chat/completions``."""
         ...
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:

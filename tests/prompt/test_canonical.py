@@ -195,7 +195,8 @@ def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
     [
         ({"session_id": "s", "metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "s"),
         ({"metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "m"),
-        ({"prompt_cache_key": "k", "user": "u"}, "k"),
+        ({"prompt_cache_key": "k", "safety_identifier": "p", "user": "u"}, "k"),
+        ({"safety_identifier": "p", "user": "u"}, "p"),
         ({"session_id": 7, "metadata": {"session_id": ""}, "prompt_cache_key": None, "user": "u"}, "u"),
         ({"metadata": {"request_id": "r"}, "request_id": "r", "id": "r"}, ""),
     ],

@@ -79,7 +79,7 @@ def complete(prompt: Any, **fields: Any) -> ParsedRequest:
             }
         },
         {"reasoning_effort": "low", "verbosity": "low", "service_tier": "auto", "store": True},
-        {"metadata": {"k": "v"}, "safety_identifier": "p", "prediction": {"type": "content", "content": "x"}},
+        {"metadata": {"k": "v"}, "prediction": {"type": "content", "content": "x"}},
         {
             "extra_body": {
                 "top_k": 5,

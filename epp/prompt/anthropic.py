@@ -1,0 +1,198 @@
+"""Anthropic messages and count_tokens: bodies to canonical form.
+
+Tools, then the system prompt, then the messages, as Anthropic's guide to prompt caching orders them and as
+engines' templates do. ``cache_control`` marks move from turn to turn and change nothing; signatures of
+thinking never reach a template. Claude Code opens its system prompt with a line of attribution that differs
+from request to request; engines take it out before they render (vLLM does), so it is no part of the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.errors import ClientError
+from epp.prompt.decode import decode, output_limit, required, session_hint
+from epp.prompt.error_bodies import anthropic_error
+from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
+from epp.prompt.types import ParsedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ATTRIBUTION = "x-anthropic-billing-header:"
+_MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
+_UNSEEN = frozenset({"cache_control", "signature"})
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class _Counted(msgspec.Struct, kw_only=True):
+    """What both have in common."""
+
+    model: str
+    messages: list[_Message]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+    session_id: Any = None
+    cache_salt: str | None = None
+
+
+class _Messages(_Counted, kw_only=True):
+    max_tokens: int
+    stream: bool | None = None
+
+
+_MESSAGES = msgspec.json.Decoder(_Messages)
+_COUNTED = msgspec.json.Decoder(_Counted)
+
+
+class MessagesParser:
+    """``/v1/messages``."""
+
+    name = "anthropic-messages"
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Messages to canonical form.
+
+        Raises:
+            ClientError: 400 in Anthropic's words.
+        """
+        asked = decode(_MESSAGES, body)
+        _check(asked)
+        if asked.max_tokens < 1:
+            raise ClientError(400, "max_tokens: must be at least 1", "max_tokens")
+        return ParsedRequest(
+            api=self.name,
+            model=asked.model,
+            canonical=_frame(asked),
+            stream=bool(asked.stream),
+            max_output_tokens=output_limit(asked.max_tokens),
+            session=_session(asked, headers),
+            cache_salt=asked.cache_salt or "",
+            include_usage=True,
+        )
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An Anthropic error."""
+        return anthropic_error(status, message, param)
+
+
+class CountTokensParser:
+    """``/v1/messages/count_tokens``: read as messages, and weighed as nothing.
+
+    The engine tokenizes and answers: no prefill, no KV cache, so the prompt is empty here; a decision made
+    with it would expect blocks where none will be.
+    """
+
+    name = "anthropic-count-tokens"
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Model and session of what is to be counted.
+
+        Raises:
+            ClientError: 400 in Anthropic's words.
+        """
+        asked = decode(_COUNTED, body)
+        _check(asked)
+        return ParsedRequest(self.name, asked.model, b"", False, 0, _session(asked, headers), "", False)
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An Anthropic error."""
+        return anthropic_error(status, message, param)
+
+
+def _check(asked: _Counted) -> None:
+    required(asked.model, "model")
+    if not asked.messages:
+        raise ClientError(400, "messages: at least one message is required", "messages")
+
+
+def _session(asked: _Counted, headers: Mapping[str, str]) -> str:
+    """``session_id``, ``metadata.session_id``, then ``metadata.user_id``.
+
+    Claude Code's user id names account and session; other clients name a person.
+    """
+    metadata = asked.metadata or {}
+    return session_hint(headers, (asked.session_id, metadata.get("session_id"), metadata.get("user_id")))
+
+
+def _frame(asked: _Counted) -> bytes:
+    framed = PromptFrames(asked.model, ANTHROPIC_RATES)
+    try:
+        for tool in asked.tools or ():
+            framed.add_json(b"T", _rendered(tool))
+        _add_system(framed, asked.system)
+        for message in asked.messages:
+            framed.add_text(b"R", message.role)
+            if isinstance(message.content, str):
+                framed.add_text(b"C", message.content)
+            else:
+                for block in message.content:
+                    _add_block(framed, block)
+    except ValueError as error:
+        raise ClientError(400, f"messages: {error}", "messages") from None
+    return framed.bytes()
+
+
+def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
+    if not system:
+        return
+    framed.add_text(b"R", "system")
+    for block in [{"type": "text", "text": system}] if isinstance(system, str) else system:
+        text = block.get("text")
+        if not (isinstance(text, str) and text.startswith(_ATTRIBUTION)):
+            _add_block(framed, block)
+
+
+def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
+    kind = block.get("type")
+    text = block.get("text" if kind == "text" else "thinking" if kind == "thinking" else "")
+    if isinstance(text, str):
+        framed.add_text(b"C" if kind == "text" else b"G", text)
+    elif kind == "tool_result":
+        _add_result(framed, block)
+    elif isinstance(kind, str) and kind in _MEDIA:
+        _add_media(framed, block)
+    else:
+        framed.add_json(b"K" if kind == "tool_use" else b"J", _rendered(block))
+
+
+def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
+    """A tool's result; its own blocks are between its name and a closing frame, apart from what follows."""
+    name = block.get("tool_use_id")
+    framed.add_text(b"I", name if isinstance(name, str) else "")
+    content = block.get("content")
+    if isinstance(content, str):
+        framed.add_text(b"C", content)
+    elif isinstance(content, list):
+        for inner in content:
+            if not isinstance(inner, dict):
+                raise ClientError(400, "messages: a tool result's content must be blocks", "messages")
+            if inner.get("type") == "tool_result":  # no API nests them: kept whole, so that depth stays one
+                framed.add_json(b"J", inner)
+            else:
+                _add_block(framed, inner)
+    elif content is not None:
+        framed.add_json(b"J", content)
+    framed.add_text(b"E", "error" if block.get("is_error") else "")
+
+
+def _add_media(framed: PromptFrames, block: dict[str, Any]) -> None:
+    """Media by content; a document whose source is text is text."""
+    source = block.get("source")
+    if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+        beside = {name: value for name, value in _rendered(block).items() if name != "source"}
+        framed.add_json(b"D", beside)
+        framed.add_text(b"C", source["data"])
+    else:
+        framed.add_part(block)
+
+
+def _rendered(block: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in block.items() if name not in _UNSEEN}

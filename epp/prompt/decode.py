@@ -1,0 +1,115 @@
+"""Reading JSON bodies: typed decoding with words for the client, and what all APIs' bodies have in common.
+
+Owns the words for bodies that do not decode, the order of session hints and the meaning of output limits.
+Knows no API. Decodes only what pricing needs and lets everything else be: unknown fields are the engine's
+business. Of equal keys the last counts, as engines read them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from epp.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Larger limits say no more than this, and stay exact in every number format that they pass through.
+_MAX_LIMIT = 1 << 53
+_SESSION_HEADERS = (
+    "x-session-id",
+    "x-session-affinity",
+    "session-id",
+    "x-conversation-id",
+    "x-claude-code-session-id",
+)
+
+
+class StreamOptions(msgspec.Struct):
+    """``stream_options`` of OpenAI's APIs and of engines that follow them."""
+
+    include_usage: bool | None = None
+
+
+class OpenAIFields(msgspec.Struct, kw_only=True):
+    """What bodies of OpenAI's APIs have in common; ``model`` is required by all of its clients."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    session_id: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    cache_salt: str | None = None
+
+    def session(self, headers: Mapping[str, str], *more: object) -> str:
+        """The session hint: ``session_id``, ``metadata.session_id``, what `more` the API has.
+
+        Then ``prompt_cache_key`` (one key for many sessions that share a prefix), ``safety_identifier`` and
+        ``user`` (one for all sessions of a person).
+        """
+        metadata = self.metadata or {}
+        named = (self.session_id, metadata.get("session_id"), *more)
+        return session_hint(headers, (*named, self.prompt_cache_key, self.safety_identifier, self.user))
+
+
+_T = TypeVar("_T")
+
+
+def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """A body as its API's type.
+
+    Raises:
+        ClientError: 400; `param` names the field where one can be named.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        param = path.strip("`").removeprefix("$").removeprefix(".") or _missing(problem)
+        raise ClientError(
+            400, f"Invalid request: {problem.replace('`', chr(39))}" + (f" at {param}" if path else ""), param
+        ) from None
+    except RecursionError:
+        raise ClientError(400, "The body is not valid JSON for this API: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(400, f"The body is not valid JSON: {error}") from None
+
+
+def _missing(problem: str) -> str | None:
+    found = re.search(r"missing required field `([^`]+)`", problem)
+    return found[1] if found else None
+
+
+def required(value: str, name: str) -> str:
+    """A text that may not be empty.
+
+    Raises:
+        ClientError: 400, it is.
+    """
+    if not value:
+        raise ClientError(400, f"Invalid request: '{name}' must not be empty", name)
+    return value
+
+
+def session_hint(headers: Mapping[str, str], hints: Iterable[object]) -> str:
+    """The first that is a text and not empty: of the headers, then of the body; never a request id.
+
+    The headers are ``x-session-id``, ``x-session-affinity``, ``session-id``, ``x-conversation-id`` and
+    ``x-claude-code-session-id``.
+    """
+    for name in _SESSION_HEADERS:
+        if value := headers.get(name):
+            return value
+    return next((hint for hint in hints if isinstance(hint, str) and hint), "")
+
+
+def output_limit(*limits: int | None) -> int | None:
+    """The first limit that is given; a negative one is some clients' way to set none."""
+    limit = next((limit for limit in limits if limit is not None), None)
+    return None if limit is None or limit < 0 else min(limit, _MAX_LIMIT)

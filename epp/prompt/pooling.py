@@ -1,0 +1,220 @@
+"""Embeddings, classification, pooling, scores and rankings: bodies to canonical form.
+
+OpenAI's embeddings, and the routes that vLLM adds for models that pool and do not generate (vLLM docs,
+"Pooling models"; SGLang follows). All end with the prompt: nothing is generated, so the output limit is 0.
+A cross-encoder reads each pair of texts as a prompt of its own: the first text is framed anew for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.errors import ClientError
+from epp.prompt.content import Message, add_message, add_part
+from epp.prompt.decode import decode, required, session_hint
+from epp.prompt.error_bodies import openai_error, vllm_error
+from epp.prompt.media import PromptFrames
+from epp.prompt.openai import frame_prompts
+from epp.prompt.types import ParsedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Characters that repeated first texts may add; a query beside a million tiny documents would otherwise
+#: become as many copies of itself.
+MAX_REPEATED_CHARS = 1 << 20
+
+_Text = str | list[int] | dict[str, Any]
+_Texts = str | list[str | int | list[int] | dict[str, Any]] | dict[str, Any]
+
+
+class _Pooling(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    user: str | None = None
+    session_id: Any = None
+    cache_salt: str | None = None
+
+
+class _Embeddings(_Pooling, kw_only=True):
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    chat_template: str | None = None
+
+
+class _Rerank(_Pooling, kw_only=True):
+    query: _Text
+    documents: _Texts
+
+
+class _Score(_Pooling, kw_only=True):
+    text_1: _Texts | None = None
+    text_2: _Texts | None = None
+    data_1: _Texts | None = None
+    data_2: _Texts | None = None
+    queries: _Texts | None = None
+    documents: _Texts | None = None
+    items: _Texts | None = None
+
+
+_EMBEDDINGS = msgspec.json.Decoder(_Embeddings)
+_RERANK = msgspec.json.Decoder(_Rerank)
+_SCORE = msgspec.json.Decoder(_Score)
+#: Names that vLLM takes for the two sides of a score, in its order.
+_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+def _request(api: str, body: _Pooling, canonical: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    return ParsedRequest(
+        api=api,
+        model=body.model or "",
+        canonical=canonical,
+        stream=False,
+        max_output_tokens=0,
+        session=session_hint(headers, (body.session_id, body.user)),
+        cache_salt=body.cache_salt or "",
+        include_usage=False,
+    )
+
+
+class EmbeddingsParser:
+    """``/v1/embeddings``, ``/classify`` and ``/pooling``: texts, token ids, or a chat.
+
+    Args:
+        name: the API's name.
+        vllm: vLLM's own route: its errors, and a model that may be left out.
+    """
+
+    def __init__(self, name: str, *, vllm: bool) -> None:
+        self.name, self._vllm = name, vllm
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Inputs to canonical form, one after the other.
+
+        Raises:
+            ClientError: 400 in the API's words.
+        """
+        asked = decode(_EMBEDDINGS, body)
+        if not self._vllm:
+            required(asked.model or "", "model")
+        if asked.messages:
+            canonical = _frame_chat(asked, asked.messages)
+        elif asked.input is not None:
+            canonical = frame_prompts(asked.input, "input")
+        else:
+            raise ClientError(400, "Invalid request: missing required field 'input'", "input")
+        return _request(self.name, asked, canonical, headers)
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An error of OpenAI or of vLLM."""
+        return (vllm_error if self._vllm else openai_error)(status, message, param)
+
+
+class RerankParser:
+    """``/rerank``, ``/v1/rerank``, ``/v2/rerank`` as Jina and Cohere made them and vLLM takes them."""
+
+    name = "vllm-rerank"
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Query and documents to canonical form, pair by pair.
+
+        Raises:
+            ClientError: 400 in vLLM's words.
+        """
+        asked = decode(_RERANK, body)
+        documents = _listed(asked.documents, "documents")
+        return _request(self.name, asked, _frame_pairs(asked.model or "", [asked.query], documents), headers)
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An error of vLLM."""
+        return vllm_error(status, message, param)
+
+
+class ScoreParser:
+    """``/score``, ``/v1/score``."""
+
+    name = "vllm-score"
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Both sides to canonical form, pair by pair: one against all, or first with first.
+
+        Raises:
+            ClientError: 400 in vLLM's words.
+        """
+        asked = decode(_SCORE, body)
+        for one, two in _SIDES:
+            first, second = getattr(asked, one), getattr(asked, two)
+            if first is not None and second is not None:
+                break
+        else:
+            raise ClientError(400, "Invalid request: missing required fields 'text_1' and 'text_2'", "text_1")
+        firsts, seconds = _listed(first, one), _listed(second, two)
+        if len(firsts) not in (1, len(seconds)):
+            raise ClientError(400, f"Invalid request: '{one}' and '{two}' differ in length", one)
+        return _request(self.name, asked, _frame_pairs(asked.model or "", firsts, seconds), headers)
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An error of vLLM."""
+        return vllm_error(status, message, param)
+
+
+def _frame_chat(asked: _Embeddings, messages: Sequence[Message]) -> bytes:
+    framed = PromptFrames(asked.model or "")
+    try:
+        if asked.chat_template:
+            framed.add_text(b"H", asked.chat_template)
+        for message in messages:
+            add_message(framed, message)
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "messages") from None
+    return framed.bytes()
+
+
+def _listed(given: _Texts, field: str) -> list[Any]:
+    """One side as a list: a text, token ids or an object alone, or the parts of vLLM's ``content``."""
+    if isinstance(given, dict) and isinstance(given.get("content"), list):
+        listed: list[Any] = given["content"]
+    elif isinstance(given, list) and not (given and isinstance(given[0], int)):
+        listed = given
+    else:
+        listed = [given]
+    if not listed:
+        raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
+    return listed
+
+
+def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> bytes:
+    """Frames of all pairs; `firsts` has one element for all of `seconds`, or one for each."""
+    framed, left = PromptFrames(model), MAX_REPEATED_CHARS
+    try:
+        for number, second in enumerate(seconds):
+            first = firsts[number if len(firsts) > 1 else 0]
+            if number and len(firsts) == 1:
+                left -= _chars(first)
+            if not number or len(firsts) > 1 or left >= 0:
+                framed.add_text(b"Q", "")
+                _add_side(framed, first)
+            framed.add_text(b"D", "")
+            _add_side(framed, second)
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}") from None
+    return framed.bytes()
+
+
+def _chars(side: object) -> int:
+    """Characters of a side, about: media and token ids count what their spelling would."""
+    return len(side) if isinstance(side, str) else len(str(side))
+
+
+def _add_side(framed: PromptFrames, side: object) -> None:
+    if isinstance(side, str):
+        framed.add_text(b"C", side)
+    elif isinstance(side, dict):
+        parts = side.get("content")
+        for part in parts if isinstance(parts, list) else [side]:
+            if not isinstance(part, (str, dict)):
+                raise ClientError(400, "Invalid request: expected a part of content")
+            add_part(framed, part)
+    else:  # token ids, which no text can pass for
+        framed.add_json(b"J", side)
