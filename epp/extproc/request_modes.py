@@ -8,6 +8,11 @@ the response. Which reply Envoy obeys in which mode (comments of `external_proce
   headers are answered empty at once, and the body's reply carries everything: two messages each way.
 * FULL_DUPLEX_STREAMED: body and trailers come as they arrive; nothing is answered before the request is
   whole, then headers (with everything), the body as `streamed_response` pieces, and trailers, in this order.
+
+Each mode can also answer in one message, `at_once`, for a stream that ends with its answer: before Envoy has
+read that message to its end it passes nothing on, so no response can come before it. In full duplex that
+takes the status CONTINUE_AND_REPLACE, with which the reply to the headers brings the body along; trailers
+follow as they came.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.extproc import mutate
 from epp.extproc.modes import BodyMode
-from epp.pb.ext_proc_pb2 import ProcessingResponse
+from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +58,9 @@ class RequestMode(Protocol):
     def answer(self, received: Received, change: Change) -> list[ProcessingResponse]:
         """The replies that carry a change, in order, once the request is whole."""
 
+    def at_once(self, received: Received, change: Change) -> list[ProcessingResponse]:
+        """The same in a single reply, after which the stream must end."""
+
 
 class Buffered:
     """BUFFERED: lockstep, the answer rides on the last part's reply."""
@@ -81,6 +89,10 @@ class Buffered:
             reply.request_body.response.body_mutation.body = change.body
         return [reply]
 
+    def at_once(self, received: Received, change: Change) -> list[ProcessingResponse]:
+        """The answer is one reply already."""
+        return self.answer(received, change)
+
 
 class FullDuplex:
     """FULL_DUPLEX_STREAMED: headers, body pieces, trailers, all after the request is whole."""
@@ -100,6 +112,18 @@ class FullDuplex:
         if received.trailers:
             replies.append(mutate.EMPTY_REQUEST_TRAILERS)
         return replies
+
+    def at_once(self, received: Received, change: Change) -> list[ProcessingResponse]:
+        """The headers' reply, which replaces the body by itself or by what it is changed to."""
+        if received.headers_only or not received.body_seen:
+            return [headers_reply(change)]
+        reply = ProcessingResponse(dynamic_metadata=change.metadata)
+        response = reply.request_headers.response
+        if change.common is not None:
+            response.CopyFrom(change.common)
+        response.status = CommonResponse.CONTINUE_AND_REPLACE
+        response.body_mutation.body = received.body if change.body is None else change.body
+        return [reply]
 
 
 def headers_reply(change: Change) -> ProcessingResponse:

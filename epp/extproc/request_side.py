@@ -125,9 +125,10 @@ class RequestSide:
         self._body_ended = self._trailers_seen = True
         return [self._ask(body=self._take_body(), trailers=True)]
 
-    def answer(self, change: Change) -> list[ProcessingResponse]:
-        """The replies that carry a change; only in phase DECIDING."""
-        replies = self._mode.answer(self._received, change)
+    def answer(self, change: Change, *, at_once: bool = False) -> list[ProcessingResponse]:
+        """The replies that carry a change, in a single one if asked; only in phase DECIDING."""
+        carry = self._mode.at_once if at_once else self._mode.answer
+        replies = carry(self._received, change)
         self.phase = RequestPhase.ANSWERED
         # The exchange may last for minutes; its body is not needed for them.
         self._received = Received(

@@ -9,7 +9,8 @@ Owns how far the response has come; holds none of it. Knows nothing of the reque
 | OVER    | violation             | ignored                   | empty reply, once   |
 
 End of stream in headers or body leads to OVER; `Stream` says COMPLETED there. Body before headers is allowed:
-a proxy may be configured not to send response headers. Trailers may follow a body that told its end (lockstep
+a proxy may be configured not to send response headers. A response that nobody reads (`read` False) gives no
+ResponseData. Trailers may follow a body that told its end (lockstep
 modes tell it when the buffer is whole); body after the end is a piece delivered twice, as in `request_side`.
 """
 
@@ -46,6 +47,8 @@ class ResponseSide:
 
     def __init__(self, mode: ResponseMode) -> None:
         self._mode = mode
+        #: Whether `ResponseData` is told; headers and the end always are.
+        self.read = True
         self.phase = ResponsePhase.WAITING
         self._trailers_seen = False
 
@@ -70,6 +73,8 @@ class ResponseSide:
         if self.phase is ResponsePhase.OVER:
             return []
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
+        if not self.read:
+            return [*self._mode(message)]
         # The bytes go on before anyone looks at them.
         return [*self._mode(message), ResponseData(message.body)]
 

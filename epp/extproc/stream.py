@@ -13,7 +13,7 @@ is one, last. Rules:
   |--------------------------------------------------|----------------|------------------------------|
   | response end of stream or trailers               | COMPLETED      | answers response trailers    |
   | `refused`, or the body over its limit            | REFUSED        | is mute                      |
-  | answered, not to be observed, response STREAMED  | UNOBSERVED     | `Finish`, mute               |
+  | answered, to be left, response shown in pieces   | UNOBSERVED     | `Finish`, mute               |
   | observability mode (Envoy ignores every answer)  | UNOBSERVED     | `Finish`, mute               |
   | a message out of order, a mode not spoken        | PROTOCOL_ERROR | `Abort`, mute                |
   | `closed(cut=False)` before any of these          | STREAM_END     | is mute                      |
@@ -35,7 +35,18 @@ from epp.extproc.request_modes import REQUEST_MODES
 from epp.extproc.request_side import BodyTooLargeError, RequestPhase, RequestSide
 from epp.extproc.response_modes import RESPONSE_MODES
 from epp.extproc.response_side import ResponsePhase, ResponseSide
-from epp.extproc.types import Abort, Cause, Event, ExchangeEnded, Finish, HttpRequest, Marker, Pick, Refusal
+from epp.extproc.types import (
+    Abort,
+    Cause,
+    Event,
+    ExchangeEnded,
+    Finish,
+    HttpRequest,
+    Marker,
+    Observe,
+    Pick,
+    Refusal,
+)
 from epp.extproc.violation import ViolationError
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 
@@ -46,12 +57,11 @@ if TYPE_CHECKING:
 
 Output = ProcessingResponse | Event | Marker
 
-#: Response body modes in which a stream that is not observed ends early, by `Finish`. STREAMED keeps a piece
-#: in Envoy until it is acknowledged, so nothing is lost. FULL_DUPLEX_STREAMED must not be here: a piece that
-#: was sent to us before Envoy saw the end is gone (Envoy 1.40, fast upstream: 9 of 120 answers came out
-#: empty), and a `mode_override` had no effect there; so full duplex responses are always carried through.
-#: With NONE an open stream costs nothing, and its end is the end of the exchange.
-_LEAVES_EARLY = {BodyMode.STREAMED}
+#: Response body modes in which leaving saves something; with NONE an open stream costs nothing, and its end
+#: is the end of the exchange. STREAMED keeps a piece in Envoy until it is acknowledged, so nothing is lost
+#: however late the end is noticed. FULL_DUPLEX_STREAMED keeps nothing: a piece sent to us before Envoy saw
+#: the end is gone, so there the end must come with the pick, in one message (docs/transport.md).
+_LEAVES_EARLY = {BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +130,11 @@ class Stream:
 
     def picked(self, pick: Pick) -> list[Output]:
         """Answer `PickNeeded` with a destination."""
-        return self._answer(mutate.change_of(pick), observe_response=pick.observe_response)
+        return self._answer(mutate.change_of(pick), pick.observe_response)
 
-    def pass_through(self, *, observe_response: bool = True) -> list[Output]:
+    def pass_through(self, observe_response: Observe = Observe.READ) -> list[Output]:
         """Answer `PickNeeded` by letting the request go on as it came, without a destination."""
-        return self._answer(Change(), observe_response=observe_response)
+        return self._answer(Change(), observe_response)
 
     def refused(self, refusal: Refusal) -> list[Output]:
         """Answer `PickNeeded` by answering the client; nothing but the end of the stream matters after it."""
@@ -193,13 +203,15 @@ class Stream:
     def _deciding(self) -> bool:
         return not self._ended and self._request is not None and self._request.phase is RequestPhase.DECIDING
 
-    def _answer(self, change: Change, *, observe_response: bool) -> list[Output]:
-        if not self._deciding() or self._request is None or self._modes is None:
+    def _answer(self, change: Change, observe: Observe) -> list[Output]:
+        if not self._deciding() or self._request is None or self._response is None or self._modes is None:
             return []
-        outputs: list[Output] = [*self._request.answer(change)]
-        if not observe_response and self._modes.response in _LEAVES_EARLY:
-            outputs += self._close(Cause.UNOBSERVED, "", Finish())
-        return outputs
+        self._response.read = observe is Observe.READ
+        # A response that has begun before its request was whole is in flight already.
+        begun = self._response.phase is not ResponsePhase.WAITING
+        if observe is not Observe.LEAVE or self._modes.response not in _LEAVES_EARLY or begun:
+            return [*self._request.answer(change)]
+        return [*self._request.answer(change, at_once=True), *self._close(Cause.UNOBSERVED, "", Finish())]
 
     def _refuse(self, refusal: Refusal) -> list[Output]:
         self._mute = True

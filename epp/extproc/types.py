@@ -31,6 +31,14 @@ class Cause(Enum):
     UNOBSERVED = "unobserved"  # the stream was ended by us after the pick
 
 
+class Observe(Enum):
+    """What becomes of a response that a proxy shows us."""
+
+    READ = "read"  # it passes through, and is told of
+    CARRY = "carry"  # it passes through, unread
+    LEAVE = "leave"  # the stream ends with the pick, where that is safe; else as CARRY
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A request as far as Envoy has shown it.
@@ -59,16 +67,14 @@ class Pick:
         decision_id: goes into dynamic metadata, to join later reports.
         set_headers: further request headers to set.
         body: replacement body, None to leave it as it is (content-length follows the replacement).
-        observe_response: False ends the stream after the pick where that is safe and saves something: with
-            responses STREAMED. Full duplex responses are carried to their end whatever this says, because
-            pieces in flight would be lost.
+        observe_response: what becomes of the response.
     """
 
     destination: str
     decision_id: str
     set_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    observe_response: bool = True
+    observe_response: Observe = Observe.READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,11 @@ class ExchangeEnded:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Marker, last of its list: end the RPC with status OK once what precedes it is sent."""
+    """Marker, last of its list: end the RPC with status OK, in one write with the reply before it.
+
+    A status that follows later loses answers: what an upstream sends in between goes to a stream that is
+    about to end (docs/transport.md).
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,19 @@ from epp.extproc.types import (
     Cause,
     ExchangeEnded,
     Finish,
+    Observe,
     Pick,
     PickNeeded,
     ResponseData,
     ResponseStarted,
 )
-from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingRequest, ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
     PICK,
     Conversation,
+    header_changes,
+    metadata_of,
     request_body,
     request_headers,
     request_trailers,
@@ -37,7 +40,8 @@ from tests.kit.conversation import (
 STREAMED, NONE = BodyMode.STREAMED, BodyMode.NONE
 COMPLETED = ExchangeEnded(Cause.COMPLETED)
 STARTED = ResponseStarted(200, {":status": "200"})
-UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=False)
+UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.LEAVE)
+CARRIED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
 
 
 def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Pick = PICK) -> Conversation:
@@ -168,25 +172,62 @@ def test_a_body_over_the_limit_after_envoys_own_answer_is_left_to_it() -> None:
     talk.send(request_body(b"{}"), expect=[])
 
 
+@pytest.mark.parametrize("response_mode", [STREAMED, DUPLEX])
 @pytest.mark.parametrize("request_mode", [BodyMode.BUFFERED, DUPLEX])
-@pytest.mark.parametrize("kind", ["header-only", "body"])
-def test_what_is_not_observed_ends_with_the_request(request_mode: BodyMode, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["header-only", "body", "trailers", "bare trailers"])
+def test_what_is_left_ends_with_one_reply_that_carries_all(
+    request_mode: BodyMode, response_mode: BodyMode, kind: str
+) -> None:
     talk = Conversation()
-    talk.send(with_modes(request_headers(end=kind == "header-only"), request_mode, STREAMED))
-    if kind == "body":
-        talk.send(request_body(b"{}", end=True))
+    talk.send(with_modes(request_headers(end=kind == "header-only"), request_mode, response_mode))
+    if kind in ("body", "trailers"):
+        talk.send(request_body(b"{}", end=kind == "body"))
+    if kind.endswith("trailers") and not (kind == "trailers" and request_mode is BodyMode.BUFFERED):
+        talk.send(request_trailers())
     outputs = talk.pick(UNOBSERVED)
-    assert len(outputs) >= 3, "the request part is answered first"
+    assert len(outputs) == 3, "one reply, the end, the marker"
     assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
+    reply = outputs[0]
+    assert isinstance(reply, ProcessingResponse)
+    assert metadata_of(reply)["envoy.lb"] == {"x-gateway-destination-endpoint": "10.0.0.1:8000"}
+    replaced = reply.request_headers.response
+    if request_mode is DUPLEX and kind in ("body", "trailers"):
+        assert replaced.status == CommonResponse.CONTINUE_AND_REPLACE
+        assert replaced.body_mutation.body == b"{}"
+        assert header_changes(reply)["x-gateway-destination-endpoint"] == b"10.0.0.1:8000"
+    else:
+        assert not replaced.HasField("body_mutation")
     talk.send(request_body(b"{}", end=True), expect=[])
     talk.send(response_headers(), expect=[])
     talk.close(expect=[])
 
 
-def test_full_duplex_answers_are_carried_through_even_unobserved() -> None:
-    talk = answered(DUPLEX, DUPLEX, UNOBSERVED)
+@pytest.mark.parametrize("mode", [STREAMED, DUPLEX])
+def test_what_is_carried_passes_through_unread(mode: BodyMode) -> None:
+    talk = answered(mode, DUPLEX, CARRIED)
     talk.send(response_headers(), expect=["response_headers", STARTED])
-    talk.send(response_body(b"x", end=True), expect=["response_body", ResponseData(b"x"), COMPLETED])
+    talk.send(response_body(b"x"), expect=["response_body"])
+    talk.send(response_body(b"y", end=True), expect=["response_body", COMPLETED])
+    assert streamed(talk.outputs, "response_body")[0] == (b"xy" if mode is DUPLEX else b"")
+
+
+def test_a_body_that_is_changed_and_left_goes_as_changed() -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(request_body(b"{}", end=True))
+    reply = talk.pick(Pick("a:1", "d", body=b'{"a":1}', observe_response=Observe.LEAVE))[0]
+    assert isinstance(reply, ProcessingResponse)
+    assert reply.request_headers.response.body_mutation.body == b'{"a":1}'
+    assert header_changes(reply)["content-length"] == b"7"
+
+
+def test_an_answer_that_overtook_the_pick_is_not_left() -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(request_body(b"{}", end=True))
+    talk.send(response_headers("413"))
+    talk.pick(UNOBSERVED, expect=["request_headers", "request_body"])
+    talk.send(response_body(b"too long", end=True), expect=["response_body", COMPLETED])
 
 
 def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None:
@@ -197,7 +238,7 @@ def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None
 def test_a_passed_request_need_not_be_observed_either() -> None:
     talk = Conversation()
     talk.send(with_modes(request_headers(end=True), DUPLEX, STREAMED))
-    outputs = talk.stream.pass_through(observe_response=False)
+    outputs = talk.stream.pass_through(Observe.LEAVE)
     assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
 
 

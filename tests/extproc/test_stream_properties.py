@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.extproc.types import ExchangeEnded, Pick, Refusal
+from epp.extproc.types import ExchangeEnded, Observe, Pick, Refusal
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from tests.kit.conversation import (
     DUPLEX,
@@ -80,7 +80,7 @@ ANSWERS = st.sampled_from(
     [
         PICK,
         Pick("a:1", "d", {"x": "y"}, b"changed"),
-        Pick("a:1", "d", observe_response=False),
+        Pick("a:1", "d", observe_response=Observe.LEAVE),
         Refusal(503, b""),
         "pass",
     ]
