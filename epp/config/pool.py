@@ -10,6 +10,9 @@ from epp.config.strict import decode
 from epp.errors import ConfigError
 from epp.signals.endpoint import Endpoint
 
+#: Longest model name, public or an engine's.
+MAX_NAME_CHARS = 256
+
 
 class EndpointSpec(Section, frozen=True):
     """One replica.
@@ -20,13 +23,17 @@ class EndpointSpec(Section, frozen=True):
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
         engine_class: its hardware and engine class, free text.
-        models: public model names that it serves; any when empty.
+        models: public model names that it serves, any when empty: a list where its engine knows them by the
+            same names, else a mapping of public name to the engine's name. Requests are rewritten to the
+            engine's name and their answers back.
+        adapters: LoRA adapters of its base model, written like ``models``.
         context_tokens: longest prompt plus output that it accepts.
         kv_capacity_tokens: its KV cache, when the engine's metrics do not tell it.
         rtt_ms: what to assume until it is measured.
         draining: takes no new requests.
         bearer_token_file: token for its probes and scrapes, instead of the one in ``scrape``.
         ca_file: CA bundle for its probes and scrapes, instead of the one in ``scrape``.
+        uid: names the process behind the address; another one means that its cache is empty.
         labels: free labels.
     """
 
@@ -35,27 +42,33 @@ class EndpointSpec(Section, frozen=True):
     server_name: str = ""
     region: str = ""
     engine_class: str = ""
-    models: list[str] = []
+    models: list[str] | dict[str, str] = []
+    adapters: list[str] | dict[str, str] = []
     context_tokens: PositiveInt | None = None
     kv_capacity_tokens: PositiveInt | None = None
     rtt_ms: NotNegative | None = None
     draining: bool = False
     bearer_token_file: str = ""
     ca_file: str = ""
+    uid: str = ""
     labels: dict[str, str] = {}
 
     def endpoint(self) -> Endpoint:
         """The part that signals and policies see."""
+        models, adapters = _named(self.models), _named(self.adapters)
         return Endpoint(
             address=normalise_address(self.address),
             tls=self.tls,
             server_name=self.server_name,
             region=self.region,
             engine_class=self.engine_class,
-            models=frozenset(self.models),
+            models=frozenset({**models, **adapters}),
+            served_names={name: own for name, own in {**models, **adapters}.items() if own != name},
+            adapters=frozenset(adapters),
             context_tokens=self.context_tokens,
             kv_capacity_tokens=self.kv_capacity_tokens,
             draining=self.draining,
+            uid=self.uid,
             labels=self.labels,
         )
 
@@ -97,8 +110,40 @@ def parse_pool(text: str | bytes | None, source: str) -> dict[str, EndpointSpec]
             raise ConfigError(source, key, "port 0 is not a place to send requests to")
         if address in specs:
             raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
+        _check_names(spec, source, f"endpoints[{position}]")
         specs[address] = spec
     return specs
+
+
+def _named(names: list[str] | dict[str, str]) -> dict[str, str]:
+    """Public name -> engine's name."""
+    return names if isinstance(names, dict) else {name: name for name in names}
+
+
+def _check_names(spec: EndpointSpec, source: str, place: str) -> None:
+    """Model names that cannot be told apart, or cannot be sent.
+
+    Raises:
+        ConfigError: naming the key and the fix.
+    """
+    models, adapters = _named(spec.models), _named(spec.adapters)
+    for key, given, named in (("models", spec.models, models), ("adapters", spec.adapters, adapters)):
+        if len(named) != len(given):
+            raise ConfigError(source, f"{place}.{key}", "a name is listed twice", "one entry per model")
+        for name in (*named, *named.values()):
+            if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+                fix = f"1 to {MAX_NAME_CHARS} printable characters"
+                raise ConfigError(source, f"{place}.{key}", f"{name[:40]!r} is not a model's name", fix)
+    key = f"{place}.adapters"
+    if adapters and not models:
+        fix = "name the base model under 'models'"
+        raise ConfigError(source, key, "without 'models' every name is served, adapters or not", fix)
+    if both := models.keys() & adapters.keys():
+        fix = "an adapter has a public name of its own"
+        raise ConfigError(source, key, f"{min(both)!r} is under 'models', too", fix)
+    if both := set(models.values()) & set(adapters.values()):
+        fix = "a second name of the base belongs under 'models'"
+        raise ConfigError(source, key, f"the engine's {min(both)!r} is the base model", fix)
 
 
 def dump_pool(specs: list[EndpointSpec]) -> bytes:

@@ -42,10 +42,18 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Slots that may serve, and who was removed by which rule."""
+    """Slots that may serve, and who was removed by which rule.
+
+    Attributes:
+        slots: who may serve, in pool order.
+        excluded: addresses removed, by rule.
+        served_models: what each one's engine calls the model; empty when all of them call it by its public
+            name.
+    """
 
     slots: NDArray[np.intp]
     excluded: Mapping[str, tuple[str, ...]]
+    served_models: tuple[str, ...] = ()
 
 
 def allowed_regions(
@@ -71,6 +79,13 @@ class _Static:
     context_tokens: NDArray[np.float64] | None
     excluded: Mapping[str, tuple[str, ...]]
     names: tuple[str, ...]
+    served_models: Mapping[int, str]  # by slot; empty when all call the model by its public name
+
+    def found(self, slots: NDArray[np.intp], excluded: Mapping[str, tuple[str, ...]]) -> Candidates:
+        """These slots as candidates."""
+        if not self.served_models:
+            return Candidates(slots, excluded)
+        return Candidates(slots, excluded, tuple(self.served_models[slot] for slot in slots.tolist()))
 
 
 class Eligibility:
@@ -98,7 +113,7 @@ class Eligibility:
         static = self._static(wants)
         slots, names = static.slots, static.names
         if healthy is None and static.context_tokens is None:
-            return Candidates(slots, static.excluded)
+            return static.found(slots, static.excluded)
         excluded = dict(static.excluded)
         if static.context_tokens is not None:
             fits = static.context_tokens >= wants.context_tokens
@@ -113,7 +128,7 @@ class Eligibility:
             slots, names = _keep(slots, names, healthy[slots], "health", excluded)
             if not len(slots):
                 raise NoEndpointError("health", "every endpoint that could serve the request is ejected")
-        return Candidates(slots, excluded)
+        return static.found(slots, excluded)
 
     def _static(self, wants: Wants) -> _Static:
         key = (wants.model, wants.regions)
@@ -146,11 +161,20 @@ class Eligibility:
             context_tokens=context,
             excluded=excluded,
             names=tuple(endpoint.address for _, endpoint in left),
+            served_models=_served_models(wants.model, left),
         )
 
 
+def _served_models(model: str, endpoints: Sequence[tuple[int, Endpoint]]) -> dict[int, str]:
+    served = {slot: endpoint.served_name(model) for slot, endpoint in endpoints}
+    return {} if all(name == model for name in served.values()) else served
+
+
 def _static_rules(wants: Wants) -> tuple[tuple[str, Callable[[Endpoint], bool], str], ...]:
-    """Rules on the endpoint alone, in order: name, predicate, message when nobody passes."""
+    """Rules on the endpoint alone, in order: name, predicate, message when nobody passes.
+
+    The model comes first: a model whose endpoints all drain exists, and is only not available now.
+    """
 
     def serves_model(endpoint: Endpoint) -> bool:
         return not wants.model or not endpoint.models or wants.model in endpoint.models
@@ -162,8 +186,8 @@ def _static_rules(wants: Wants) -> tuple[tuple[str, Callable[[Endpoint], bool], 
         return not endpoint.draining
 
     return (
-        ("draining", takes_requests, "every endpoint of the pool is draining"),
         ("model", serves_model, f"no endpoint of the pool serves the model {wants.model[:200]!r}"),
+        ("draining", takes_requests, "every endpoint that could serve the request is draining"),
         ("region", in_region, f"no endpoint in the allowed regions {sorted(wants.regions or ())}"),
     )
 

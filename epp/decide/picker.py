@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.records import Basis, Decision, Outcome, Source, usage_sources, with_itl
+from epp.decide.feedback import learn_from
+from epp.decide.in_flight import Ask, InFlight, outcome_of
+from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
 from epp.prompt.usage import NO_USAGE, Usage
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from epp.decide.records import Outcome
     from epp.decide.weights import WeightBook
     from epp.policies.base import Policy
     from epp.prompt.types import MeasuredPrompt
@@ -43,59 +46,6 @@ class PickerSettings:
     default_output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a request asks, after parsing and measuring.
-
-    Attributes:
-        model: public model name, ``""`` when there is none.
-        prompt: the measured prompt, None for requests without one.
-        body_bytes: size of the body.
-        max_output_tokens: the client's output limit.
-        affinity_key: what session affinity keys on, as it may be recorded.
-        session: the client's session as it may be recorded, ``""`` when it names none.
-        regions: regions allowed, None for any.
-        api: parser name.
-        opaque: the body was not understood, so the prompt cannot be priced.
-        stream: the client asked for an event stream.
-        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
-            or no ratio can be learned from it (`epp.prompt.canonical.text_bytes`).
-    """
-
-    model: str = ""
-    prompt: MeasuredPrompt | None = None
-    body_bytes: int = 0
-    max_output_tokens: int | None = None
-    affinity_key: str = ""
-    session: str = ""
-    regions: frozenset[str] | None = None
-    api: str = ""
-    opaque: bool = False
-    stream: bool = False
-    text_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _InFlight:
-    slot: int
-    endpoint: str
-    ask: Ask
-    picked_s: float
-    expected_tokens: float
-    first_token_s: float = math.nan
-    first_source: Source = Source.FIRST_TOKEN
-    last_chunk_s: float = math.nan
-    status: int | None = None
-    usage: Usage = NO_USAGE
-    served: str = ""
-    chunks: int | None = None
-    response_bytes: int | None = None
-
-    @property
-    def prompt(self) -> MeasuredPrompt | None:
-        return self.ask.prompt
-
-
 class Picker:
     """Decides and remembers what it promised.
 
@@ -107,6 +57,7 @@ class Picker:
         settings: constants.
         new_id: makes decision ids.
         name_block: a block's name as it may be recorded; live pickers pass the keyed one of their hasher.
+        learn: told of a model, of canonical bytes and of the tokens that an engine counted in them.
     """
 
     def __init__(
@@ -119,6 +70,7 @@ class Picker:
         settings: PickerSettings,
         new_id: Callable[[], str],
         name_block: Callable[[int], str] = "{:016x}".format,
+        learn: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy = policy
@@ -127,9 +79,10 @@ class Picker:
         self._settings = settings
         self._new_id = new_id
         self._name_block = name_block
+        self._learn = learn
         self._eligibility = Eligibility()
-        self._in_flight: dict[str, _InFlight] = {}
-        self._ended: dict[str, _InFlight] = {}
+        self._in_flight: dict[str, InFlight] = {}
+        self._ended: dict[str, InFlight] = {}
         self._sequence = 0
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
@@ -180,6 +133,7 @@ class Picker:
             fallbacks=settings.fallbacks,
             seed=settings.seed,
             key=request.decision_id,
+            served_models=found.served_models,
         )
         decision = Decision(
             id=request.decision_id,
@@ -200,6 +154,7 @@ class Picker:
             tied=selection.tied,
             held_back=selection.held_back,
             excluded=found.excluded,
+            served_models=found.served_models,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
@@ -227,10 +182,9 @@ class Picker:
         self.fleet.ledger.reserve(
             decision.id, slot, decision.request.prompt_tokens, decision.uncached_tokens, now_s
         )
-        if ask.prompt is not None:
-            self.fleet.index.insert(slot, ask.prompt)
+        distance = math.nan if ask.prompt is None else self.fleet.index.insert(slot, ask.prompt)
         expected = float(decision.fleet.cached_tokens[decision.chosen])
-        self._in_flight[decision.id] = _InFlight(slot, decision.endpoint, ask, now_s, expected)
+        self._in_flight[decision.id] = InFlight(slot, decision.endpoint, ask, now_s, expected, distance)
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
         """The first token came; False when the decision is unknown, ended, or had its first token before."""
@@ -283,7 +237,7 @@ class Picker:
         if entry is not None:
             self._served(entry, address)
 
-    def _served(self, entry: _InFlight, address: str) -> None:
+    def _served(self, entry: InFlight, address: str) -> None:
         """Another endpoint than the pick has the prompt in its cache from now on."""
         if not address or address == entry.served:
             return
@@ -305,7 +259,9 @@ class Picker:
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
         if entry.prompt is not None and current and not elsewhere:
             if usage.cached_tokens is not None:
-                self.fleet.index.confirm(entry.slot, entry.expected_tokens, usage.cached_tokens)
+                self.fleet.index.confirm(
+                    entry.slot, entry.expected_tokens, usage.cached_tokens, entry.distance_tokens
+                )
             if usage.completion_tokens is not None:
                 self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
         return True
@@ -320,14 +276,19 @@ class Picker:
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
+        self.fleet.ledger.end(decision_id, now_s)
+        outcome = outcome_of(decision_id, entry, cause, now_s)
         if report_follows:
             self._ended[decision_id] = entry
-        self.fleet.ledger.end(decision_id, now_s)
-        return _outcome(decision_id, entry, cause, now_s)
+        else:
+            learn_from(entry, outcome, self.fleet, self._learn)
+        return outcome
 
-    def settle(self, decision_id: str) -> None:
-        """No report is waited for any more; an unknown id is fine."""
-        self._ended.pop(decision_id, None)
+    def settle(self, outcome: Outcome) -> None:
+        """All that will ever be known of a request; unknown ones are fine."""
+        entry = self._ended.pop(outcome.id, None)
+        if entry is not None:
+            learn_from(entry, outcome, self.fleet, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time, or gave way to newer ones."""
@@ -337,38 +298,8 @@ class Picker:
             for lease_id in lease_ids:
                 entry = self._in_flight.pop(lease_id, None)
                 if entry is not None:
-                    outcomes.append(_outcome(lease_id, entry, cause, now_s))
+                    outcomes.append(outcome_of(lease_id, entry, cause, now_s))
         return outcomes
-
-
-def _outcome(decision_id: str, entry: _InFlight, cause: str, now_s: float) -> Outcome:
-    """What the stream, and the call at the first token, have told."""
-    ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
-    seen = {
-        "served": bool(entry.served),
-        "status": entry.status is not None,
-        "chunks": entry.chunks is not None,
-        "response_bytes": entry.response_bytes is not None,
-    }
-    sources = {"cause": Source.STREAM, "e2e_ms": Source.STREAM}
-    sources |= {fact: Source.STREAM for fact, known in seen.items() if known}
-    if not math.isnan(ttft_ms):
-        sources["ttft_ms"] = entry.first_source
-    outcome = Outcome(
-        id=decision_id,
-        endpoint=entry.endpoint,
-        cause=cause,
-        status=entry.status,
-        ttft_ms=ttft_ms,
-        e2e_ms=(now_s - entry.picked_s) * 1e3,
-        usage=entry.usage,
-        served=entry.served,
-        chunks=entry.chunks,
-        response_bytes=entry.response_bytes,
-        streamed=entry.ask.stream,
-        sources=sources | usage_sources(entry.usage, Source.STREAM),
-    )
-    return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
 def rerun(decision: Decision, policy: Policy) -> Decision:
@@ -383,6 +314,7 @@ def rerun(decision: Decision, policy: Policy) -> Decision:
         fallbacks=len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
+        served_models=decision.served_models,
     )
     return replace(
         decision,

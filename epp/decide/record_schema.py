@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+#: Columns that schema 1 had not, with what stood in their place.
+_SINCE = {"hit_ratio": 1.0}
 #: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
 MAX_WAITING = 200_000
 
@@ -103,6 +105,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         held_back=tuple(record["held_back"]),
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
+        served_models=tuple(record.get("served_models", ())),  # records before there were such names lack it
     )
 
 
@@ -113,6 +116,8 @@ def _fleet(record: Mapping[str, Any]) -> FleetView:
         unknown[name] = np.zeros(count, np.bool_)
         unknown[name][rows] = True
     signals = record["signals"]
+    if record["schema"] == 1:
+        signals = {**{name: [value] * count for name, value in _SINCE.items()}, **signals}
     return FleetView(
         endpoints=tuple(record["endpoints"]),
         regions=tuple(record["regions"]),

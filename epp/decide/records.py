@@ -62,6 +62,7 @@ class Decision:
         held_back: indices of the candidates that slow start kept out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
+        served_models: what each candidate's engine calls the model; empty when all use its public name.
     """
 
     id: str
@@ -83,6 +84,12 @@ class Decision:
     held_back: tuple[int, ...] = ()
     arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    served_models: tuple[str, ...] = ()
+
+    @property
+    def served_model(self) -> str:
+        """What the pick's engine calls the model, its public name unless told otherwise."""
+        return self.served_models[self.chosen] if self.served_models else self.request.model
 
     @property
     def endpoint(self) -> str:
@@ -164,6 +171,8 @@ def to_record(
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
+        "served_model": decision.served_model[:MODEL_CHARS],
+        "served_models": decision.served_models,
     }
 
 

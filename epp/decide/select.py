@@ -5,7 +5,8 @@ Pure functions over columns. The order of events, which `probabilities` describe
 1. Every endpoint that is warming up is admitted with its share (0..1), by its own keyed draw; the others
    always are. When nobody is admitted, everybody is.
 2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
-3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted.
+3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted. Where
+   engines have different names for the model only those follow that use the pick's: a body is written once.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def select(
     fallbacks: int,
     seed: int,
     key: str,
+    served_models: Sequence[str] = (),
 ) -> Selection:
     """Choose among endpoints.
 
@@ -73,6 +75,7 @@ def select(
         fallbacks: how many further choices to name.
         seed: seed of the draws.
         key: decision id.
+        served_models: what each one's engine calls the model; empty when all use one name.
     """
     held_back: tuple[int, ...] = ()
     admitted_costs = costs
@@ -87,9 +90,14 @@ def select(
     if len(tied) > 1:
         chosen = int(tied[int(draw(seed, key, "tie") * len(tied))])
     order: tuple[int, ...] = ()
-    if fallbacks:
-        wanted = min(len(costs), fallbacks + 1)
-        order = tuple(_cheapest(admitted_costs, costs, wanted, chosen, fallbacks))
+    if fallbacks and served_models:
+        name = served_models[chosen]
+        rows = np.array([row for row, other in enumerate(served_models) if other == name], dtype=np.intp)
+        place = int(np.searchsorted(rows, chosen))
+        near = _cheapest(admitted_costs[rows], costs[rows], place, fallbacks)
+        order = tuple(int(rows[index]) for index in near)
+    elif fallbacks:
+        order = tuple(_cheapest(admitted_costs, costs, chosen, fallbacks))
     return Selection(chosen, order, len(tied), held_back)
 
 
@@ -101,8 +109,9 @@ def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: st
 
 
 def _cheapest(
-    admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], wanted: int, chosen: int, count: int
+    admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
 ) -> list[int]:
+    wanted = min(len(costs), count + 1)
     if wanted < len(costs) // 4:
         near = np.argpartition(admitted_costs, wanted - 1)[:wanted]
     else:

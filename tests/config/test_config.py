@@ -102,6 +102,18 @@ def test_the_pool_file_reads_in_order_and_round_trips() -> None:
         ("endpoints: [{address: 'x:0'}]", "endpoints[0].address", "port 0"),
         ("endpoints: [{address: 'x:1'}, {address: 'X:1'}]", "endpoints[1].address", "listed twice"),
         ("endpoints: [{address: 'x:1', rtt_ms: -1}]", "endpoints[0].rtt_ms", ">= 0"),
+        ("endpoints: [{address: 'x:1', models: 7}]", "endpoints[0].models", "expected"),
+        ("endpoints: [{address: 'x:1', models: {a: 1}}]", "endpoints[0].models.a", "expected"),
+        ("endpoints: [{address: 'x:1', models: {a: ''}}]", "endpoints[0].models", "printable"),
+        ("endpoints: [{address: 'x:1', models: [\"a\\n\"]}]", "endpoints[0].models", "printable"),
+        ("endpoints: [{address: 'x:1', models: [a, a]}]", "endpoints[0].models", "one entry per model"),
+        ("endpoints: [{address: 'x:1', adapters: [a]}]", "endpoints[0].adapters", "name the base model"),
+        ("endpoints: [{address: 'x:1', models: [a], adapters: [a]}]", "endpoints[0].adapters", "of its own"),
+        (
+            "endpoints: [{address: 'x:1', models: {a: m}, adapters: {b: m}}]",
+            "endpoints[0].adapters",
+            "'models'",
+        ),
     ],
 )
 def test_a_mistake_in_the_pool_is_told(text: str, key: str, words: str) -> None:
@@ -117,3 +129,15 @@ def test_an_explicit_empty_pool_is_allowed() -> None:
 
 def test_dumping_leaves_defaults_out() -> None:
     assert dump_pool([EndpointSpec(address="a:1")]) == b"endpoints:\n- address: a:1\n"
+
+
+def test_models_have_public_names_and_those_of_their_engine() -> None:
+    text = "endpoints: [{address: 'x:1', models: {chat: llama, raw: raw}, adapters: {sql: lora-7}}, {address: 'y:1', models: [chat]}]"
+    specs = parse_pool(text, "endpoints.yaml")
+    mapped, same = (spec.endpoint() for spec in specs.values())
+    assert mapped.models == frozenset({"chat", "raw", "sql"})
+    assert mapped.adapters == frozenset({"sql"})
+    assert [mapped.served_name(model) for model in ("chat", "raw", "sql")] == ["llama", "raw", "lora-7"]
+    assert same.models == frozenset({"chat"})
+    assert same.served_name("chat") == "chat"
+    assert parse_pool(dump_pool(list(specs.values())), "again") == specs

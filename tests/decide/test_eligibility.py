@@ -28,6 +28,7 @@ def filters() -> Eligibility:
     [
         (Wants(), [0, 1, 2], {"draining": ("d:1",)}),
         (Wants(model="qwen"), [1, 2], {"draining": ("d:1",), "model": ("a:1",)}),
+        (Wants(model="gpt"), [2], {"draining": ("d:1",), "model": ("a:1", "b:1")}),
         (Wants(regions=frozenset({"us"})), [1, 2], {"draining": ("d:1",), "region": ("a:1",)}),
         (Wants(context_tokens=5000), [0, 1], {"draining": ("d:1",), "context": ("c:1",)}),
     ],
@@ -94,3 +95,45 @@ def test_region_rules_match_and_intersect() -> None:
     for (model, path, headers), expected in cases:
         found = allowed_regions(rules, model=model, path=path, headers=headers)
         assert found == (None if expected is None else frozenset(expected))
+
+
+NAMED = [
+    Endpoint("a:1", models=frozenset({"chat", "sql"}), served_names={"chat": "llama-a", "sql": "lora"}),
+    Endpoint("b:1", models=frozenset({"chat"}), served_names={"chat": "llama-b"}, context_tokens=100),
+    Endpoint("c:1", models=frozenset({"chat", "sql"}), served_names={"chat": "llama-a"}),
+    Endpoint("d:1"),
+]
+
+
+def test_candidates_say_what_their_engines_call_the_model() -> None:
+    eligibility = Eligibility()
+    eligibility.set_pool(list(enumerate(NAMED)))
+    assert eligibility.candidates(Wants("chat"), None).served_models == (
+        "llama-a",
+        "llama-b",
+        "llama-a",
+        "chat",
+    )
+    assert eligibility.candidates(Wants("chat", 200), None).served_models == ("llama-a", "llama-a", "chat")
+    healthy = np.array([False, True, True, True])
+    assert eligibility.candidates(Wants("chat"), healthy).served_models == ("llama-b", "llama-a", "chat")
+    assert eligibility.candidates(Wants("sql"), None).served_models == ("lora", "sql", "sql")
+    assert eligibility.candidates(Wants("sql"), np.array([False, True, True, True])).served_models == (
+        "sql",
+        "sql",
+    )
+    assert eligibility.candidates(Wants("other"), None).served_models == ()
+
+
+def test_a_model_whose_endpoints_all_drain_exists() -> None:
+    eligibility = Eligibility()
+    eligibility.set_pool(
+        [
+            (0, Endpoint("a:1", models=frozenset({"m"}), draining=True)),
+            (1, Endpoint("b:1", models=frozenset({"n"}))),
+        ]
+    )
+    for model, rule in (("m", "draining"), ("x", "model")):
+        with pytest.raises(NoEndpointError) as caught:
+            eligibility.candidates(Wants(model), None)
+        assert caught.value.rule == rule

@@ -132,3 +132,20 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
                     keys |= {f"{kind}.{name}.{inner}" for inner in value}
     assert keys == documented
     assert outcome_of(requests[0][0]).id == "id-0"
+
+
+@given(st.lists(st.sampled_from(["llama-a", "llama-b"]), min_size=3, max_size=3))
+def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
+    decision = replace(decided(1)[0][0], served_models=tuple(served), fallbacks=(0, 1, 2))
+    record = through_json(decision)
+    assert record["served_model"] == served[decision.chosen]
+    again = rerun(decision_of(record), create(decision.policy))
+    assert again.served_models == tuple(served)
+    assert all(served[row] == served[again.chosen] for row in again.fallbacks)
+
+
+def test_records_from_before_there_were_such_names_are_read() -> None:
+    record = through_json(decided(1)[0][0])
+    assert record["served_model"] == record["request"]["model"]
+    del record["served_model"], record["served_models"]
+    assert decision_of(record).served_models == ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ def pick(costs: list[float], key: str = "id", **options: object) -> object:
         fallbacks=int(options.pop("fallbacks", 2)),  # type: ignore[call-overload]
         seed=0,
         key=key,
+        served_models=options.pop("served_models", ()),  # type: ignore[arg-type]
     )
 
 
@@ -95,3 +98,26 @@ def test_probabilities_are_those_of_the_draws(costs: list[int], shares: list[flo
 
 def test_probabilities_without_slow_start_are_equal_within_the_band() -> None:
     assert probabilities(np.array([1.0, 1.0, 2.0]), None, tie_band=0.0).tolist() == [0.5, 0.5, 0.0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from("xyz"), st.sampled_from([1.0, 0.3])),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 4),
+)
+def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
+    rows: list[tuple[int, str, float]], fallbacks: int
+) -> None:
+    costs, served, shares = (
+        [float(cost) for cost, _, _ in rows],
+        [name for _, name, _ in rows],
+        [s for _, _, s in rows],
+    )
+    free: Any = pick(costs, shares=shares, fallbacks=len(rows))
+    bound: Any = pick(costs, shares=shares, fallbacks=fallbacks, served_models=served)
+    assert (bound.chosen, bound.tied, bound.held_back) == (free.chosen, free.tied, free.held_back)
+    alike = tuple(row for row in free.fallbacks if served[row] == served[free.chosen])
+    assert bound.fallbacks == alike[:fallbacks]
