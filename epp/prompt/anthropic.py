@@ -4,6 +4,7 @@ Tools, then the system prompt, then the messages, as Anthropic's guide to prompt
 engines' templates do. ``cache_control`` marks move from turn to turn and change nothing; signatures of
 thinking never reach a template. Claude Code opens its system prompt with a line of attribution that differs
 from request to request; engines take it out before they render (vLLM does), so it is no part of the prompt.
+Calls and results of tools are framed as in a chat, which is what engines make of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
+from epp.prompt.chat_messages import function_call, function_tool
 from epp.prompt.decode import decode, output_limit, required, session_hint
 from epp.prompt.error_bodies import anthropic_error
 from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
@@ -126,47 +128,47 @@ def _frame(asked: _Counted) -> bytes:
     framed = PromptFrames(asked.model, ANTHROPIC_RATES)
     try:
         for tool in asked.tools or ():
-            framed.add_json(b"T", _rendered(tool))
+            framed.add_json(b"T", function_tool(_rendered(tool), "input_schema"))
         _add_system(framed, asked.system)
         for message in asked.messages:
-            framed.add_text(b"R", message.role)
             if isinstance(message.content, str):
+                framed.add_text(b"R", message.role)
                 framed.add_text(b"C", message.content)
             else:
-                for block in message.content:
-                    _add_block(framed, block)
+                _add_blocks(framed, message.role, message.content)
     except ValueError as error:
         raise ClientError(400, f"messages: {error}", "messages") from None
     return framed.bytes()
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
-    if not system:
-        return
-    framed.add_text(b"R", "system")
-    for block in [{"type": "text", "text": system}] if isinstance(system, str) else system:
-        text = block.get("text")
-        if not (isinstance(text, str) and text.startswith(_ATTRIBUTION)):
-            _add_block(framed, block)
+    """The system prompt; its blocks are one text to engines."""
+    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system or []
+    texts = [text for block in blocks if isinstance(text := block.get("text"), str)]
+    kept = "".join(text for text in texts if not text.startswith(_ATTRIBUTION))
+    if kept:
+        framed.add_text(b"R", "system")
+        framed.add_text(b"C", kept)
 
 
-def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
-    kind = block.get("type")
-    text = block.get("text" if kind == "text" else "thinking" if kind == "thinking" else "")
-    if isinstance(text, str):
-        framed.add_text(b"C" if kind == "text" else b"G", text)
-    elif kind == "tool_result":
-        _add_result(framed, block)
-    elif isinstance(kind, str) and kind in _MEDIA:
-        _add_media(framed, block)
-    else:
-        framed.add_json(b"K" if kind == "tool_use" else b"J", _rendered(block))
+def _add_blocks(framed: PromptFrames, role: str, blocks: list[dict[str, Any]]) -> None:
+    """A message of blocks; each tool's result is a message of its own, as in a chat."""
+    speaks = False
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            _add_result(framed, block)
+            speaks = False
+            continue
+        if not speaks:
+            framed.add_text(b"R", role)
+            speaks = True
+        _add_block(framed, block)
+    if not blocks:
+        framed.add_text(b"R", role)
 
 
 def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
-    """A tool's result; its own blocks are between its name and a closing frame, apart from what follows."""
-    name = block.get("tool_use_id")
-    framed.add_text(b"I", name if isinstance(name, str) else "")
+    framed.add_text(b"R", "tool")
     content = block.get("content")
     if isinstance(content, str):
         framed.add_text(b"C", content)
@@ -174,21 +176,34 @@ def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
         for inner in content:
             if not isinstance(inner, dict):
                 raise ClientError(400, "messages: a tool result's content must be blocks", "messages")
-            if inner.get("type") == "tool_result":  # no API nests them: kept whole, so that depth stays one
-                framed.add_json(b"J", inner)
-            else:
-                _add_block(framed, inner)
+            _add_block(framed, inner)
     elif content is not None:
         framed.add_json(b"J", content)
-    framed.add_text(b"E", "error" if block.get("is_error") else "")
+    name = block.get("tool_use_id")
+    framed.add_text(b"I", name if isinstance(name, str) else "")
+
+
+def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
+    kind = block.get("type")
+    text = block.get("text" if kind == "text" else "thinking" if kind == "thinking" else "")
+    if isinstance(text, str):
+        framed.add_text(b"C" if kind == "text" else b"G", text)
+    elif kind == "tool_use":
+        arguments = framed.spell(block.get("input") or {})
+        framed.add_json(b"K", function_call(block.get("id"), block.get("name"), arguments))
+    elif isinstance(kind, str) and kind in _MEDIA:
+        _add_media(framed, block)
+    else:
+        framed.add_json(b"J", _rendered(block))
 
 
 def _add_media(framed: PromptFrames, block: dict[str, Any]) -> None:
     """Media by content; a document whose source is text is text."""
     source = block.get("source")
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-        beside = {name: value for name, value in _rendered(block).items() if name != "source"}
-        framed.add_json(b"D", beside)
+        beside = [block.get(name) for name in ("title", "context")]
+        if any(beside):
+            framed.add_json(b"J", beside)
         framed.add_text(b"C", source["data"])
     else:
         framed.add_part(block)

@@ -23,6 +23,7 @@ _MEDIA_WORD = 0x8000_0000
 #: Bytes that stand for one token of media.
 MEDIA_BYTES_PER_TOKEN = 4
 _ENCODER = msgspec.json.Encoder(order="deterministic")
+_AS_IT_CAME = msgspec.json.Encoder()
 
 
 class Frames:
@@ -44,6 +45,15 @@ class Frames:
             ValueError: the value has no JSON spelling, or is nested too deeply.
         """
         self._parts += (_TEXT_MARK, tag, _spell(value))
+
+    @staticmethod
+    def spell(value: object) -> str:
+        """A value as JSON in the order in which its keys came.
+
+        Raises:
+            ValueError: as `add_json`.
+        """
+        return _spell(value, _AS_IT_CAME).decode()
 
     def add_media(self, identity: bytes, tokens: int) -> None:
         """An image, a recording, a file: its identity, as long as its tokens and not as its megabytes.
@@ -115,8 +125,8 @@ def text_bytes(canonical: bytes) -> int:
     return len(canonical)
 
 
-def _spell(value: object) -> bytes:
+def _spell(value: object, encoder: msgspec.json.Encoder = _ENCODER) -> bytes:
     try:
-        return _ENCODER.encode(value)
+        return encoder.encode(value)
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -5,8 +5,6 @@ Owns the shapes; whoever refuses a request chooses status and sentence.
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 import msgspec
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -22,6 +20,15 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+#: Error types of vLLM's routes by status.
+_VLLM_TYPES = {
+    401: "UnauthorizedError",
+    404: "NotFoundError",
+    413: "RequestEntityTooLargeError",
+    429: "TooManyRequestsError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
 
 
 def openai_error(status: int, message: str, param: str | None = None) -> bytes:
@@ -32,11 +39,7 @@ def openai_error(status: int, message: str, param: str | None = None) -> bytes:
 
 def vllm_error(status: int, message: str, param: str | None = None) -> bytes:
     """An error of vLLM's own routes: OpenAI's shape, the type named after the status, the code its number."""
-    try:
-        kind = HTTPStatus(status).phrase.title().replace(" ", "")
-    except ValueError:
-        kind = "Error"
-    kind = kind if kind.endswith("Error") else kind + "Error"
+    kind = _VLLM_TYPES.get(status, "BadRequestError" if 400 <= status < 500 else "InternalServerError")
     return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 

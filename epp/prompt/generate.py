@@ -239,10 +239,10 @@ def _frame_texts(texts: Sequence[str], media: list[tuple[bytes, int]]) -> bytes:
     for text in texts:
         start = 0
         for place in _PLACES.finditer(text) if left else ():
-            framed.add_text(b"P" if not start else b"C", text[start : place.end()])
+            framed.add_text(b"P", text[start : place.end()])
             framed.add_media(*left.pop())
             start = place.end()
-        framed.add_text(b"C" if start else b"P", text[start:])
+        framed.add_text(b"P", text[start:])
     return framed.bytes()
 
 

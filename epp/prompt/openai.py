@@ -14,7 +14,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, frame_token_ids
-from epp.prompt.content import Message, add_message
+from epp.prompt.chat_messages import Message, add_message
 from epp.prompt.decode import OpenAIFields, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames

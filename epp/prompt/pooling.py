@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.content import Message, add_message, add_part
+from epp.prompt.chat_messages import Message, add_message, add_part
 from epp.prompt.decode import decode, required, session_hint
 from epp.prompt.error_bodies import openai_error, vllm_error
 from epp.prompt.media import PromptFrames
@@ -195,7 +195,7 @@ def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> b
             if not number or len(firsts) > 1 or left >= 0:
                 framed.add_text(b"Q", "")
                 _add_side(framed, first)
-            framed.add_text(b"D", "")
+            framed.add_text(b"B", "")
             _add_side(framed, second)
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}") from None

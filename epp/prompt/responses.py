@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.content import add_part
+from epp.prompt.chat_messages import add_part, function_call, function_tool
 from epp.prompt.decode import OpenAIFields, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
@@ -80,80 +80,109 @@ class ResponsesParser:
 
 
 def _frame(asked: _Responses, conversation: object) -> bytes:
-    framed = PromptFrames(asked.model)
+    items = _Items(PromptFrames(asked.model))
+    framed = items.framed
     try:
         for tool in asked.tools or ():
-            framed.add_json(b"T", tool)
+            framed.add_json(b"T", function_tool(tool))
         if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
-            framed.add_json(b"H", asked.prompt)
-        _add_instructions(framed, asked.instructions)
-        if isinstance(conversation, str):
-            framed.add_text(b"V", conversation)
-        if asked.previous_response_id:
-            framed.add_text(b"V", asked.previous_response_id)
+            framed.add_json(b"J", asked.prompt)
+        if isinstance(asked.instructions, str):
+            items.message("system", asked.instructions, "instructions")
+        else:
+            items.add(asked.instructions or (), "instructions")
+        for name in (conversation, asked.previous_response_id):
+            if isinstance(name, str) and name:
+                framed.add_text(b"V", name)
         for message in asked.previous_input_messages or ():
             framed.add_json(b"J", message)
         if isinstance(asked.input, str):
-            framed.add_text(b"R", "user")
-            framed.add_text(b"C", asked.input)
+            items.message("user", asked.input, "input")
         else:
-            for number, item in enumerate(asked.input or ()):
-                _add_item(framed, item, f"input[{number}]")
+            items.add(asked.input or (), "input")
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}", "input") from None
     return framed.bytes()
 
 
-def _add_instructions(framed: PromptFrames, instructions: str | list[dict[str, Any]] | None) -> None:
-    if isinstance(instructions, str):
-        framed.add_text(b"R", "system")
-        framed.add_text(b"C", instructions)
-    else:
-        for number, item in enumerate(instructions or ()):
-            _add_item(framed, item, f"instructions[{number}]")
+class _Items:
+    """Frames items one after the other, as engines make a chat of them.
 
+    Calls and reasoning belong to the assistant's message that goes on until someone else speaks.
+    """
 
-def _add_item(framed: PromptFrames, item: dict[str, Any], where: str) -> None:
-    kind = item.get("type") or "message"
-    if kind == "message":
-        role = item.get("role")
-        if not isinstance(role, str):
-            raise ClientError(400, f"Invalid request: a message needs a 'role' at {where}", f"{where}.role")
-        framed.add_text(b"R", role)
-        _add_content(framed, item.get("content"), f"{where}.content")
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        framed.add_text(b"R", "tool")
-        call = item.get("call_id")
-        framed.add_text(b"I", call if isinstance(call, str) else "")
-        _add_content(framed, item.get("output"), f"{where}.output")
-    elif kind == "reasoning":
-        framed.add_json(b"G", _rendered(item))
-    elif kind == "computer_call_output":
-        framed.add_json(b"I", {name: value for name, value in _rendered(item).items() if name != "output"})
-        framed.add_part(item.get("output"), "image")
-    elif kind == "item_reference":  # names what lies elsewhere: here the name is all there is
-        framed.add_json(b"J", item)
-    else:
-        framed.add_json(b"K" if kind == "function_call" else b"J", _rendered(item))
+    def __init__(self, framed: PromptFrames) -> None:
+        self.framed = framed
+        self._role = ""
+
+    def add(self, items: Iterable[dict[str, Any]], field: str) -> None:
+        """Frame a list of items.
+
+        Raises:
+            ClientError: 400, an item lacks what its kind needs.
+            ValueError: one has no JSON spelling, or is nested too deeply.
+        """
+        for number, item in enumerate(items):
+            self._add(item, f"{field}[{number}]")
+
+    def message(self, role: str, content: object, where: str) -> None:
+        """Frame a message: a text, or a list of parts."""
+        self._speaks(role, anew=True)
+        if content is not None and not isinstance(content, (str, list)):
+            raise ClientError(400, f"Invalid request: expected a text or a list of parts at {where}", where)
+        for part in [content] if isinstance(content, str) else content or ():
+            if not isinstance(part, (str, dict)):
+                raise ClientError(400, f"Invalid request: expected a part of content at {where}", where)
+            add_part(self.framed, part)
+
+    def _speaks(self, role: str, *, anew: bool = False) -> None:
+        if anew or role != self._role:
+            self.framed.add_text(b"R", role)
+        self._role = role
+
+    def _add(self, item: dict[str, Any], where: str) -> None:
+        kind = item.get("type") or "message"
+        if kind == "message":
+            role = item.get("role")
+            if not isinstance(role, str):
+                raise ClientError(
+                    400, f"Invalid request: a message needs a 'role' at {where}", f"{where}.role"
+                )
+            self.message(role, item.get("content"), f"{where}.content")
+        elif kind == "function_call":
+            self._speaks("assistant")
+            call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
+            self.framed.add_json(b"K", call)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self.message("tool", item.get("output"), f"{where}.output")
+            call_id = item.get("call_id")
+            self.framed.add_text(b"I", call_id if isinstance(call_id, str) else "")
+        elif kind == "reasoning":
+            self._speaks("assistant")
+            self._reasoning(item)
+        elif kind == "computer_call_output":
+            self._speaks("tool", anew=True)
+            self.framed.add_json(b"J", {name: item.get(name) for name in ("call_id", "type")})
+            self.framed.add_part(item.get("output"), "image")
+        elif kind == "item_reference":  # names what lies elsewhere: the name is all there is
+            self.framed.add_json(b"J", item)
+        else:
+            self.framed.add_json(b"J", _rendered(item))
+
+    def _reasoning(self, item: dict[str, Any]) -> None:
+        """What was thought in words, else its summary, else what only the engine can read."""
+        for field in ("content", "summary"):
+            parts = item.get(field)
+            if not isinstance(parts, list):
+                continue
+            said = [part.get("text") for part in parts if isinstance(part, dict)]
+            texts = [text for text in said if isinstance(text, str)]
+            for text in texts:
+                self.framed.add_text(b"G", text)
+            if texts:
+                return
+        self.framed.add_json(b"J", _rendered(item))
 
 
 def _rendered(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in _UNSEEN}
-
-
-def _add_content(framed: PromptFrames, content: object, where: str) -> None:
-    """A text, or a list of parts.
-
-    Raises:
-        ClientError: 400, it is neither.
-        ValueError: as `add_part`.
-    """
-    if isinstance(content, str):
-        framed.add_text(b"C", content)
-        return
-    if content is not None and not isinstance(content, list):
-        raise ClientError(400, f"Invalid request: expected a text or a list of parts at {where}", where)
-    for part in content or ():
-        if not isinstance(part, (str, dict)):
-            raise ClientError(400, f"Invalid request: expected a part of content at {where}", where)
-        add_part(framed, part)

@@ -1,0 +1,100 @@
+"""Messages and parts of content as OpenAI's chat API spells them, which other APIs took over.
+
+Owns their place in the canonical bytes: one message after the other, in each the role, who speaks, what was
+thought, what was said, then calls. Other APIs' parsers write the same frames for the same things, in the way
+that engines translate those APIs to chats before they render them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from epp.prompt.media import PromptFrames
+
+#: Parts that are text, and the field that holds it; whatever else a part may be, it is media.
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+
+class Message(msgspec.Struct):
+    """One message; what engines give no meaning is left out."""
+
+    role: str
+    content: str | list[str | dict[str, Any]] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    audio: dict[str, Any] | None = None
+
+
+def add_message(framed: PromptFrames, message: Message) -> None:
+    """Frame a message.
+
+    Raises:
+        ValueError: a call or a part has no JSON spelling, or is nested too deeply.
+    """
+    framed.add_text(b"R", message.role)
+    if message.name:
+        framed.add_text(b"N", message.name)
+    if reasoning := message.reasoning_content or message.reasoning:
+        framed.add_text(b"G", reasoning)
+    content = message.content
+    for part in [content] if isinstance(content, str) else content or ():
+        add_part(framed, part)
+    if message.tool_call_id:
+        framed.add_text(b"I", message.tool_call_id)
+    for call in message.tool_calls or ():
+        framed.add_json(b"K", call)
+    if message.function_call:
+        framed.add_json(b"F", message.function_call)
+    if message.refusal:
+        framed.add_text(b"X", message.refusal)
+    if message.audio:
+        framed.add_part(message.audio, "audio")
+
+
+def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
+    """Frame a part of content: a bare text, a text part, or media.
+
+    Raises:
+        ValueError: it has no JSON spelling, or is nested too deeply.
+    """
+    if isinstance(part, str):
+        framed.add_text(b"C", part)
+        return
+    field = _TEXT_PARTS.get(kind) if isinstance(kind := part.get("type", "text"), str) else None
+    text = part.get(field) if field else None
+    if isinstance(text, str):
+        framed.add_text(b"C" if field == "text" else b"X" if field == "refusal" else b"G", text)
+    else:
+        framed.add_part(part)
+
+
+def function_tool(tool: object, parameters: str = "parameters") -> object:
+    """A function's description that is flat, as the chat API nests it; other tools as they are.
+
+    Args:
+        tool: as the request has it.
+        parameters: the request's name for the schema of its arguments.
+    """
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or parameters not in tool:
+        return tool
+    function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": function | {"parameters": tool[parameters]}}
+
+
+def function_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
+    """A call as the chat API has it, its arguments a text of JSON."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
