@@ -155,11 +155,12 @@ class Flags:
         return self.values[name]
 
 
-def read_flags(given: Mapping[str, str | Sequence[str]]) -> Flags:
+def read_flags(given: Mapping[str, str | Sequence[str]], *, beside_config: bool = False) -> Flags:
     """Texts of the flags that were given to values of all.
 
     Args:
         given: flag name -> text, or texts where a flag may be repeated.
+        beside_config: they stand beside a configuration of ours, so that only the log is theirs to say.
 
     Raises:
         ConfigError: a value that is none, or that is refused, with what to do instead.
@@ -178,7 +179,13 @@ def read_flags(given: Mapping[str, str | Sequence[str]]) -> Flags:
         if flag.stance is Stance.REFUSED:
             raise ConfigError(SOURCE, f"--{name}", flag.says, flag.fix)
         warnings.append(f"--{name}: {flag.says}")
-    _check_together(found)
+    if not beside_config:
+        _check_together(found)
+    elif others := sorted(given.keys() - LOG_FLAGS):
+        fix = (
+            "our configuration says it all; with llm-d's flags, put what is ours into the plugin epp-settings"
+        )
+        raise ConfigError(SOURCE, f"--{others[0]}", "does not go with --config", fix)
     return Flags(found, frozenset(given), tuple(warnings))
 
 

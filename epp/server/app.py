@@ -32,7 +32,9 @@ from epp.server.metrics import Metrics, PickerCollector
 from epp.server.pool import PoolFeed
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
+from epp.server.sockets import listening_socket
 from epp.server.tasks import Tasks
+from epp.server.tls import http_context
 from epp.signals.fleet import Fleet
 from epp.signals.warm_index import WarmIndex
 
@@ -69,7 +71,7 @@ class App:
     """
 
     def __init__(self, config: Config, base: Path, source: str, clock: Clock) -> None:
-        self._config, self._base, self._clock = config, base, clock
+        self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
         self.metrics = Metrics()
         self.tasks = Tasks()
@@ -112,7 +114,7 @@ class App:
         self.metrics.add_receiver("access-log", self._grpc.access_log)
         self.metrics.add_receiver("first-token", self._first_tokens)
         self._runner: web.AppRunner | None = None
-        self.grpc_address = self.http_address = self.first_token_address = ""
+        self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
     def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
         config = self._config
@@ -228,10 +230,12 @@ class App:
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         host, port = split_address(self._config.listen.http)
-        site = web.TCPSite(self._runner, host, port)
+        tls = http_context(self._config.listen.http_tls, self._base, self._source)
+        site = web.SockSite(self._runner, listening_socket(host, port), ssl_context=tls)
         await site.start()
         self.http_address = join_address(host, self._runner.addresses[0][1])
         self.grpc_address = await self._grpc.start()
+        self.health_address = self._grpc.health_address
         if self._config.listen.first_token:
             host, port = split_address(self._config.listen.first_token)
             await self._first_tokens.start(host, port)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from epp.config.load import parse_config
 from epp.errors import ConfigError
+from epp.llmd.flags import FLAGS, read_flags
+from epp.llmd.settings import log_settings, translate
 from epp.server.app import App
 from epp.server.files import read_file, replace_file
+from epp.server.logs import configure
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
+
+    from epp.config.schema import Config
+    from epp.llmd.settings import LogSettings
 
 log = logging.getLogger("epp")
+
+#: Keeps llm-d's flags apart from ours in a namespace.
+_DEST = "llm-d "
 
 
 class SystemClock:
@@ -36,35 +48,98 @@ class SystemClock:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
-    parser.add_argument("--config", required=True, type=Path, help="configuration file, e.g. epp.yaml")
+    """Flags of the command: ours, and llm-d's."""
+    parser.allow_abbrev = False
+    parser.add_argument("--config", type=Path, help="configuration file, e.g. epp.yaml")
     parser.add_argument(
         "--ready-file", type=Path, help="written once the listeners are open: their addresses, as JSON"
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    group = parser.add_argument_group(
+        "llm-d's flags", "instead of --config; docs/llm-d.md says what each means here"
+    )
+    for flag in FLAGS:
+        names = ["-v", "--v"] if flag.name == "v" else [f"--{flag.name}"]
+        shown = flag.help or flag.says
+        default = "" if flag.default in (None, "", ()) else f" (default: {flag.default})"
+        options: dict[str, Any] = {"dest": _DEST + flag.name, "metavar": "X", "help": f"{shown}{default}"}
+        if flag.boolean:
+            options |= {"nargs": "?", "const": "true"}
+        elif flag.default == ():
+            options |= {"action": "append"}
+        group.add_argument(*names, **options)
 
 
-def load_app(path: Path) -> App:
-    """The application for a configuration file.
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the command line asks for.
+
+    Attributes:
+        config: the picker's configuration.
+        base: folder that its paths are relative to.
+        source: where it comes from, for errors.
+        log: form of the log.
+        warnings: sentences to be logged once the log is set up.
+    """
+
+    config: Config
+    base: Path
+    source: str
+    log: LogSettings
+    warnings: tuple[str, ...] = ()
+
+
+def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Setup:
+    """The two ways to call the command: ``--config``, or llm-d's flags.
 
     Raises:
-        ConfigError: naming the file, the key and the fix.
+        ConfigError: naming the file or flag, the key and the fix.
     """
+    named = vars(arguments)
+    given = {flag.name: value for flag in FLAGS if (value := named.get(_DEST + flag.name)) is not None}
+    flags = (
+        read_flags(given, beside_config=arguments.config is not None) if given or arguments.config else None
+    )
+    if flags is None:
+        fix = "--config epp.yaml, or llm-d's flags: --pool-name or --endpoint-selector at least"
+        raise ConfigError("command line", "", "no configuration", fix)
+    if arguments.config is not None:
+        path = arguments.config
+        text = _text(path, "see deploy/epp.example.yaml")
+        setup = Setup(
+            parse_config(text, str(path)),
+            path.resolve().parent,
+            str(path),
+            log_settings(flags),
+            flags.warnings,
+        )
+    else:
+        file = flags["config-file"]
+        text = _text(Path(file), "--config-file") if file else flags["config-text"].encode()
+        found = translate(flags, text, environment, file or "--config-text")
+        setup = Setup(found.config, Path.cwd(), file or "command line", found.log, found.warnings)
+    if arguments.log_level:
+        setup = replace(setup, log=replace(setup.log, level=arguments.log_level.upper()))
+    return setup
+
+
+def _text(path: Path, fix: str) -> bytes:
     try:
         text = read_file(path)
     except OSError as error:
         raise ConfigError(str(path), "", str(error)) from error
     if text is None:
-        raise ConfigError(str(path), "", "the file does not exist", "see deploy/epp.example.yaml")
-    return App(parse_config(text, str(path)), path.resolve().parent, str(path), SystemClock())
+        raise ConfigError(str(path), "", "the file does not exist", fix)
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain."""
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    app = load_app(arguments.config)
+    setup = read_setup(arguments, os.environ)
+    configure(setup.log)
+    for warning in setup.warnings:
+        log.warning(warning)
+    app = App(setup.config, setup.base, setup.source, SystemClock())
     uvloop.run(serve(app, arguments.ready_file))
     return 0
 
@@ -74,7 +149,8 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
 
     Args:
         app: the application.
-        ready_file: gets ``{"grpc": "host:port", "http": ..., "first_token": ...}`` once they are open.
+        ready_file: gets ``{"grpc": "host:port", "http": ..., "first_token": ..., "health": ...}``, once
+            they are open.
 
     Raises:
         ConfigError: a listener's address cannot be used.
@@ -97,6 +173,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
             "grpc": app.grpc_address,
             "http": app.http_address,
             "first_token": app.first_token_address,
+            "health": app.health_address,
         }
         replace_file(ready_file, json.dumps(addresses).encode())
     await stop.wait()

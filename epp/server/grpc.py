@@ -11,31 +11,28 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 
 from epp.config.address import join_address, split_address
-from epp.errors import ConfigError
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
+from epp.server.health import EXT_PROC, Health, HealthState
+from epp.server.tls import grpc_credentials
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.config.schema import Config, ServerTls
+    from epp.config.schema import Config
     from epp.server.core import Core
     from epp.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-LIVENESS = "liveness"
-#: Names under which readiness is asked for: the whole server and the service.
-READINESS = ("", SERVICE)
+SERVICE = EXT_PROC
 
 #: Envoy pings an idle connection, and asks often when it must notice a frozen picker soon; the defaults of
 #: gRPC would drop it for that.
@@ -71,11 +68,13 @@ class GrpcServer:
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
             self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
-        self._credentials = _credentials(config.listen.tls, base, source)
+        self._credentials = grpc_credentials(config.listen.tls, base, source)
         self.access_log = AccessLogReceiver(core.outcomes)
-        self._health = HealthServicer()
-        self._serving: bool | None = None
+        self._health = HealthState()
         self._server: grpc.aio.Server | None = None
+        self._health_server: grpc.aio.Server | None = None
+        #: Where the listener for health alone is, once it is open.
+        self.health_address = ""
 
     async def start(self) -> str:
         """Open the listener; its address with the port that it really has.
@@ -84,12 +83,12 @@ class GrpcServer:
             OSError: the address cannot be bound.
         """
         address = self._config.listen.grpc
-        longest = self._limits.max_body_bytes + _ENVELOPE_BYTES
+        longest, listen = self._limits.max_body_bytes + _ENVELOPE_BYTES, self._config.listen
         server = grpc.aio.server(
             options=(
                 *_OPTIONS,
-                ("grpc.max_receive_message_length", longest),
-                ("grpc.max_send_message_length", longest),
+                ("grpc.max_receive_message_length", listen.max_receive_bytes or longest),
+                ("grpc.max_send_message_length", listen.max_send_bytes or longest),
             )
         )
         handler = grpc.stream_stream_rpc_method_handler(
@@ -101,29 +100,22 @@ class GrpcServer:
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
         )
         server.add_generic_rpc_handlers((self.access_log.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        try:
-            if self._credentials is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
+        health_pb2_grpc.add_HealthServicer_to_server(Health(self._health, any_name=False), server)
+        bound = _bind(server, address, self._credentials)
+        if listen.health:
+            self._health_server = grpc.aio.server(options=_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(
+                Health(self._health, any_name=True), self._health_server
+            )
+            self.health_address = _bind(self._health_server, listen.health, None)
+            await self._health_server.start()
         await server.start()
         self._server = server
-        return join_address(split_address(address)[0], port)
+        return bound
 
     async def set_serving(self, *, serving: bool) -> None:
         """Tell the health service's clients."""
-        if serving == self._serving:
-            return
-        self._serving = serving
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for name in READINESS:
-            await self._health.set(name, status)
+        await self._health.set_serving(serving=serving)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new streams, give the open ones ``grace_s``, then cut them.
@@ -131,6 +123,7 @@ class GrpcServer:
         The access log's streams have no end of their own: they are ended once their last reports are in.
         """
         if self._server is None:
+            await self._stop_health()
             return
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         deadline_s = asyncio.get_running_loop().time() + grace_s
@@ -140,6 +133,12 @@ class GrpcServer:
         await asyncio.sleep(min(grace_s, _LAST_REPORTS_S))
         self.access_log.end_streams()
         await stopping
+        await self._stop_health()
+
+    async def _stop_health(self) -> None:
+        """Last, so that readiness is told for as long as the picker drains."""
+        if self._health_server is not None:
+            await self._health_server.stop(0)
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stream = Stream(self._limits, self._assume)
@@ -174,16 +173,17 @@ class GrpcServer:
                 await context.abort(grpc.StatusCode[marker.status], marker.detail)
 
 
-def _credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.ServerCredentials | None:
-    if tls is None:
-        return None
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Open a listener; its address with the port that it really has.
 
-    def read(key: str, name: str) -> bytes:
-        try:
-            return (base / name).read_bytes()
-        except OSError as error:
-            raise ConfigError(source, f"listen.tls.{key}", str(error)) from error
-
-    ca = read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
-    pair = (read("key_file", tls.key_file), read("cert_file", tls.cert_file))
-    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    return join_address(split_address(address)[0], port)

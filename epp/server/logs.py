@@ -1,0 +1,75 @@
+"""The log's form: text lines for people, or one JSON object a line with zap's field names.
+
+Owns nothing but formatting; who logs knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from epp.llmd.settings import LogSettings
+
+_LEVELS = {"DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "CRITICAL": "dpanic"}
+
+
+def configure(settings: LogSettings) -> None:
+    """Send the log to standard error in the form asked for; a second call changes it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(settings.time) if settings.json else TextLines(settings.time))
+    logging.basicConfig(level=settings.level, handlers=[handler], force=True)
+
+
+def stamp(seconds: float, form: str) -> str | float:
+    """A moment as `--zap-time-encoding` names its forms.
+
+    Args:
+        seconds: Unix time.
+        form: ``epoch``, ``millis``, ``nano``, ``iso8601``, ``rfc3339`` or ``rfc3339nano``; in UTC.
+    """
+    if form == "epoch":
+        return seconds
+    if form == "millis":
+        return seconds * 1e3
+    if form == "nano":
+        return float(round(seconds * 1e9))
+    date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    if form == "iso8601":
+        return f"{date}.{int(seconds % 1 * 1e3):03d}Z"
+    return f"{date}.{int(seconds % 1 * 1e6):06d}Z" if form == "rfc3339nano" else f"{date}Z"
+
+
+class TextLines(logging.Formatter):
+    """Time, level, logger, message."""
+
+    def __init__(self, time_form: str) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._time_form = time_form
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002
+        """The record's time."""
+        return str(stamp(record.created, self._time_form))
+
+
+class JsonLines(logging.Formatter):
+    """``level``, ``ts``, ``logger``, ``msg``, and ``stacktrace`` with an exception."""
+
+    def __init__(self, time_form: str) -> None:
+        super().__init__()
+        self._time_form = time_form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, object] = {
+            "level": _LEVELS.get(record.levelname, record.levelname.lower()),
+            "ts": stamp(record.created, self._time_form),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            line["stacktrace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
