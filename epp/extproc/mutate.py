@@ -59,7 +59,7 @@ def set_header(mutation: HeaderMutation, name: str, value: str) -> None:
 
 
 def change_of(pick: Pick) -> Change:
-    """The destination as header and as metadata, the decision id, further headers, the new length."""
+    """The destination as header and as metadata, the decision, further headers, the new body and its length."""
     common = CommonResponse(clear_route_cache=True)
     mutation = common.header_mutation
     for name, value in pick.set_headers.items():
@@ -71,7 +71,10 @@ def change_of(pick: Pick) -> Change:
     fields = metadata.fields
     lb = fields[LB_NAMESPACE].struct_value.fields
     lb[DESTINATION_HEADER].string_value = pick.destination
-    fields[DECISION_NAMESPACE].struct_value.fields[DECISION_KEY].string_value = pick.decision_id
+    ours = fields[DECISION_NAMESPACE].struct_value.fields
+    for name, value in pick.metadata.items():
+        ours[name].string_value = value
+    ours[DECISION_KEY].string_value = pick.decision_id
     return Change(common, metadata, pick.body)
 
 

@@ -67,6 +67,7 @@ class Pick:
         decision_id: goes into dynamic metadata, to join later reports.
         set_headers: further request headers to set.
         body: replacement body, None to leave it as it is (content-length follows the replacement).
+        metadata: further fields of the decision's dynamic metadata, for filters and access logs.
         observe_response: what becomes of the response.
     """
 
@@ -74,6 +75,7 @@ class Pick:
     decision_id: str
     set_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     observe_response: Observe = Observe.READ
 
 
