@@ -141,12 +141,16 @@ class Request(Section, frozen=True):
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
             or ``buffered``.
+        inject_usage: ``always`` asks for the usage of streamed chat completions and completions whose clients
+            do not; they then see one more chunk at the end, with empty ``choices`` and ``usage``. A client
+            that says ``include_usage: false`` is obeyed.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     tenant_header: str = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
+    inject_usage: Literal["never", "always"] = "never"
 
 
 class Protocol(Section, frozen=True):

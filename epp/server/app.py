@@ -90,6 +90,7 @@ class App:
             hasher=hasher,
             regions=config.regions,
             tenant_header=config.request.tenant_header,
+            inject_usage=config.request.inject_usage == "always",
             metrics=self.metrics,
             recorder=self._recorder,
             clock=clock,
