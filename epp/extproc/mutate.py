@@ -59,7 +59,7 @@ def set_header(mutation: HeaderMutation, name: str, value: str) -> None:
 
 
 def change_of(pick: Pick) -> Change:
-    """The destination as header and as metadata, the decision, further headers, the new body and its length."""
+    """The destination as header and as metadata, the decision, further headers, the new length."""
     common = CommonResponse(clear_route_cache=True)
     mutation = common.header_mutation
     for name, value in pick.set_headers.items():

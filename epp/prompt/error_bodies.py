@@ -32,9 +32,10 @@ _VLLM_TYPES = {
 
 
 def openai_error(status: int, message: str, param: str | None = None) -> bytes:
-    """An error of OpenAI: ``{"error": {message, type, param, code}}``, code null."""
+    """An error of OpenAI: ``{"error": {message, type, param, code}}``, code null but for an unknown model."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
-    return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": None}})
+    code = "model_not_found" if status == 404 and param == "model" else None
+    return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def vllm_error(status: int, message: str, param: str | None = None) -> bytes:

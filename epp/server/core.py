@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
+from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.prompt.canonical import text_bytes
 from epp.prompt.openai import openai_error
 from epp.prompt.registry import affinity_key, find_parser
 from epp.server.outcomes import Outcomes
+from epp.server.rewrite import rewritten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +73,7 @@ class Core:
         hasher: hashes prompts into blocks.
         regions: region rules.
         tenant_header: header that separates cache namespaces, none when empty.
+        inject_usage: ask engines for the usage of event streams whose clients do not.
         metrics: counted into.
         recorder: decisions and outcomes go there.
         clock: the time.
@@ -85,6 +88,7 @@ class Core:
         hasher: BlockHasher,
         regions: Sequence[RegionRule],
         tenant_header: str,
+        inject_usage: bool = False,
         metrics: Metrics,
         recorder: Recorder,
         clock: Clock,
@@ -95,6 +99,7 @@ class Core:
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._regions, self._tenant_header = regions, tenant_header.lower()
+        self._inject_usage = inject_usage
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
         self.outcomes = Outcomes(
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
@@ -112,6 +117,9 @@ class Core:
         except ClientError as error:
             return self._refuse(parser, error.status, error.message, rule="client", param=error.param)
         except NoEndpointError as error:
+            if error.rule == "model":
+                words = f"The model '{model[:MODEL_CHARS]}' does not exist or you do not have access to it."
+                return self._refuse(parser, 404, words, rule=error.rule, param="model", model=model)
             words = f"no endpoint available: {error.message}"
             return self._refuse(parser, 503, words, rule=error.rule, model=model)
         decided_s = self._clock.mono_s()
@@ -120,7 +128,8 @@ class Core:
         self._metrics.decided(decision, streamed=ask.stream)
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
-        return Decided(decision, Pick(self._destination(decision), decision.id))
+        pick = Pick(self._destination(decision), decision.id)
+        return Decided(decision, rewritten(pick, request, decision, ask, inject_usage=self._inject_usage))
 
     def _destination(self, decision: Decision) -> str:
         """The pick and its fallbacks as Envoy knows them."""

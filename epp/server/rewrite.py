@@ -1,7 +1,7 @@
 """What of a request, and of its answer, the picker changes besides the destination.
 
 Owns when a body is rewritten: where the picked engine has its own name for the model, and, if the
-configuration says so, where a streaming client does not ask for the usage. Everything else goes on as it came.
+configuration says so, where a streaming client does not ask for the usage. All else goes on as it came.
 """
 
 from __future__ import annotations
