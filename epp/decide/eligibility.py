@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.decide.subset import hosts_of
 from epp.errors import NoEndpointError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.config.schema import RegionRule
+    from epp.decide.subset import Hosts, Subset
     from epp.signals.endpoint import Endpoint
 
 _REMEMBERED = 1024
@@ -33,11 +35,13 @@ class Wants:
         model: public model name, ``""`` for any.
         context_tokens: prompt plus output that must fit.
         regions: region names allowed, None for any.
+        subset: endpoints that the gateway allows, None for any.
     """
 
     model: str = ""
     context_tokens: int = 0
     regions: frozenset[str] | None = None
+    subset: Subset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,18 @@ class Eligibility:
 
     def __init__(self) -> None:
         self._pool: tuple[tuple[int, Endpoint], ...] = ()
+        self._hosts: Hosts = {}
         self._memory: dict[tuple[str, frozenset[str] | None], _Static] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """The pool as (slot, endpoint) pairs, in order."""
         self._pool = tuple(endpoints)
+        self._hosts = hosts_of(endpoint.address for _, endpoint in self._pool)
         self._memory.clear()
+
+    def addresses(self, subset: Subset) -> tuple[str, ...]:
+        """Endpoints of the pool that a subset names, in its order."""
+        return tuple(subset.addresses(self._hosts))
 
     def candidates(self, wants: Wants, healthy: NDArray[np.bool_] | None) -> Candidates:
         """Endpoints that pass every rule.
@@ -112,7 +122,7 @@ class Eligibility:
         """
         static = self._static(wants)
         slots, names = static.slots, static.names
-        if healthy is None and static.context_tokens is None:
+        if healthy is None and static.context_tokens is None and wants.subset is None:
             return static.found(slots, static.excluded)
         excluded = dict(static.excluded)
         if static.context_tokens is not None:
@@ -124,6 +134,12 @@ class Eligibility:
                     "context",
                     f"the request needs {wants.context_tokens} tokens of context; at most {longest} fit",
                 )
+        if wants.subset is not None:
+            allowed = wants.subset.addresses(self._hosts)
+            mask = np.fromiter((name in allowed for name in names), np.bool_, len(names))
+            slots, names = _keep(slots, names, mask, "subset", excluded)
+            if not len(slots):
+                raise NoEndpointError("subset", "no endpoint that the gateway allows can serve the request")
         if healthy is not None:
             slots, names = _keep(slots, names, healthy[slots], "health", excluded)
             if not len(slots):

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from epp.config.address import join_address, split_address
+from epp.config.address import split_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,10 +32,18 @@ class Entry:
     host: str
     port: int | None = None
 
-    @property
-    def address(self) -> str:
-        """The entry as an endpoint's address; a host alone for all its ports."""
-        return self.host if self.port is None else join_address(self.host, self.port)
+
+#: Canonical host -> port -> the endpoint's address, of a pool.
+Hosts = dict[str, dict[int, str]]
+
+
+def hosts_of(addresses: Iterable[str]) -> Hosts:
+    """A pool by host and port."""
+    hosts: Hosts = {}
+    for address in addresses:
+        host, port = split_address(address)
+        hosts.setdefault(_host(host), {})[port] = address
+    return hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +52,15 @@ class Subset:
 
     entries: tuple[Entry, ...] = ()
 
-    def addresses(self, endpoints: Iterable[str]) -> dict[str, None]:
-        """Those of the endpoints that are allowed, in the order of the entries."""
-        by_host: dict[str, list[str]] = {}
-        every = set()
-        for address in endpoints:
-            host, _ = split_address(address)
-            by_host.setdefault(_host(host), []).append(address)
-            every.add(address)
+    def addresses(self, hosts: Mapping[str, Mapping[int, str]]) -> dict[str, None]:
+        """Addresses of the pool's endpoints that are allowed, each once, in the order of the entries."""
         allowed: dict[str, None] = {}
         for entry in self.entries:
+            ports = hosts.get(entry.host, {})
             if entry.port is None:
-                allowed |= dict.fromkeys(by_host.get(entry.host, ()))
-            elif entry.address in every:
-                allowed[entry.address] = None
+                allowed |= dict.fromkeys(ports.values())
+            elif entry.port in ports:
+                allowed[ports[entry.port]] = None
         return allowed
 
 
@@ -67,10 +71,11 @@ def subset_hint(metadata: Mapping[str, Mapping[str, object]]) -> Subset | None:
         return None
     value = fields[KEY]
     texts = value if isinstance(value, list) else [value]
-    return parse_entries(text for text in texts if isinstance(text, str))
+    return parse_entries(tuple(text for text in texts if isinstance(text, str)))
 
 
-def parse_entries(texts: Iterable[str]) -> Subset:
+@lru_cache(maxsize=64)  # gateways send the same list with every request
+def parse_entries(texts: tuple[str, ...]) -> Subset:
     """Entries from texts with commas between; what names no endpoint is left out."""
     found: dict[Entry, None] = {}
     for text in texts:
