@@ -28,9 +28,10 @@ ALLOWED = {
     "decide": BASE | {"config", "policies", "prompt", "signals"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "policies", "prompt", "signals", "sim"},
+    "kube": BASE | {"config"},
     "envoy": BASE | {"config", "signals"},
     "llmd": BASE | {"config", "policies"},
-    "server": BASE | {"config", "decide", "extproc", "llmd", "pb", "policies", "prompt", "signals"},
+    "server": BASE | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "demo", "__main__", "__init__"}
@@ -43,6 +44,11 @@ PURE_FILES = {
     "decide/subset.py",
     "decide/picker.py",
     "decide/records.py",
+    "kube/keys.py",
+    "kube/objectives.py",
+    "kube/objects.py",
+    "kube/reconcile.py",
+    "kube/slices.py",
 }
 IMPURE_IMPORTS = {
     "aiohttp", "asyncio", "grpc", "http", "logging", "os", "random", "requests", "secrets", "socket", "subprocess",

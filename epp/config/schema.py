@@ -10,10 +10,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from epp.config.selector import check_selector
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,16 +75,83 @@ class Listen(Section, frozen=True):
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class Kubernetes(Section, frozen=True):
+    """Endpoints from a cluster: set exactly one of `pool_name`, `selector` and `service`.
+
+    Attributes:
+        pool_name: InferencePool whose selector and target ports are followed, and whose InferenceObjectives
+            give requests their priority.
+        pool_group: API group of the InferencePool: v1 of the first, v1alpha2 of the second.
+        selector: label selector of the pods, for clusters without the CRDs; needs `target_ports`.
+        service: Service whose EndpointSlices are followed, for clusters without the CRDs.
+        target_ports: with `selector`, the ports that each pod serves on, one endpoint each; with `service`,
+            the ports to take where it has several.
+        namespace: namespace of all of them; when empty, ``$NAMESPACE``, the picker's own, or ``default``.
+        ip_family: which address of a dual-stack pod is used; the pod's primary one when empty.
+        region_label: key of the region, looked for in the pod's annotations and labels, then in its node's
+            labels, after ``gorgo-epp/region``.
+        engine_class_label: the same for the engine class, after ``gorgo-epp/engine-class``.
+        watch_nodes: whether nodes' labels are read; needs a ClusterRole on nodes.
+        tls: whether the pods speak TLS.
+        kubeconfig: credentials file; when empty, the pod's service account, else ``$KUBECONFIG``, else
+            ``~/.kube/config``.
+        context: context of that file, its current one when empty.
+    """
+
+    pool_name: str = ""
+    pool_group: Literal["inference.networking.k8s.io", "inference.networking.x-k8s.io"] = (
+        "inference.networking.k8s.io"
+    )
+    selector: str = ""
+    service: str = ""
+    target_ports: Annotated[list[Port], msgspec.Meta(max_length=8)] = []
+    namespace: str = ""
+    ip_family: Literal["", "ipv4", "ipv6"] = ""
+    region_label: str = "topology.kubernetes.io/region"
+    engine_class_label: str = "nvidia.com/gpu.product"
+    watch_nodes: bool = True
+    tls: bool = False
+    kubeconfig: str = ""
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        """One source, complete, and a selector that the API server would accept."""
+        if sum(map(bool, (self.pool_name, self.selector, self.service))) != 1:
+            raise ValueError("set exactly one of pool_name, selector and service")
+        if self.selector:
+            check_selector(self.selector)
+            if not self.target_ports:
+                raise ValueError("selector needs target_ports, e.g. [8000]")
+        if self.pool_name and self.target_ports:
+            raise ValueError("target_ports come from the InferencePool; drop them or use selector")
+        if len(set(self.target_ports)) != len(self.target_ports):
+            raise ValueError("target_ports names a port twice")
+
+
 class Pool(Section, frozen=True):
     """Where endpoints come from.
 
     Attributes:
         file: the endpoints file, watched; relative to the configuration file.
+        kubernetes: a cluster to take endpoints from, instead of the file.
         warmup_s: seconds over which the share of a new or returned endpoint ramps from 0 to 1.
     """
 
     file: str = "endpoints.yaml"
+    kubernetes: Kubernetes | None = None
     warmup_s: NotNegative = 30.0
+
+
+class Saturation(Section, frozen=True):
+    """When requests of negative priority are refused with 429. The numbers are llm-d's, source [E].
+
+    Attributes:
+        queue_requests: waiting requests per endpoint that count as saturated.
+        kv_usage: share of the KV cache in use that counts as saturated.
+    """
+
+    queue_requests: Positive = 5.0
+    kv_usage: Positive = 0.8
 
 
 class PolicySection(Section, frozen=True):
@@ -248,6 +318,30 @@ class Leases(Section, frozen=True):
     max_count: PositiveInt = 100_000
 
 
+ObserveMode = Annotated[str, msgspec.Meta(pattern=r"^(all|none|sample:(0|1|0?\.[0-9]+|0\.[0-9]+|1\.0+))$")]
+
+
+class ObserveSection(Section, frozen=True):
+    """Which responses are read, of those that a gateway shows the picker (STREAMED and full duplex).
+
+    Where responses do not pass through the picker, as in our own Envoy configuration, nothing here matters:
+    Envoy's report tells all of it in a constant number of messages.
+
+    Attributes:
+        mode: ``all``, ``none``, or ``sample:`` and the share that is read, as in ``sample:0.1``, drawn by
+            decision id. ``observe: sample:0.1`` is short for a section with this key alone.
+        max_chunks_per_s: above so many pieces read a second the share falls by itself, and says so; 0 for no
+            limit.
+        unobserved: what becomes of the others. ``end``: the stream ends with the pick, in one message, and
+            leases end when that is to be expected. ``carry``: they pass through unread, for proxies that
+            do not know CONTINUE_AND_REPLACE in full duplex (docs/transport.md).
+    """
+
+    mode: ObserveMode = "all"
+    max_chunks_per_s: NotNegative = 4000.0
+    unobserved: Literal["end", "carry"] = "end"
+
+
 class Records(Section, frozen=True):
     """The flight recorder.
 
@@ -292,5 +386,7 @@ class Config(Section, frozen=True):
     scrape: Scrape = Scrape()
     probe: Probe = Probe()
     leases: Leases = Leases()
+    observe: ObserveSection | ObserveMode = ObserveSection()
     records: Records = Records()
+    saturation: Saturation = Saturation()
     drain_s: NotNegative = 30.0

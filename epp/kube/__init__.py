@@ -1,0 +1,1 @@
+"""Endpoints and priorities from a Kubernetes cluster."""

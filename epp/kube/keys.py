@@ -1,0 +1,94 @@
+"""Annotations and labels that tell of an endpoint what the endpoints file would: same names, one prefix.
+
+``gorgo-epp/region``, ``gorgo-epp/engine-class`` and so on, on the pod; an annotation goes before a label.
+Values that labels cannot hold (model names with slashes, lists) are annotations. A value that cannot be used
+is told and counts as absent: one pod's typing error must not cost the pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from epp.kube.objects import Meta
+
+PREFIX = "gorgo-epp/"
+#: Ports of the pool that a pod really serves on, as a comma list; the newer name first. Source [E].
+ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError("is neither 'true' nor 'false'")
+    return text.lower() == "true"
+
+
+def _tokens(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError("is not a positive whole number")
+    return int(text)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < 1e6:
+        raise ValueError("is not a number of milliseconds")
+    return number
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+#: Key after the prefix to field of `EndpointSpec` and reader of the text.
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "models": ("models", _names),
+    "adapters": ("adapters", _names),
+    "context-tokens": ("context_tokens", _tokens),
+    "kv-capacity-tokens": ("kv_capacity_tokens", _tokens),
+    "rtt-ms": ("rtt_ms", _milliseconds),
+    "draining": ("draining", _truth),
+    "tls": ("tls", _truth),
+    "server-name": ("server_name", str),
+}
+
+
+def stated(meta: Meta, problems: list[str]) -> dict[str, Any]:
+    """Fields of `EndpointSpec` that a pod states; what cannot be used is added to ``problems``."""
+    fields: dict[str, Any] = {}
+    for key, (field, read) in _FIELDS.items():
+        text = first([meta.annotations, meta.labels], [PREFIX + key])
+        if not text:
+            continue
+        try:
+            fields[field] = read(text)
+        except ValueError as error:
+            problems.append(f"pod {meta.name}: {PREFIX}{key}: {text!r} {error}; it is left out")
+    return fields
+
+
+def first(places: Iterable[Mapping[str, str] | None], keys: Iterable[str]) -> str:
+    """The first non-empty value, ``""`` when there is none: all places for one key, then for the next."""
+    places = list(places)
+    return next(
+        (value for key in keys if key for place in places if place and (value := place.get(key, ""))), ""
+    )
+
+
+def active_ports(meta: Meta, ports: tuple[int, ...], problems: list[str]) -> tuple[int, ...]:
+    """Those of the pool's ports that the pod serves on: all unless its annotation names some."""
+    annotations = meta.annotations or {}
+    key = next((key for key in ACTIVE_PORTS if key in annotations), None)
+    if key is None:
+        return ports
+    named = [part.strip() for part in annotations[key].split(",") if part.strip()]
+    odd = [part for part in named if not part.isdecimal() or int(part) not in ports]
+    if odd:
+        problems.append(f"pod {meta.name}: {key}: {', '.join(odd)} is none of the pool's ports {list(ports)}")
+    active = {int(part) for part in named if part.isdecimal()}
+    return tuple(port for port in ports if port in active)

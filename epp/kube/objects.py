@@ -1,0 +1,243 @@
+"""Kubernetes objects, as far as a picker reads them: JSON in, typed values out.
+
+Everything optional in the API is optional here, `null` included. A list is taken apart before its items are
+decoded, so that one odd object costs itself and not the list. Never talks to a server.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+K = TypeVar("K")
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Base: immutable; keys that we do not read are skipped."""
+
+
+class Meta(_Object, frozen=True):
+    """`metadata`; times are RFC 3339 in UTC, so they compare as text."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Named(_Object, frozen=True):
+    """Any object; what nodes are read as."""
+
+    metadata: Meta = Meta()
+
+
+class ContainerPort(_Object, frozen=True):
+    """A port that a container declares."""
+
+    container_port: int = 0
+
+
+class Container(_Object, frozen=True):
+    """A container of a pod."""
+
+    name: str = ""
+    ports: list[ContainerPort] | None = None
+
+
+class PodSpec(_Object, frozen=True):
+    """`spec` of a pod."""
+
+    node_name: str = ""
+    containers: list[Container] | None = None
+
+
+class Running(_Object, frozen=True):
+    """State of a container that runs."""
+
+    started_at: str | None = None
+
+
+class ContainerState(_Object, frozen=True):
+    """State of a container; `running` is absent while it waits or after it ended."""
+
+    running: Running | None = None
+
+
+class ContainerStatus(_Object, frozen=True):
+    """What the kubelet says about a container."""
+
+    name: str = ""
+    restart_count: int = 0
+    state: ContainerState | None = None
+
+
+class PodIp(_Object, frozen=True):
+    """One of a pod's addresses."""
+
+    ip: str = ""
+
+
+class Condition(_Object, frozen=True):
+    """A condition; `status` is ``True``, ``False`` or ``Unknown``."""
+
+    type: str = ""
+    status: str = ""
+
+
+class PodStatus(_Object, frozen=True):
+    """`status` of a pod."""
+
+    phase: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    pod_ips: list[PodIp] | None = msgspec.field(default=None, name="podIPs")
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(Named, frozen=True):
+    """A pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class TargetPort(_Object, frozen=True):
+    """A port of an InferencePool."""
+
+    number: int
+
+
+class InferencePoolSpec(_Object, frozen=True):
+    """`spec` of an InferencePool, v1 or v1alpha2; the latter's selector is the mapping itself."""
+
+    selector: dict[str, str | dict[str, str] | list[object] | None]
+    target_ports: list[TargetPort] | None = None
+    target_port_number: int | None = None
+
+    @property
+    def match_labels(self) -> dict[str, str]:
+        """Labels that the pool's pods have."""
+        nested = self.selector.get("matchLabels")
+        labels = nested if isinstance(nested, dict) else self.selector
+        return {key: value for key, value in labels.items() if isinstance(value, str)}
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that every pod serves on, in order of rank."""
+        if self.target_ports:
+            return tuple(port.number for port in self.target_ports)
+        return () if self.target_port_number is None else (self.target_port_number,)
+
+
+class InferencePool(Named, frozen=True, kw_only=True):
+    """An InferencePool."""
+
+    spec: InferencePoolSpec
+
+
+class PoolRef(_Object, frozen=True):
+    """Which pool an objective is for."""
+
+    name: str = ""
+    group: str = ""
+
+
+class ObjectiveSpec(_Object, frozen=True):
+    """`spec` of an InferenceObjective."""
+
+    priority: int | None = None
+    pool_ref: PoolRef = PoolRef()
+
+
+class Objective(Named, frozen=True):
+    """An InferenceObjective."""
+
+    spec: ObjectiveSpec = ObjectiveSpec()
+
+
+class SliceConditions(_Object, frozen=True):
+    """Conditions of an endpoint in a slice; no word on readiness means ready."""
+
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class TargetRef(_Object, frozen=True):
+    """The pod behind an endpoint of a slice."""
+
+    name: str = ""
+    uid: str = ""
+
+
+class SliceEndpoint(_Object, frozen=True):
+    """One entry of a slice."""
+
+    addresses: list[str] = []
+    conditions: SliceConditions = SliceConditions()
+    target_ref: TargetRef | None = None
+    node_name: str | None = None
+    zone: str | None = None
+
+
+class SlicePort(_Object, frozen=True):
+    """A port of a slice."""
+
+    port: int | None = None
+    protocol: str | None = None
+
+
+class EndpointSlice(Named, frozen=True):
+    """An EndpointSlice; `address_type` is ``IPv4``, ``IPv6`` or ``FQDN``."""
+
+    address_type: str = "IPv4"
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[SlicePort] | None = None
+
+
+class ListMeta(_Object, frozen=True):
+    """`metadata` of a list."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class ObjectList(_Object, frozen=True):
+    """Any list, its items still as text."""
+
+    metadata: ListMeta = ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(_Object, frozen=True):
+    """One line of a watch, its object still as text."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Status(_Object, frozen=True):
+    """What a server answers instead of an object."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Decoder(Generic[K]):
+    """JSON to one kind of object; made once, because building one costs more than using it."""
+
+    def __init__(self, kind: type[K]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def __call__(self, text: bytes | msgspec.Raw) -> K:
+        """Decode.
+
+        Raises:
+            ValueError: not JSON, or not of the kind (`msgspec.ValidationError` is one).
+        """
+        return self._decoder.decode(text)

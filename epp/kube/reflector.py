@@ -1,0 +1,254 @@
+"""One resource of the API server, mirrored: list, watch from there, resume, and list again when that is lost.
+
+Owns the objects of its resource and what is wrong with it. A failure keeps what was known: only an answer of
+the server, a list without the object or its deletion, takes it away.
+
+* A watch that ends in order is resumed from the last resource version seen, bookmarks included, at once; one
+  that breaks, after a back-off with jitter. 410 Gone means listing again.
+* Every so often a watch is not resumed but the resource listed again, so that whatever went wrong unseen
+  (etcd restored from a backup, a defect anywhere) heals by itself.
+* Two lists in a row never come faster than the back-off, whatever the server does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from epp.kube.backoff import BackOff
+from epp.kube.objects import Decoder, Named, ObjectList, Status, WatchEvent
+from epp.kube.problems import KubeError, Reason, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from typing import Protocol
+
+    import msgspec
+
+    from epp.clock import Clock
+
+    class Api(Protocol):
+        """See `epp.kube.api.KubeApi`."""
+
+        async def get(  # noqa: D102  # the class says it
+            self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
+        ) -> bytes: ...
+        def watch(  # noqa: D102  # the class says it
+            self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
+        ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
+
+    class Observer(Protocol):
+        """Counts what happens to a resource; names are from a closed set."""
+
+        def listed(self, resource: str) -> None: ...  # noqa: D102  # its name says it
+        def event(self, resource: str) -> None: ...  # noqa: D102  # its name says it
+        def failed(self, resource: str, reason: str) -> None: ...  # noqa: D102  # its name says it
+
+
+T = TypeVar("T", bound=Named)
+Sleep = Callable[[float], "Awaitable[None]"]
+log = logging.getLogger(__name__)
+
+PAGE_OBJECTS = 500
+#: A watch is asked to last between these; the server ends it then in order.
+WATCH_S = (240.0, 300.0)
+#: Age of the last list at which a watch that ended is not resumed.
+RELIST_S = 900.0
+#: A watch shorter than this does not count as one that worked.
+SHORT_S = 1.0
+#: Cuts in a row from which on they are worth a warning.
+_PASSING = 3
+
+_list = Decoder(ObjectList)
+_event = Decoder(WatchEvent)
+_status = Decoder(Status)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[T]):
+    """What is mirrored.
+
+    Attributes:
+        name: the resource's plural, for people and metrics.
+        path: path of the collection.
+        decode: JSON to object.
+        params: selectors.
+        metadata_only: ask for metadata alone.
+        optional: clusters do without it; that it is not served is no reason for a warning.
+    """
+
+    name: str
+    path: str
+    decode: Callable[[bytes | msgspec.Raw], T]
+    params: Mapping[str, str] = field(default_factory=dict)
+    metadata_only: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every reflector needs of its surroundings."""
+
+    api: Api
+    observer: Observer
+    clock: Clock
+    sleep: Sleep
+    seed: int
+
+
+class Reflector(Generic[T]):
+    """Mirrors one resource while `run` runs.
+
+    Args:
+        resource: what to mirror.
+        tools: the API server, the time, where to count.
+        changed: called after every change of objects or of `problem`.
+    """
+
+    def __init__(self, resource: Resource[T], tools: Tools, changed: Callable[[], None]) -> None:
+        self.resource = resource
+        self.objects: dict[str, T] = {}
+        self.synced = False
+        self.problem: KubeError | None = None
+        self._tools, self._changed = tools, changed
+        self._backoff = BackOff(tools.seed, resource.name)
+        self._version = ""
+        self._listed_s = 0.0
+        self._warned = False
+
+    async def run(self) -> None:
+        """Mirror for ever."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except KubeError as error:
+                await self._failed(error)
+
+    async def _list(self) -> None:
+        resource = self.resource
+        found: dict[str, T] = {}
+        params = {**resource.params, "limit": str(PAGE_OBJECTS)}
+        while True:
+            answer = await self._tools.api.get(resource.path, params, metadata_only=resource.metadata_only)
+            try:
+                page = _list(answer)
+            except ValueError as error:
+                raise KubeError(Reason.MALFORMED, f"the list of {resource.name}: {error}") from error
+            for text in page.items or ():
+                item = self._decode(text)
+                if item is not None:
+                    found[_key(item)] = item
+            if not page.metadata.continue_:
+                break
+            params["continue"] = page.metadata.continue_
+        if not page.metadata.resource_version:
+            raise KubeError(Reason.MALFORMED, f"the list of {resource.name} has no resourceVersion")
+        self.objects = found
+        self._version, self._listed_s = page.metadata.resource_version, self._tools.clock.mono_s()
+        self._tools.observer.listed(resource.name)
+        self._mended()
+        self.synced = True
+        self._changed()
+
+    async def _watch(self) -> None:
+        resource, clock = self.resource, self._tools.clock
+        low, high = WATCH_S
+        params = {
+            **resource.params,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(low + (high - low) * self._backoff.spread("watch"))),
+        }
+        began_s, events = clock.mono_s(), 0
+        watching = self._tools.api.watch(resource.path, params, metadata_only=resource.metadata_only)
+        try:
+            async with watching as lines:
+                self._mended()
+                async for line in lines:
+                    self._take(line)
+                    events += 1
+        finally:
+            now_s = clock.mono_s()
+            if events or now_s - began_s >= SHORT_S:
+                self._backoff.reset()
+                self._warned = False
+        if now_s - self._listed_s >= RELIST_S:
+            self._version = ""
+        if not events and now_s - began_s < SHORT_S:
+            await self._tools.sleep(self._backoff.next_s())
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = _event(line)
+        except ValueError as error:
+            # What this event said is lost, and with it the right to go on from here.
+            self._version = ""
+            raise KubeError(Reason.MALFORMED, f"a watch of {self.resource.name}: {error}") from error
+        if event.type == "ERROR":
+            raise self._told(event)
+        item = self._decode(event.object)
+        if item is None:
+            return
+        self._version = item.metadata.resource_version or self._version
+        if event.type == "BOOKMARK":
+            return
+        self._tools.observer.event(self.resource.name)
+        if event.type == "DELETED":
+            self.objects.pop(_key(item), None)
+        else:
+            self.objects[_key(item)] = item
+        self._changed()
+
+    def _told(self, event: WatchEvent) -> KubeError:
+        try:
+            status = _status(event.object)
+        except ValueError:
+            status = Status()
+        # Whatever the error, client libraries agree: the version that led to it is not to be used again.
+        self._version = ""
+        return KubeError(reason_of(status.code), status.message or "the watch ended with an error")
+
+    def _decode(self, text: msgspec.Raw) -> T | None:
+        try:
+            return self.resource.decode(text)
+        except ValueError as error:
+            log.warning("an object among the %s cannot be read: %s", self.resource.name, error)
+            self._tools.observer.failed(self.resource.name, Reason.MALFORMED.value)
+            return None
+
+    async def _failed(self, error: KubeError) -> None:
+        name = self.resource.name
+        self._tools.observer.failed(name, error.reason.value)
+        if error.reason in {Reason.GONE, Reason.NOT_FOUND}:
+            self._version = ""
+        if error.reason is Reason.GONE:
+            log.info("%s: the watch is too old, listing again", name)
+        else:
+            # One cut connection is an event of every day; what lasts is worth a person's time, once.
+            passing = error.reason is Reason.UNREACHABLE and self._backoff.failures < _PASSING
+            if self.resource.optional and error.reason is Reason.NOT_FOUND:
+                log.debug("%s: %s", name, error)
+            elif self.synced and passing:
+                log.info("the watch of %s was cut, going on: %s", name, error)
+            elif not self._warned:
+                log.warning("cannot follow %s: %s", name, error)
+                self._warned = True
+            self.problem = error
+            self._changed()
+        await self._tools.sleep(max(error.retry_after_s, self._backoff.next_s()))
+
+    def _mended(self) -> None:
+        if self.problem is not None:
+            if self._warned:
+                log.info("the API server answers on %s again", self.resource.name)
+            self.problem = None
+            self._changed()
+
+
+def _key(item: Named) -> str:
+    return f"{item.metadata.namespace}/{item.metadata.name}"

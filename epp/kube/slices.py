@@ -1,0 +1,121 @@
+"""EndpointSlices in, endpoints out: discovery through a Service, for clusters without the CRDs.
+
+A pod with two families is in two slices; it is one replica and so one endpoint. Slices know no restarts of a
+container: the engine's own metrics tell them (start time), as they do outside Kubernetes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epp.config.address import is_ip, join_address
+from epp.config.pool import EndpointSpec
+from epp.kube.keys import PREFIX, first
+from epp.kube.reconcile import HOSTNAME, REGION, ZONE, Discovered, Offer, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from epp.config.schema import Kubernetes
+    from epp.kube.objects import EndpointSlice, Named, SliceEndpoint
+
+_FAMILY = {"IPv4": "ipv4", "IPv6": "ipv6"}
+
+
+def reconcile_slices(
+    slices: Iterable[EndpointSlice],
+    nodes: Mapping[str, Named],
+    settings: Kubernetes,
+    known: Mapping[str, EndpointSpec],
+) -> Discovered:
+    """The pool of a Service.
+
+    Args:
+        slices: the Service's slices.
+        nodes: nodes by name, as far as they can be read.
+        settings: address family, ports to take, keys of labels.
+        known: the endpoints before, by address.
+    """
+    problems: list[str] = []
+    replicas: dict[str, list[_Entry]] = {}
+    for each in sorted(slices, key=lambda each: each.metadata.name):
+        family = _FAMILY.get(each.address_type)
+        if family is None:
+            problems.append(f"EndpointSlice {each.metadata.name} holds {each.address_type}, not addresses")
+            continue
+        ports = _ports(each, settings, problems)
+        for said in each.endpoints or ():
+            # Addresses of one entry are interchangeable: the first is the one that everybody uses.
+            ip = said.addresses[0] if said.addresses else ""
+            if is_ip(ip):
+                replica = (said.target_ref.uid if said.target_ref else "") or ip
+                created = each.metadata.creation_timestamp or ""
+                replicas.setdefault(replica, []).append(_Entry(family, ip, ports, created, said))
+    offers: list[Offer] = []
+    for entries in replicas.values():
+        wanted: str = settings.ip_family or min(entry.family for entry in entries)
+        others = [entry.ip for entry in entries if entry.family != wanted]
+        for entry in entries:
+            if entry.family == wanted:
+                node = nodes.get(entry.said.node_name or "")
+                offers.extend(_offers(entry, others, node=node, settings=settings, known=known))
+    return settle(offers, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One address of one replica, and the slice's words that hold for it."""
+
+    family: str
+    ip: str
+    ports: tuple[int, ...]
+    created: str
+    said: SliceEndpoint
+
+
+def _ports(each: EndpointSlice, settings: Kubernetes, problems: list[str]) -> tuple[int, ...]:
+    found = [entry.port for entry in each.ports or () if entry.port and entry.protocol in {None, "", "TCP"}]
+    if settings.target_ports:
+        return tuple(port for port in settings.target_ports if port in found)
+    if len(found) > 1:
+        problems.append(
+            f"Service {settings.service} has the ports {sorted(found)}: "
+            "say in pool.kubernetes.target_ports which of them take requests"
+        )
+        return ()
+    return tuple(found)
+
+
+def _offers(
+    entry: _Entry,
+    others: list[str],
+    *,
+    node: Named | None,
+    settings: Kubernetes,
+    known: Mapping[str, EndpointSpec],
+) -> Iterable[Offer]:
+    said = entry.said
+    serving = said.conditions.ready is not False and not said.conditions.terminating
+    node_labels = (node.metadata.labels if node else None) or {}
+    labels = {key: node_labels[key] for key in (ZONE, REGION) if key in node_labels}
+    if said.zone:
+        labels[ZONE] = said.zone
+    if said.node_name:
+        labels[HOSTNAME] = said.node_name
+    uid = said.target_ref.uid if said.target_ref else ""
+    for rank, port in enumerate(entry.ports):
+        address = join_address(entry.ip, port)
+        if not serving and (address not in known or known[address].uid != uid):
+            continue
+        name = {f"{PREFIX}name": f"{said.target_ref.name}-rank-{rank}"} if said.target_ref else {}
+        spec = EndpointSpec(
+            address=address,
+            uid=uid,
+            tls=settings.tls,
+            region=first([node_labels], [f"{PREFIX}region", settings.region_label]),
+            engine_class=first([node_labels], [f"{PREFIX}engine-class", settings.engine_class_label]),
+            labels={**labels, **name},
+            draining=not serving,
+        )
+        yield Offer((serving, entry.created), spec, tuple(join_address(other, port) for other in others))

@@ -1,0 +1,239 @@
+"""The cluster as a source of endpoints and priorities: what is mirrored, and what it adds up to.
+
+Owns the mirrors and the last pool handed over. Three ways in, by configuration: an InferencePool and the pods
+that it selects (and its objectives), a selector of pods, or a Service's EndpointSlices; with nodes for their
+labels.
+
+Nothing is handed over before everything that it needs has been listed once, and a change of the pool's
+selector only when the new pods have been: no half pool is ever in force. A cluster that cannot be read
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from epp.kube.objectives import priorities
+from epp.kube.objects import Decoder, EndpointSlice, InferencePool, Named, Objective, Pod
+from epp.kube.problems import Reason
+from epp.kube.reconcile import Discovered, reconcile_pods
+from epp.kube.reflector import Reflector, Resource
+from epp.kube.slices import reconcile_slices
+from epp.kube.words import advice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from epp.config.schema import Kubernetes
+    from epp.kube.reflector import Tools
+
+log = logging.getLogger(__name__)
+
+#: Changes are gathered for this long: a rollout is many events and few pools.
+GATHER_S = 0.05
+_VERSIONS = {"inference.networking.k8s.io": "v1", "inference.networking.x-k8s.io": "v1alpha2"}
+#: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
+_OBJECTIVES = ("llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2")
+_SERVICE_LABEL = "kubernetes.io/service-name"
+
+
+class KubeSource:
+    """Follows a cluster while `run` runs.
+
+    Args:
+        settings: what to follow.
+        namespace: where.
+        tools: the API server, the time, where to count.
+        apply: takes every new pool.
+    """
+
+    def __init__(
+        self, settings: Kubernetes, namespace: str, tools: Tools, apply: Callable[[Discovered], None]
+    ) -> None:
+        self._settings, self._namespace, self._tools, self._apply = settings, namespace, tools, apply
+        self._dirty = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._current = Discovered()
+        self._told: frozenset[str] = frozenset()
+        self._applied = False
+        self._priorities: Mapping[str, int] = {}
+        self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
+        self._pool = self._objectives = self._old_objectives = None
+        if settings.pool_name:
+            name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
+            group = f"{settings.pool_group}/{_VERSIONS[settings.pool_group]}"
+            self._pool = self._mirror("inferencepools", self._collection(group), InferencePool, name)
+            new, old = (
+                self._mirror(
+                    "inferenceobjectives",
+                    self._collection(group, "inferenceobjectives"),
+                    Objective,
+                    optional=True,
+                )
+                for group in _OBJECTIVES
+            )
+            self._objectives, self._old_objectives = new, old
+        self._members: Reflector[Pod] | None = None
+        self._next_members: Reflector[Pod] | None = None
+        self._slices: Reflector[EndpointSlice] | None = None
+        if settings.selector:
+            self._members = self._pods(settings.selector)
+        if settings.service:
+            label = {"labelSelector": f"{_SERVICE_LABEL}={settings.service}"}
+            path = self._collection("discovery.k8s.io/v1", "endpointslices")
+            self._slices = self._mirror("endpointslices", path, EndpointSlice, label)
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        fixed = [self._pool, self._members, self._slices, self._objectives, self._old_objectives]
+        if self._settings.watch_nodes:
+            fixed.append(self._nodes)
+        async with asyncio.TaskGroup() as self._group:
+            for position, mirror in enumerate(fixed):
+                if mirror is not None:
+                    self._start(f"{mirror.resource.name} {position}", mirror.run())
+            while True:
+                await self._dirty.wait()
+                await self._tools.sleep(GATHER_S)
+                self._dirty.clear()
+                self._reconcile()
+
+    def not_ready(self) -> str:
+        """Why requests cannot be placed yet, ``""`` once a pool is in force."""
+        if self._pool is not None and self._pool.synced and not self._pool.objects:
+            return f"InferencePool {self._namespace}/{self._settings.pool_name} does not exist"
+        if self._applied:
+            return ""
+        for mirror in self._needed():
+            if mirror.problem is not None:
+                return self.words(mirror)
+        return "waiting for the cluster's first answers"
+
+    def problems(self) -> list[str]:
+        """What an operator should mend, whether or not requests can be placed."""
+        return [*(self.words(mirror) for mirror in self._all() if mirror.problem is not None), *self._told]
+
+    def priority(self, objective: str) -> int:
+        """Priority of an InferenceObjective by name, 0 for one that does not exist."""
+        return self._priorities.get(objective, 0)
+
+    def words(self, mirror: Reflector[Any]) -> str:
+        """What is wrong with a mirror and what to do."""
+        problem = mirror.problem
+        return advice(mirror.resource, self._settings, self._namespace, problem) if problem else ""
+
+    def _collection(self, group: str, plural: str = "inferencepools") -> str:
+        return f"/apis/{group}/namespaces/{self._namespace}/{plural}"
+
+    def _mirror(
+        self,
+        name: str,
+        path: str,
+        kind: type[Any],
+        params: Mapping[str, str] | None = None,
+        *,
+        metadata_only: bool = False,
+        optional: bool = False,
+    ) -> Reflector[Any]:
+        resource = Resource(
+            name, path, Decoder(kind), params or {}, metadata_only=metadata_only, optional=optional
+        )
+        return Reflector(resource, self._tools, self._dirty.set)
+
+    def _pods(self, selector: str) -> Reflector[Pod]:
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        return self._mirror("pods", path, Pod, {"labelSelector": selector})
+
+    def _all(self) -> list[Reflector[Any]]:
+        mirrors: list[Reflector[Any] | None] = [self._pool, self._next_members or self._members, self._slices]
+        if self._settings.watch_nodes:
+            mirrors.append(self._nodes)
+        mirrors += [self._objectives, self._old_objectives]
+        return [mirror for mirror in mirrors if mirror is not None and not _spared(mirror)]
+
+    def _needed(self) -> list[Reflector[Any]]:
+        mirrors = (self._pool, self._members or self._next_members, self._slices)
+        return [mirror for mirror in mirrors if mirror is not None]
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        if self._group is not None:
+            self._running[name] = self._group.create_task(work, name=name)
+
+    def _reconcile(self) -> None:
+        if self._objectives is not None and self._old_objectives is not None:
+            newer = self._objectives.synced or not self._old_objectives.synced
+            in_force = self._objectives if newer else self._old_objectives
+            self._priorities = priorities(in_force.objects.values(), self._settings)
+        self._follow_pool()
+        # The first pool waits for the nodes, where they may be read: regions must not come later.
+        if self._settings.watch_nodes and not (self._nodes.synced or self._nodes.problem):
+            return
+        found = self._discover()
+        if found is None:
+            return
+        for words in sorted(set(found.problems) - self._told):
+            log.warning("%s", words)
+        self._told = frozenset(found.problems)
+        if not self._applied or (found.specs, found.aliases) != (self._current.specs, self._current.aliases):
+            self._applied = True
+            self._current = found
+            self._apply(found)
+
+    def _follow_pool(self) -> None:
+        """Mirror the pods that the pool selects now; the old ones stay in force until those are listed."""
+        pool = self._pool_object()
+        if pool is None:
+            return
+        labels = pool.spec.match_labels
+        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        newest = self._next_members or self._members
+        if newest is None or newest.resource.params["labelSelector"] != selector:
+            if self._next_members is not None:
+                self._stop(self._next_members)
+            self._next_members = self._pods(selector)
+            self._start(_task(self._next_members), self._next_members.run())
+        if self._next_members is not None and self._next_members.synced:
+            if self._members is not None:
+                self._stop(self._members)
+            self._members, self._next_members = self._next_members, None
+
+    def _stop(self, mirror: Reflector[Any]) -> None:
+        task = self._running.pop(_task(mirror), None)
+        if task is not None:
+            task.cancel()
+
+    def _pool_object(self) -> InferencePool | None:
+        return next(iter(self._pool.objects.values()), None) if self._pool is not None else None
+
+    def _discover(self) -> Discovered | None:
+        nodes = {node.metadata.name: node for node in self._nodes.objects.values()}
+        settings, known = self._settings, self._current.specs
+        if self._slices is not None:
+            if not self._slices.synced:
+                return None
+            return reconcile_slices(self._slices.objects.values(), nodes, settings, known)
+        if self._pool is None:
+            ports = tuple(settings.target_ports)
+        elif not self._pool.synced:
+            return None
+        else:
+            pool = self._pool_object()
+            if pool is None:
+                return Discovered()
+            ports = pool.spec.ports
+        if self._members is None or not self._members.synced or self._next_members is not None:
+            return None
+        return reconcile_pods(self._members.objects.values(), nodes, ports, settings, known)
+
+
+def _spared(mirror: Reflector[Any]) -> bool:
+    """Whether the only thing wrong is that the server does not serve what nobody has to install."""
+    problem = mirror.problem
+    return mirror.resource.optional and problem is not None and problem.reason is Reason.NOT_FOUND
+
+
+def _task(mirror: Reflector[Any]) -> str:
+    return f"{mirror.resource.name} {mirror.resource.params.get('labelSelector', '')}"

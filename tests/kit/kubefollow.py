@@ -1,0 +1,135 @@
+"""A picker's view of a cluster under test: a source that runs, and what it handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import yaml
+
+from epp.kube.api import KubeApi
+from epp.kube.credentials import Surroundings, namespace_of
+from epp.kube.reflector import Tools
+from epp.kube.source import KubeSource
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from epp.config.schema import Kubernetes
+    from epp.kube.reconcile import Discovered
+
+#: How long a change may take to arrive: far more than it needs on any machine.
+PATIENCE_S = 30.0
+
+
+class RealClock:
+    """The machine's clocks."""
+
+    def mono_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+
+class Counted:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.lists: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.failures: Counter[tuple[str, str]] = Counter()
+
+    def listed(self, resource: str) -> None:
+        self.lists[resource] += 1
+
+    def event(self, resource: str) -> None:
+        self.events[resource] += 1
+
+    def failed(self, resource: str, reason: str) -> None:
+        self.failures[resource, reason] += 1
+
+
+class Following:
+    """A source that runs. Waits are real but short: back-offs are cut to a hundredth."""
+
+    def __init__(self, settings: Kubernetes, around: Surroundings) -> None:
+        self.seen = Counted()
+        self.pools: list[Discovered] = []
+        clock = RealClock()
+        self.api = KubeApi(settings, around, clock)
+        tools = Tools(self.api, self.seen, clock, lambda seconds: asyncio.sleep(seconds / 100.0), seed=1)
+        self.source = KubeSource(settings, namespace_of(settings, around), tools, self.pools.append)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Endpoints that take requests now."""
+        specs = self.pools[-1].specs if self.pools else {}
+        return [address for address, spec in specs.items() if not spec.draining]
+
+    @property
+    def draining(self) -> list[str]:
+        specs = self.pools[-1].specs if self.pools else {}
+        return [address for address, spec in specs.items() if spec.draining]
+
+    async def until(self, holds: Callable[[], object], what: str = "") -> None:
+        """Wait for something to hold.
+
+        Raises:
+            AssertionError: it never does.
+        """
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            pool = list(self.pools[-1].specs) if self.pools else None
+            words = (
+                f"{what}: {pool} {self.source.not_ready()!r} {self.source.problems()} {self.seen.failures}"
+            )
+            assert time.monotonic() < deadline_s, words
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def following(settings: Kubernetes, around: Surroundings) -> AsyncIterator[Following]:
+    """Follow a cluster for as long as the block lasts."""
+    follower = Following(settings, around)
+    task = asyncio.get_running_loop().create_task(follower.source.run())
+    try:
+        yield follower
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await follower.api.close()
+
+
+def kubeconfig(
+    path: Path, url: str, *, token: str = "", token_file: str = "", plugin: list[str] | None = None
+) -> Path:
+    """Write a kubeconfig file."""
+    user: dict[str, object] = {}
+    if token:
+        user["token"] = token
+    if token_file:
+        user["tokenFile"] = token_file
+    if plugin:
+        user["exec"] = {"apiVersion": "client.authentication.k8s.io/v1", "command": plugin[0], "args": plugin[1:],
+                        "interactiveMode": "Never"}  # fmt: skip
+    cluster = {"server": url, "insecure-skip-tls-verify": True}
+    content = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def nowhere(base: Path) -> Surroundings:
+    """Surroundings of a process outside any cluster."""
+    return Surroundings(environ={}, service_account=base / "none", home=base, base=base)
