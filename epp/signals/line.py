@@ -1,0 +1,97 @@
+"""One straight line through noisy, heavy-tailed samples, learned as they come.
+
+Owns the fit ``y = base * u + slope * x``. Rules: it starts on a prior that keeps the weight of a few samples
+for ever, old samples fade, relative errors count (times in milliseconds err by a share, not by an amount),
+one outlier moves it no further than an ordinary sample would, and neither coefficient leaves its bounds.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: Residuals count up to this many times the usual one (Huber, wider than his 1.345: latencies are skewed).
+#: Samples that the prior weighs, spread over its design points.
+PRIOR_SAMPLES = 20.0
+#: Residuals count up to this many times the usual one (Huber's function, wider than his 1.345: the errors of
+#: latencies are skewed).
+CLIP = 2.0
+#: A coefficient stays within this factor of its prior, either way.
+BOUND = 16.0
+#: Usual relative error before any was seen.
+_FIRST_SPREAD = 0.5
+
+
+class Line:
+    """``y = base * u + slope * x`` for positive u, x and y.
+
+    Args:
+        base: prior of the first coefficient, above 0.
+        slope: prior of the second, above 0.
+        design: ``(u, x)`` points at which the prior counts as seen; at least two that are not multiples of
+            each other.
+    """
+
+    __slots__ = ("_data", "_high", "_low", "_prior", "_spread", "base", "samples", "slope")
+
+    def __init__(self, base: float, slope: float, design: tuple[tuple[float, float], ...]) -> None:
+        self.base, self.slope = base, slope
+        self.samples = 0
+        self._spread = _FIRST_SPREAD
+        self._low, self._high = (base / BOUND, slope / BOUND), (base * BOUND, slope * BOUND)
+        self._prior, self._data = [0.0] * 5, [0.0] * 5
+        for u, x in design:
+            y = base * u + slope * x
+            _add(self._prior, u, x, y, PRIOR_SAMPLES / len(design) / (y * y))
+
+    def predict(self, u: float, x: float) -> float:
+        """What the line says."""
+        return self.base * u + self.slope * x
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether a coefficient would go further than it may: measurements that no engine gives."""
+        return any(
+            value in (low, high)
+            for value, low, high in zip((self.base, self.slope), self._low, self._high, strict=True)
+        )
+
+    def observe(self, u: float, x: float, y: float, weight: float = 1.0) -> float:
+        """Take a sample; its relative error before it was taken.
+
+        Args:
+            u: factor of the base.
+            x: factor of the slope.
+            y: what was measured, above 0.
+            weight: how much it counts, 0..1.
+        """
+        said = self.predict(u, x)
+        error = (y - said) / said
+        clipped = max(-CLIP * self._spread, min(error, CLIP * self._spread))
+        self._spread += 0.02 * weight * (min(abs(error), 4.0 * self._spread) - self._spread)
+        keep = 1.0 - weight / MEMORY_SAMPLES
+        self._data = [keep * value for value in self._data]
+        _add(self._data, u, x, said * (1.0 + clipped), weight / (said * said))
+        self.samples += 1
+        self._solve()
+        return error
+
+    def _solve(self) -> None:
+        uu, ux, xx, uy, xy = (a + b for a, b in zip(self._prior, self._data, strict=True))
+        determinant = uu * xx - ux * ux
+        if not determinant > 0.0 or not math.isfinite(determinant):
+            return
+        base = (uy * xx - xy * ux) / determinant
+        slope = (xy * uu - uy * ux) / determinant
+        if base < self._low[0]:  # the best within the bounds has the other coefficient moved along
+            base = self._low[0]
+            slope = (xy - base * ux) / xx
+        elif slope < self._low[1]:
+            slope = self._low[1]
+            base = (uy - slope * ux) / uu
+        self.base = max(self._low[0], min(base, self._high[0]))
+        self.slope = max(self._low[1], min(slope, self._high[1]))
+
+
+def _add(sums: list[float], u: float, x: float, y: float, weight: float) -> None:
+    for index, value in enumerate((u * u, u * x, x * x, u * y, x * y)):
+        sums[index] += weight * value

@@ -1,0 +1,279 @@
+"""How fast each engine works: milliseconds per uncached token, per decode step, per sequence beside it.
+
+Owns the rates, learned from outcomes. Rates belong to an engine class and are pooled over its endpoints:
+wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
+between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
+from its class only when the evidence that it is slow is strong. Without measurements, or with absurd ones, a
+class stays on its priors and `describe` says so.
+
+Rules: samples are attributed to the state of the endpoint when the request was sent; what waits, batches and
+prefills at the same time errs to one side, so samples taken under load count less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.signals.line import Line
+from epp.signals.slots import grown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What an engine needs.
+
+    Attributes:
+        prefill_base_ms: fixed time of one prefill, the engine's front end included.
+        prefill_ms_per_token: time of one uncached token.
+        decode_base_ms: time of a token of an answer that is alone in the batch.
+        decode_ms_per_request: what every further answer in the batch adds to it.
+    """
+
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    decode_base_ms: float
+    decode_ms_per_request: float
+
+    def __post_init__(self) -> None:
+        """All of them are times above 0."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, not {value}")
+
+
+#: Priors, by what an engine class' name contains. Two L40S and H100: source [G]; A30 and V100: source [L].
+PRIORS: Mapping[str, Rates] = {
+    "l40s": Rates(85.0, 0.065, 7.4, 1.32),
+    "h100": Rates(75.0, 0.040, 4.6, 0.83),
+    "a30": Rates(52.0, 0.194, 18.0, 1.3),
+    "v100": Rates(55.0, 0.366, 24.0, 1.9),
+}
+#: The prior of every other class: only ratios between classes matter, and those are soon learned.
+DEFAULT_PRIOR = PRIORS["l40s"]
+
+#: ``(requests, tokens)`` and ``(1, requests beside)`` at which priors count as seen.
+_PREFILL_DESIGN = ((1.0, 100.0), (1.0, 2_000.0), (1.0, 16_000.0))
+_DECODE_DESIGN = ((1.0, 1.0), (1.0, 8.0), (1.0, 32.0))
+_LONGEST_TTFT_MS = 600_000.0
+_LONGEST_ITL_MS = 10_000.0
+#: An endpoint is slower than its class from this factor on, and equal again below the second one.
+_SLOW, _EQUAL = 1.4, 1.2
+_SLOWEST = 8.0
+#: Samples that the evidence on an endpoint reaches back, and the fewest that make evidence.
+_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 60.0, 25.0
+#: Standard errors by which the evidence must be beyond equal.
+_SIGNIFICANT = 4.0
+#: Samples of one endpoint between two judgements of it.
+_JUDGED_EVERY = 5
+
+
+class _Class:
+    """The two lines of one engine class."""
+
+    __slots__ = ("decode", "prefill", "refused", "slots")
+
+    def __init__(self, prior: Rates) -> None:
+        self.prefill = Line(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
+        self.decode = Line(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
+        self.refused = 0
+        self.slots = np.zeros(0, np.intp)
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(self.prefill.base, self.prefill.slope, self.decode.base, self.decode.slope)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRates:
+    """One class' rates as shown to people.
+
+    Attributes:
+        rates: in force.
+        prefill_samples: first tokens learned from.
+        decode_samples: answers learned from.
+        refused: samples that no engine gives.
+        note: what to know of them: ``priors`` without samples, ``at a bound``, ``""``.
+        slow: endpoints found slower than the class, with their factor.
+    """
+
+    rates: Rates
+    prefill_samples: int
+    decode_samples: int
+    refused: int
+    note: str
+    slow: Mapping[str, float]
+
+
+class RateTable:
+    """Rates by slot.
+
+    Args:
+        priors: by engine class, before the built-in ones.
+    """
+
+    def __init__(self, priors: Mapping[str, Rates] | None = None) -> None:
+        self._priors = dict(priors or {})
+        self._classes: dict[str, _Class] = {}
+        self._of: dict[int, str] = {}
+        self._block = np.ones((len(Rates.__slots__), 0), np.float64)
+        # How an endpoint's times compare with its class' word, as logarithms that fade: weight of the
+        # samples, their mean, the sum of squares around it, and the factor that follows.
+        self._weight = np.zeros(0, np.float64)
+        self._mean = np.zeros(0, np.float64)
+        self._square = np.zeros(0, np.float64)
+        self._factor = np.zeros(0, np.float64)
+        self._samples: dict[int, int] = {}
+
+    def resize(self, capacity: int) -> None:
+        """Make room for slots below ``capacity``."""
+        self._block = grown(self._block, capacity, 1.0)
+        self._weight = grown(self._weight, capacity, 0.0)
+        self._mean = grown(self._mean, capacity, 0.0)
+        self._square = grown(self._square, capacity, 0.0)
+        self._factor = grown(self._factor, capacity, 1.0)
+
+    def assign(self, slot: int, engine_class: str) -> None:
+        """The slot's endpoint is of this class; what was known of it as an endpoint is forgotten."""
+        self.forget(slot)
+        known = self._classes.get(engine_class)
+        if known is None:
+            known = self._classes[engine_class] = _Class(self._prior(engine_class))
+        self._of[slot] = engine_class
+        known.slots = np.append(known.slots, slot)
+        self._show(known)
+
+    def forget(self, slot: int) -> None:
+        """Another process, or none, is behind the slot; its class keeps what it learned."""
+        name = self._of.pop(slot, None)
+        if name is not None:
+            known = self._classes[name]
+            known.slots = known.slots[known.slots != slot]
+        self._samples.pop(slot, None)
+        self._weight[slot] = self._mean[slot] = self._square[slot] = 0.0
+        self._factor[slot] = 1.0
+
+    def block(self) -> NDArray[np.float64]:
+        """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
+        return self._block
+
+    def of(self, slot: int) -> Rates:
+        """The slot's rates."""
+        return Rates(*self._block[:, slot].tolist())
+
+    def observe_prefill(
+        self, slot: int, *, requests: float, tokens: float, ttft_ms: float, busy: float = 0.0
+    ) -> bool:
+        """A first token came.
+
+        Args:
+            slot: who sent it.
+            requests: prefills that it waited for, its own included.
+            tokens: uncached tokens of them together, its own included.
+            ttft_ms: time to first token without the network's part.
+            busy: requests beside it when it was sent; the more, the less the sample counts.
+
+        Returns:
+            False for a time that no engine gives: refused and counted.
+        """
+        known = self._known(slot)
+        if known is None:
+            return False
+        if not 0.0 < ttft_ms <= _LONGEST_TTFT_MS or tokens < 0.0 or requests <= 0.0:
+            known.refused += 1
+            return False
+        error = known.prefill.observe(requests, max(tokens, 1.0), ttft_ms, 1.0 / (1.0 + busy))
+        self._compare(slot, known, error)
+        return True
+
+    def observe_decode(self, slot: int, *, beside: float, itl_ms: float) -> bool:
+        """An answer ended.
+
+        Args:
+            slot: who sent it.
+            beside: answers that shared the batch with it.
+            itl_ms: mean time between its tokens.
+
+        Returns:
+            False for a time that no engine gives: refused and counted.
+        """
+        known = self._known(slot)
+        if known is None:
+            return False
+        if not 0.0 < itl_ms <= _LONGEST_ITL_MS or beside < 0.0:
+            known.refused += 1
+            return False
+        error = known.decode.observe(1.0, max(beside, 0.1), itl_ms)
+        self._compare(slot, known, error)
+        return True
+
+    def describe(self, addresses: Mapping[int, str]) -> dict[str, ClassRates]:
+        """By engine class, for people; ``addresses`` by slot."""
+        rows: dict[str, ClassRates] = {}
+        for name, known in self._classes.items():
+            if not known.slots.size:
+                continue
+            note = "" if known.prefill.samples + known.decode.samples else "priors: nothing measured yet"
+            if known.prefill.at_bound or known.decode.at_bound:
+                note = "at a bound: the measurements fit no engine of this class"
+            slow = {
+                addresses[slot]: float(self._factor[slot])
+                for slot in known.slots.tolist()
+                if self._factor[slot] > 1.0
+            }
+            rows[name] = ClassRates(
+                known.rates, known.prefill.samples, known.decode.samples, known.refused, note, slow
+            )
+        return rows
+
+    def _prior(self, engine_class: str) -> Rates:
+        if engine_class in self._priors:
+            return self._priors[engine_class]
+        name = engine_class.lower()
+        return next((rates for part, rates in PRIORS.items() if part in name), DEFAULT_PRIOR)
+
+    def _known(self, slot: int) -> _Class | None:
+        name = self._of.get(slot)
+        return None if name is None else self._classes[name]
+
+    def _compare(self, slot: int, known: _Class, error: float) -> None:
+        """Add to the evidence on one endpoint, and judge it now and then."""
+        keep = 1.0 - 1.0 / _EVIDENCE_MEMORY
+        log_ratio = math.log(max(1.0 + error, 0.02))
+        weight = keep * float(self._weight[slot]) + 1.0
+        away = log_ratio - float(self._mean[slot])
+        self._square[slot] = keep * self._square[slot] + away * away * (1.0 - 1.0 / weight)
+        self._mean[slot] += away / weight
+        self._weight[slot] = weight
+        samples = self._samples[slot] = self._samples.get(slot, 0) + 1
+        if samples % _JUDGED_EVERY == 0:
+            self._judge(slot, known)
+        self._show(known)
+
+    def _judge(self, slot: int, known: _Class) -> None:
+        """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
+        equals = known.slots[(known.slots != slot) & (self._weight[known.slots] > 0.0)]
+        weight = float(self._weight[slot])
+        if not equals.size or weight < _LEAST_EVIDENCE:
+            return  # nobody to be compared with: a class of one is as fast as it is
+        beyond = float(self._mean[slot] - np.median(self._mean[equals]))
+        error = math.sqrt(float(self._square[slot])) / weight
+        if self._factor[slot] > 1.0:
+            slow = beyond > math.log(_EQUAL)
+        else:
+            slow = beyond > math.log(_SLOW) and beyond - _SIGNIFICANT * error > math.log(_EQUAL)
+        self._factor[slot] = min(math.exp(beyond), _SLOWEST) if slow else 1.0
+
+    def _show(self, known: _Class) -> None:
+        slots, rates = known.slots, known.rates
+        values = np.array([getattr(rates, name) for name in Rates.__slots__])
+        self._block[:, slots] = values[:, None] * self._factor[slots]

@@ -1,0 +1,145 @@
+"""Rates learned from outcomes: right on clean data, calm on dirty data, and honest about having none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from epp.draw import draw
+from epp.signals.line import BOUND, Line
+from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable
+
+DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
+
+
+def _noise(key: str, spread: float = 0.3) -> float:
+    """A factor around 1 with a long right tail, keyed."""
+    u = max(draw(1, key, "u"), 1e-9)
+    return math.exp(spread * math.sqrt(-2.0 * math.log(u)) * math.cos(6.283 * draw(1, key, "v")))
+
+
+def _table(classes: dict[int, str]) -> RateTable:
+    table = RateTable()
+    table.resize(8)
+    for slot, engine_class in classes.items():
+        table.assign(slot, engine_class)
+    return table
+
+
+def _feed(table: RateTable, slot: int, rates: Rates, count: int = 400, key: str = "") -> None:
+    for index in range(count):
+        tokens = 50.0 + 12_000.0 * draw(2, f"{slot}{key}{index}", "tokens") ** 2
+        ttft_ms = rates.prefill_base_ms + rates.prefill_ms_per_token * tokens
+        noise = _noise(f"{slot}{key}{index}")
+        assert table.observe_prefill(slot, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise)
+        beside = 1.0 + 20.0 * draw(2, f"{slot}{key}{index}", "beside")
+        itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
+        assert table.observe_decode(slot, beside=beside, itl_ms=itl_ms * _noise(f"{slot}{key}i{index}"))
+
+
+def test_a_line_starts_on_its_prior_and_finds_another() -> None:
+    line = Line(80.0, 0.06, DESIGN)
+    assert (line.base, line.slope) == (80.0, 0.06)
+    for index in range(600):
+        x = 12_000.0 * draw(3, str(index), "x")
+        line.observe(1.0, x, (30.0 + 0.02 * x) * _noise(str(index)))
+    assert line.slope == pytest.approx(0.02, rel=0.15)
+    assert line.base == pytest.approx(30.0, rel=0.5)
+
+
+def test_one_absurd_sample_moves_a_line_as_an_ordinary_one_would() -> None:
+    line = Line(80.0, 0.06, DESIGN)
+    for index in range(200):
+        x = 12_000.0 * draw(3, str(index), "x")
+        line.observe(1.0, x, 80.0 + 0.06 * x)
+    before = line.predict(1.0, 5_000.0)
+    line.observe(1.0, 5_000.0, 1e6)
+    assert line.predict(1.0, 5_000.0) == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_a_line_never_leaves_its_bounds(factor: float) -> None:
+    line = Line(80.0, 0.06, DESIGN)
+    for index in range(5_000):
+        x = 12_000.0 * draw(3, str(index), "x")
+        line.observe(1.0, x, (80.0 + 0.06 * x) * factor)
+    assert 80.0 / BOUND <= line.base <= 80.0 * BOUND
+    assert 0.06 / BOUND <= line.slope <= 0.06 * BOUND
+    assert line.at_bound
+
+
+def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
+    table = _table({0: "H100-SXM", 1: "something-new"})
+    assert table.of(0) == PRIORS["h100"]
+    assert table.of(1) == DEFAULT_PRIOR
+    assert "priors" in table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].note
+
+
+def test_operators_priors_win() -> None:
+    mine = Rates(10.0, 0.01, 2.0, 0.1)
+    table = RateTable({"mine": mine})
+    table.resize(8)
+    table.assign(0, "mine")
+    assert table.of(0) == mine
+
+
+@pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
+def test_absurd_times_are_refused_and_counted(ttft_ms: float) -> None:
+    table = _table({0: "l40s"})
+    assert not table.observe_prefill(0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
+    assert not table.observe_decode(0, beside=1.0, itl_ms=ttft_ms)
+    assert table.of(0) == PRIORS["l40s"]
+    assert table.describe({0: "a:1"})["l40s"].refused == 2
+
+
+def test_classes_learn_their_own_rates_and_pool_their_endpoints() -> None:
+    fast, slow = Rates(40.0, 0.015, 4.0, 0.5), Rates(90.0, 0.09, 10.0, 2.0)
+    table = _table({0: "x", 1: "x", 2: "y", 3: "y"})
+    for slot, rates in ((0, fast), (1, fast), (2, slow), (3, slow)):
+        _feed(table, slot, rates)
+    assert table.of(0) == table.of(1)
+    assert table.of(2) == table.of(3)
+    assert table.of(0).prefill_ms_per_token == pytest.approx(0.015, rel=0.2)
+    assert table.of(2).prefill_ms_per_token == pytest.approx(0.09, rel=0.2)
+    assert table.of(2).decode_ms_per_request == pytest.approx(2.0, rel=0.3)
+
+
+def test_noise_tells_no_endpoint_from_its_equals() -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(4), "l40s"))
+    for part in range(10):
+        for slot in range(4):
+            _feed(table, slot, rates, count=50, key=str(part))
+    assert len({table.of(slot) for slot in range(4)}) == 1
+
+
+def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
+    rates = PRIORS["l40s"]
+    half = Rates(*(2.0 * getattr(rates, name) for name in Rates.__slots__))
+    table = _table(dict.fromkeys(range(3), "l40s"))
+    for part in range(8):
+        for slot in range(3):
+            _feed(table, slot, half if slot == 0 else rates, count=20, key=str(part))
+    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token
+    assert list(table.describe({0: "a:1", 1: "b:1", 2: "c:1"})["l40s"].slow) == ["a:1"]
+    for part in range(8, 20):
+        for slot in range(3):
+            _feed(table, slot, rates, count=20, key=str(part))
+    assert table.of(0) == table.of(1)
+
+
+def test_a_class_of_one_is_as_fast_as_it_is() -> None:
+    table = _table({0: "only"})
+    _feed(table, 0, Rates(200.0, 0.2, 20.0, 4.0))
+    assert not table.describe({0: "a:1"})["only"].slow
+
+
+def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
+    table = _table({0: "x", 1: "x"})
+    _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
+    learned = table.of(1)
+    table.forget(0)
+    assert not table.observe_prefill(0, requests=1.0, tokens=10.0, ttft_ms=50.0)
+    table.assign(0, "x")
+    assert table.of(0) == learned
