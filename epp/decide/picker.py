@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.decide.records import Outcome
+    from epp.decide.subset import Subset
     from epp.decide.weights import WeightBook
     from epp.policies.base import Policy
     from epp.prompt.types import MeasuredPrompt
     from epp.signals.endpoint import Endpoint
     from epp.signals.fleet import Fleet
+
+
+__all__ = ["Ask", "Picker", "PickerSettings", "rerun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,10 @@ class Picker:
         self.fleet.apply(endpoints, now_s)
         self._eligibility.set_pool(self.fleet.members)
 
+    def addresses(self, subset: Subset) -> tuple[str, ...]:
+        """Endpoints of the pool that a subset names, in its order."""
+        return self._eligibility.addresses(subset)
+
     @property
     def in_flight(self) -> int:
         """Requests decided and not ended."""
@@ -104,21 +112,12 @@ class Picker:
         settings, fleet = self._settings, self.fleet
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
         output = settings.default_output_tokens if ask.max_output_tokens is None else ask.max_output_tokens
-        wants = Wants(ask.model, tokens + output, ask.regions)
+        wants = Wants(ask.model, tokens + output, ask.regions, ask.subset)
         found = self._eligibility.candidates(wants, fleet.healthy(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
         view = fleet.view(found.slots, cached, tokens, now_s)
-        request = RequestView(
-            decision_id=self._new_id(),
-            model=ask.model,
-            prompt_tokens=tokens,
-            body_bytes=ask.body_bytes,
-            max_output_tokens=ask.max_output_tokens,
-            affinity_key=ask.affinity_key,
-            prefix_key=self._prefix_key(ask.prompt),
-            sequence=self._sequence,
-        )
+        request = self._request(ask, tokens)
         policy, basis = self._policy_for(ask)
         weights = self.weights.current
         values = weights.values if policy is self.policy else {}
@@ -154,10 +153,23 @@ class Picker:
             tied=selection.tied,
             held_back=selection.held_back,
             excluded=found.excluded,
+            text_bytes=ask.text_bytes,
             served_models=found.served_models,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
+
+    def _request(self, ask: Ask, tokens: int) -> RequestView:
+        return RequestView(
+            decision_id=self._new_id(),
+            model=ask.model,
+            prompt_tokens=tokens,
+            body_bytes=ask.body_bytes,
+            max_output_tokens=ask.max_output_tokens,
+            affinity_key=ask.affinity_key,
+            prefix_key=self._prefix_key(ask.prompt),
+            sequence=self._sequence,
+        )
 
     def _prefix_key(self, prompt: MeasuredPrompt | None) -> str:
         if prompt is None or not prompt.blocks:

@@ -1,0 +1,107 @@
+"""A request between its decision and its outcome: what it asked, what was promised, what was seen.
+
+Owns what the stream and the first token's call tell, put together as an `Outcome`; who else is told of a
+request is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epp.decide.records import Outcome, Source, usage_sources, with_itl
+from epp.prompt.usage import NO_USAGE, Usage
+
+if TYPE_CHECKING:
+    from epp.decide.subset import Subset
+    from epp.prompt.types import MeasuredPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request asks, after parsing and measuring.
+
+    Attributes:
+        model: public model name, ``""`` when there is none.
+        prompt: the measured prompt, None for requests without one.
+        body_bytes: size of the body.
+        max_output_tokens: the client's output limit.
+        affinity_key: what session affinity keys on, as it may be recorded.
+        session: the client's session as it may be recorded, ``""`` when it names none.
+        regions: regions allowed, None for any.
+        subset: endpoints that the gateway allows, None for any.
+        api: parser name.
+        opaque: the body was not understood, so the prompt cannot be priced.
+        stream: the client asked for an event stream.
+        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
+            or no ratio can be learned from it (`epp.prompt.canonical.text_bytes`).
+    """
+
+    model: str = ""
+    prompt: MeasuredPrompt | None = None
+    body_bytes: int = 0
+    max_output_tokens: int | None = None
+    affinity_key: str = ""
+    session: str = ""
+    regions: frozenset[str] | None = None
+    subset: Subset | None = None
+    api: str = ""
+    opaque: bool = False
+    stream: bool = False
+    text_bytes: int = 0
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What is remembered of a request until its outcome is told."""
+
+    slot: int
+    endpoint: str
+    ask: Ask
+    picked_s: float
+    expected_tokens: float
+    distance_tokens: float = math.nan
+    first_token_s: float = math.nan
+    first_source: Source = Source.FIRST_TOKEN
+    last_chunk_s: float = math.nan
+    status: int | None = None
+    usage: Usage = NO_USAGE
+    served: str = ""
+    chunks: int | None = None
+    response_bytes: int | None = None
+
+    @property
+    def prompt(self) -> MeasuredPrompt | None:
+        """The measured prompt."""
+        return self.ask.prompt
+
+
+def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
+    """What the stream, and the call at the first token, have told."""
+    ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
+    seen = {
+        "served": bool(entry.served),
+        "status": entry.status is not None,
+        "chunks": entry.chunks is not None,
+        "response_bytes": entry.response_bytes is not None,
+    }
+    sources = {"cause": Source.STREAM, "e2e_ms": Source.STREAM}
+    sources |= {fact: Source.STREAM for fact, known in seen.items() if known}
+    if not math.isnan(ttft_ms):
+        sources["ttft_ms"] = entry.first_source
+    outcome = Outcome(
+        id=decision_id,
+        endpoint=entry.endpoint,
+        cause=cause,
+        status=entry.status,
+        ttft_ms=ttft_ms,
+        e2e_ms=(now_s - entry.picked_s) * 1e3,
+        usage=entry.usage,
+        served=entry.served,
+        chunks=entry.chunks,
+        response_bytes=entry.response_bytes,
+        streamed=entry.ask.stream,
+        sources=sources | usage_sources(entry.usage, Source.STREAM),
+    )
+    return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
