@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-#: Residuals count up to this many times the usual one (Huber, wider than his 1.345: latencies are skewed).
+#: Samples after which one counts by 1/e: an hour at one request in four seconds.
+MEMORY_SAMPLES = 1000.0
 #: Samples that the prior weighs, spread over its design points.
 PRIOR_SAMPLES = 20.0
-#: Residuals count up to this many times the usual one (Huber's function, wider than his 1.345: the errors of
-#: latencies are skewed).
+#: Residuals count up to this many times the usual one (Huber, wider than his 1.345: latencies are skewed).
 CLIP = 2.0
 #: A coefficient stays within this factor of its prior, either way.
 BOUND = 16.0
