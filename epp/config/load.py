@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
-from epp.config.schema import Config, Section
+from epp.config.schema import Config
+from epp.config.section import Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
 

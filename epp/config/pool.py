@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.schema import NotNegative, PositiveInt, Section
+from epp.config.section import NotNegative, PositiveInt, Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
 from epp.signals.endpoint import Endpoint

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from epp.config.schema import NotNegative, PositiveInt, Section
+from epp.config.section import NotNegative, PositiveInt, Section
 from epp.config.strict import decode
 from epp.errors import ConfigError, EppError
 from epp.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
