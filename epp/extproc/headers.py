@@ -60,3 +60,13 @@ def served_endpoint(metadata: Mapping[str, Mapping[str, object]]) -> str:
     """
     served = metadata.get(LB_NAMESPACE, {}).get(SERVED_KEY, "")
     return served if isinstance(served, str) else ""
+
+
+def served_verdict(metadata: Mapping[str, Mapping[str, object]]) -> str:
+    """What the conformance suite is told of who served, in the suite's own words where nobody is told.
+
+    Source: endpoint picker protocol (proposal 004), conformance.
+    """
+    if LB_NAMESPACE not in metadata:
+        return "fail: missing envoy lb metadata"
+    return served_endpoint(metadata) or "fail: missing destination endpoint served metadata"

@@ -20,7 +20,7 @@ from epp.pb.core_pb2 import HeaderValueOption
 from epp.pb.ext_proc_pb2 import CommonResponse, ImmediateResponse, ProcessingResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from epp.extproc.types import Pick, Refusal
     from epp.pb.ext_proc_pb2 import HeaderMutation
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MAX_PIECE_BYTES = 62_000
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
+SCORES_KEY = "x-gateway-destination-endpoint-scores"
+#: Response header that tells the conformance suite who served.
+SERVED_HEADER = "x-conformance-test-served-endpoint"
 DECISION_NAMESPACE = "epp"
 DECISION_KEY = "decision_id"
 
@@ -71,6 +74,10 @@ def change_of(pick: Pick) -> Change:
     fields = metadata.fields
     lb = fields[LB_NAMESPACE].struct_value.fields
     lb[DESTINATION_HEADER].string_value = pick.destination
+    if pick.scores:
+        scores = lb[SCORES_KEY].struct_value.fields
+        for endpoint, score in pick.scores.items():
+            scores[endpoint].number_value = score
     ours = fields[DECISION_NAMESPACE].struct_value.fields
     for name, value in pick.metadata.items():
         ours[name].string_value = value
@@ -117,6 +124,15 @@ def immediate(refusal: Refusal) -> ProcessingResponse:
     for name, value in refusal.headers.items():
         set_header(response.headers, name, value)
     return ProcessingResponse(immediate_response=response)
+
+
+def response_headers(values: Mapping[str, str]) -> ProcessingResponse:
+    """A reply to response headers that sets further ones."""
+    reply = ProcessingResponse()
+    mutation = reply.response_headers.response.header_mutation
+    for name, value in values.items():
+        set_header(mutation, name, value)
+    return reply
 
 
 def _details_token(details: str) -> str:

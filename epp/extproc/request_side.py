@@ -71,8 +71,13 @@ class RequestSide:
         self._body_ended = self._trailers_seen = False
 
     def on_metadata(self, metadata: Metadata) -> None:
-        """Keep the metadata of a request message; later namespaces replace earlier ones."""
-        self._metadata.update(metadata_values(metadata))
+        """Keep the metadata of a request message; later fields replace earlier ones of the same name.
+
+        A field that only an earlier message had stays: a subset hint that came with the headers holds, even
+        where the body's metadata does not repeat it.
+        """
+        for namespace, fields in metadata_values(metadata).items():
+            self._metadata.setdefault(namespace, {}).update(fields)
 
     def on_headers(self, message: HttpHeaders) -> list[ProcessingResponse | PickNeeded]:
         """Request headers."""

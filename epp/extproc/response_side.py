@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
-from epp.extproc.headers import header_values, metadata_values, served_endpoint
+from epp.extproc.headers import header_values, metadata_values, served_endpoint, served_verdict
 from epp.extproc.types import ResponseData, ResponseStarted
 from epp.extproc.violation import ViolationError
 
@@ -43,10 +43,11 @@ class ResponseSide:
 
     Args:
         mode: how its body messages are answered.
+        tell_served: say in a response header who served, for the conformance suite.
     """
 
-    def __init__(self, mode: ResponseMode) -> None:
-        self._mode = mode
+    def __init__(self, mode: ResponseMode, *, tell_served: bool = False) -> None:
+        self._mode, self._tell_served = mode, tell_served
         #: Whether `ResponseData` is told; headers and the end always are.
         self.read = True
         self.phase = ResponsePhase.WAITING
@@ -61,11 +62,14 @@ class ResponseSide:
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
         headers = header_values(message.headers)
         status = headers.get(":status", "")
+        told = {} if metadata is None else metadata_values(metadata)
         started = ResponseStarted(
             status=int(status) if status.isascii() and status.isdecimal() and len(status) == 3 else 0,
             headers=headers,
-            served="" if metadata is None else served_endpoint(metadata_values(metadata)),
+            served=served_endpoint(told),
         )
+        if self._tell_served:
+            return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}), started]
         return [mutate.EMPTY_RESPONSE_HEADERS, started]
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:

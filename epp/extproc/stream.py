@@ -90,6 +90,7 @@ class Stream:
         assume: body modes of a proxy that does not declare its own.
         too_large: (the request without its body, the limit in bytes) -> the 413, so that the shell can word
             it as the request's API does.
+        tell_served: say in a response header who served, for the conformance suite.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class Stream:
         limits: StreamLimits | None = None,
         assume: Assumption | None = None,
         too_large: Callable[[HttpRequest, int], Refusal] = plain_too_large,
+        *,
+        tell_served: bool = False,
     ) -> None:
+        self._tell_served = tell_served
         self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
         self._too_large = too_large
         self._modes: Modes | None = None
@@ -197,7 +201,7 @@ class Stream:
             )
         self._modes = modes
         self._request = RequestSide(modes, request_mode, self._limits.max_body_bytes)
-        self._response = ResponseSide(response_mode)
+        self._response = ResponseSide(response_mode, tell_served=self._tell_served)
         return self._request, self._response
 
     def _deciding(self) -> bool:

@@ -68,6 +68,8 @@ class Pick:
         set_headers: further request headers to set.
         body: replacement body, None to leave it as it is (content-length follows the replacement).
         metadata: further fields of the decision's dynamic metadata, for filters and access logs.
+        scores: endpoint -> score, higher is better, for the metadata ``envoy.lb`` ->
+            ``x-gateway-destination-endpoint-scores``; not sent when empty.
         observe_response: what becomes of the response.
     """
 
@@ -76,6 +78,7 @@ class Pick:
     set_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
     observe_response: Observe = Observe.READ
 
 

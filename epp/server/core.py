@@ -9,14 +9,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.config.schema import Protocol
 from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
 from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
-from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.prompt.canonical import text_bytes
 from epp.prompt.openai import openai_error
 from epp.prompt.registry import affinity_key, find_parser
+from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.rewrite import rewritten
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
     from epp.decide.records import Decision
+    from epp.extproc.types import HttpRequest, Pick, Refusal
     from epp.prompt.blocks import BlockHasher
     from epp.prompt.types import Parser, TokenCounter
     from epp.server.metrics import Metrics
@@ -78,6 +80,7 @@ class Core:
         recorder: decisions and outcomes go there.
         clock: the time.
         resolver: host names to what Envoy knows.
+        protocol: options of the endpoint picker protocol.
     """
 
     def __init__(
@@ -93,8 +96,10 @@ class Core:
         recorder: Recorder,
         clock: Clock,
         resolver: Resolver,
+        protocol: Protocol | None = None,
     ) -> None:
         self.picker = picker
+        self.gateway = Gateway(protocol or Protocol(), picker, resolver)
         self.resolver = resolver
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
@@ -128,7 +133,7 @@ class Core:
         self._metrics.decided(decision, streamed=ask.stream)
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
-        pick = Pick(self._destination(decision), decision.id)
+        pick = self.gateway.pick(decision, self._destination(decision), request)
         return Decided(decision, rewritten(pick, request, decision, ask, inject_usage=self._inject_usage))
 
     def _destination(self, decision: Decision) -> str:
@@ -142,7 +147,8 @@ class Core:
         body_bytes = len(request.body or b"")
         if parser is None:
             regions = self._allowed("", request)
-            return Ask(body_bytes=body_bytes, regions=regions, opaque=request.body is not None)
+            subset = self.gateway.subset(request)
+            return Ask(body_bytes=body_bytes, regions=regions, subset=subset, opaque=request.body is not None)
         started_s = self._clock.mono_s()
         parsed = parser.parse(request.body or b"", headers)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
@@ -158,6 +164,7 @@ class Core:
             affinity_key=export(key) if key else "",
             session=export(parsed.session) if parsed.session else "",
             regions=self._allowed(parsed.model, request),
+            subset=self.gateway.subset(request),
             api=parsed.api,
             stream=parsed.stream,
             text_bytes=text_bytes(parsed.canonical),
@@ -180,7 +187,7 @@ class Core:
     ) -> Refusal:
         self._metrics.refused(status, rule, model)
         make = parser.error_body if parser is not None else openai_error
-        return Refusal(status=status, body=make(status, message, param), details=rule)
+        return self.gateway.refusal(status, make(status, message, param), message, rule)
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> None:
         """Response headers came, of the endpoint ``served`` where the proxy tells it."""

@@ -48,6 +48,14 @@ class Resolver:
         """The endpoint that Envoy calls ``upstream``; itself when it is no resolved name."""
         return next((address for address, known in self._known.items() if known == upstream), upstream)
 
+    def names_of(self, host: str, port: int | None) -> list[str]:
+        """The endpoints whose names resolve to an address; on any port of it when ``port`` is None."""
+        return [
+            address
+            for address, known in self._known.items()
+            if split_address(known)[0] == host and port in (None, split_address(known)[1])
+        ]
+
     @property
     def any_names(self) -> bool:
         """Whether any endpoint is a host name."""

@@ -1,0 +1,109 @@
+"""What a gateway asks for and is told beside the pick, in its own words: the endpoint picker protocol.
+
+Owns the protocol's options: the subset hint, scores, the conformance suite's steering, and the words of
+refusals. Decides nothing. Sources: endpoint picker protocol (proposal 004); llm-d's error texts [E].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from epp.config.address import split_address
+from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
+from epp.extproc.mutate import SERVED_HEADER
+from epp.extproc.types import HttpRequest, Pick, Refusal
+from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
+
+if TYPE_CHECKING:
+    from epp.config.schema import Protocol
+    from epp.decide.picker import Picker
+    from epp.decide.records import Decision
+    from epp.server.resolve import Resolver
+
+#: The conformance suite names endpoints by this header, in the order in which they are to be tried.
+STEERING_HEADER = "test-epp-endpoint-selection"
+#: Its echo server answers with the headers that this one lists.
+ECHO_HEADER = "x-echo-set-header"
+
+
+class Gateway:
+    """The protocol's options, applied.
+
+    Args:
+        settings: which of them are on.
+        picker: knows the pool.
+        resolver: host names to what Envoy knows.
+    """
+
+    def __init__(self, settings: Protocol, picker: Picker, resolver: Resolver) -> None:
+        self._settings, self._picker, self._resolver = settings, picker, resolver
+
+    def subset(self, request: HttpRequest) -> Subset | None:
+        """The endpoints that the gateway allows, None for any.
+
+        Under the conformance switch the first endpoint of the steering header is the only one.
+        """
+        hint = self._hint(request)
+        steered = self._steered(request, hint)
+        if steered is None:
+            return hint
+        return Subset(tuple(Entry(*split_address(address)) for address in steered[:1]))
+
+    def pick(self, decision: Decision, destination: str, request: HttpRequest) -> Pick:
+        """The answer that tells of a decision."""
+        settings = self._settings
+        if settings.conformance and request.headers.get(STEERING_HEADER):
+            steered = self._steered(request, self._hint(request)) or ()
+            destination = ",".join(self._resolver.known_as(address) for address in steered)
+        pick = Pick(destination, decision.id)
+        if settings.conformance:
+            primary = destination.partition(",")[0]
+            pick = replace(pick, set_headers={ECHO_HEADER: f"{SERVED_HEADER}:{primary}"})
+        if settings.emit_scores:
+            names = [self._resolver.known_as(name) for name in decision.fleet.endpoints]
+            scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
+            pick = replace(pick, scores=scores)
+        return pick
+
+    def refusal(self, status: int, body: bytes, message: str, rule: str) -> Refusal:
+        """A refusal in the words asked for, with the reason where a request is dropped for want of capacity.
+
+        Args:
+            status: HTTP status.
+            body: the refusal in the words of the request's API.
+            message: the sentence in it.
+            rule: what left nobody.
+        """
+        reason = dropped_reason(status, rule)
+        headers = {DROPPED_REASON: reason} if reason else {}
+        if self._settings.errors == "api":
+            return Refusal(status=status, body=body, headers=headers, details=rule)
+        text = error_text(status, message, rule)
+        return Refusal(status=status, body=text, content_type=PLAIN_TEXT, headers=headers, details=rule)
+
+    def too_large(self, _request: HttpRequest, limit_bytes: int) -> Refusal:
+        """The refusal of a body over the limit."""
+        message = f"request body is larger than {limit_bytes} bytes"
+        body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":413}}}}'
+        return self.refusal(413, body.encode(), message, "epp_body_too_large")
+
+    def _hint(self, request: HttpRequest) -> Subset | None:
+        hint = subset_hint(request.metadata) if self._settings.subset_hint else None
+        return self._with_names(hint) if hint is not None and self._resolver.any_names else hint
+
+    def _with_names(self, hint: Subset) -> Subset:
+        """The hint, with the host names of our pool that resolve to what it lists."""
+        names = [name for entry in hint.entries for name in self._resolver.names_of(entry.host, entry.port)]
+        return Subset((*hint.entries, *(Entry(*split_address(name)) for name in names)))
+
+    def _steered(self, request: HttpRequest, hint: Subset | None) -> tuple[str, ...] | None:
+        """Endpoints of the pool that the steering header names, None when it does not steer."""
+        named = request.headers.get(STEERING_HEADER, "")
+        if not (self._settings.conformance and named):
+            return None
+        steered = self._picker.addresses(parse_entries((named,)))
+        if hint is None:
+            return steered
+        allowed = set(self._picker.addresses(hint))
+        return tuple(address for address in steered if address in allowed)
