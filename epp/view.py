@@ -71,6 +71,7 @@ class FleetView:
         engine_kv_usage: share of its KV cache in use, 0..1.
         engine_used_tokens: tokens of its KV cache in use: that share of the capacity it reports.
         engine_age_ms: age of the engine metrics.
+        hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5; 1 unless told.
         unknown: per column name, a mask of the values that were filled in.
     """
 
@@ -89,6 +90,7 @@ class FleetView:
     engine_kv_usage: NDArray[np.float64]
     engine_used_tokens: NDArray[np.float64]
     engine_age_ms: NDArray[np.float64]
+    hit_ratio: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -110,6 +112,7 @@ NUMERIC_COLUMNS = (
     "engine_kv_usage",
     "engine_used_tokens",
     "engine_age_ms",
+    "hit_ratio",
 )
 
 

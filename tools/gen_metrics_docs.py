@@ -100,7 +100,8 @@ def example() -> Metrics:
     for family in (metrics.probe_failures, metrics.scrape_failures, metrics.restarts, metrics.ejections):
         family.labels("10.0.0.1:8000")
     metrics.add_receiver("access-log", _Receiver())
-    metrics.registry.register(PickerCollector(picker, lambda: 0.0))
+    picker.fleet.health.success(0, 0.0, "outcome")
+    metrics.registry.register(PickerCollector(picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}))
     return metrics
 
 

@@ -100,10 +100,17 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
     head = (
         f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
         f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
+        + _counted(record)
         + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
     )
     parts: list[RenderableType] = [head, _table(record), _verdict(record)]
     return parts if outcome is None else [*parts, _ending(record, outcome)]
+
+
+def _counted(record: dict[str, Any]) -> str:
+    """How the tokens were counted, where a record tells."""
+    size, tokens = record.get("text_bytes", 0), record["request"]["prompt_tokens"]
+    return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
 
 
 #: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.

@@ -105,6 +105,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         held_back=tuple(record["held_back"]),
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
+        text_bytes=record.get("text_bytes", 0),
         served_models=tuple(record.get("served_models", ())),  # records before there were such names lack it
     )
 

@@ -62,6 +62,7 @@ class Decision:
         held_back: indices of the candidates that slow start kept out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
+        text_bytes: canonical bytes that the prompt's tokens were estimated from, 0 where they were counted.
         served_models: what each candidate's engine calls the model; empty when all use its public name.
     """
 
@@ -84,6 +85,7 @@ class Decision:
     held_back: tuple[int, ...] = ()
     arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    text_bytes: int = 0
     served_models: tuple[str, ...] = ()
 
     @property
@@ -144,19 +146,12 @@ def to_record(
         "weights_version": decision.weights_version,
         "seed": decision.seed,
         "tie_band": decision.tie_band,
-        "request": {
-            "model": request.model[:MODEL_CHARS],
-            "prompt_tokens": request.prompt_tokens,
-            "body_bytes": request.body_bytes,
-            "max_output_tokens": request.max_output_tokens,
-            "affinity_key": request.affinity_key,
-            "prefix_key": request.prefix_key,
-            "sequence": request.sequence,
-        },
+        "request": _asked(request),
         "stream": stream,
         "session": session,
         "blocks": blocks,
         "block_tokens": block_tokens,
+        "text_bytes": decision.text_bytes,
         "endpoints": fleet.endpoints,
         "regions": fleet.regions,
         "engine_classes": fleet.engine_classes,
@@ -173,6 +168,18 @@ def to_record(
         "excluded": dict(decision.excluded),
         "served_model": decision.served_model[:MODEL_CHARS],
         "served_models": decision.served_models,
+    }
+
+
+def _asked(request: RequestView) -> dict[str, Any]:
+    return {
+        "model": request.model[:MODEL_CHARS],
+        "prompt_tokens": request.prompt_tokens,
+        "body_bytes": request.body_bytes,
+        "max_output_tokens": request.max_output_tokens,
+        "affinity_key": request.affinity_key,
+        "prefix_key": request.prefix_key,
+        "sequence": request.sequence,
     }
 
 

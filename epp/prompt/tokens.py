@@ -7,11 +7,12 @@ least recently observed going first.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from epp.prompt.canonical import exact_tokens
+from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN, exact_tokens, media_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,8 @@ _LOWEST, _HIGHEST = 1.0, 16.0
 _LEAST_TOKENS = 64
 #: Weight of an observation, and how far off it may be believed to be: one request moves a ratio by 1 %.
 _WEIGHT, _BELIEVED = 0.05, 0.2
+#: Of many requests at once; they move it by 10 % at most.
+_MOST_WEIGHT = 0.5
 
 
 class EstimateCounter:
@@ -59,7 +62,11 @@ class EstimateCounter:
         if not size:
             return 0
         exact = exact_tokens(request.canonical)
-        return max(1, round(size / self.bytes_per_token(request.model)) if exact is None else exact)
+        if exact is not None:
+            return max(1, exact)
+        media = media_bytes(request.canonical)
+        text_tokens = (size - media) / self.bytes_per_token(request.model)
+        return max(1, round(text_tokens + media / MEDIA_BYTES_PER_TOKEN))
 
     def bytes_per_token(self, model: str) -> float:
         """The ratio in force for a model: learned, else configured, else its family's, else the default."""
@@ -71,17 +78,23 @@ class EstimateCounter:
             return configured
         return next((ratio for family, ratio in _FAMILIES if family.search(model)), DEFAULT_BYTES_PER_TOKEN)
 
-    def observe(self, model: str, canonical_bytes: int, prompt_tokens: int) -> None:
-        """The engine counted so many tokens in a prompt of so many canonical bytes.
+    @property
+    def learned(self) -> Mapping[str, float]:
+        """Bytes per token of the models that something was learned of, the last observed last."""
+        return self._learned
+
+    def observe(self, model: str, canonical_bytes: int, prompt_tokens: float, requests: int = 1) -> None:
+        """The engine counted so many tokens in prompts of so many canonical bytes.
 
         Moves the ratio by a bounded step towards what was seen, so that no single request can spoil it.
         Small prompts say nothing. Pass the bytes that `epp.prompt.canonical.text_bytes` gives.
         """
-        if prompt_tokens < _LEAST_TOKENS or canonical_bytes <= 0:
+        if not _LEAST_TOKENS * requests <= prompt_tokens < math.inf or canonical_bytes <= 0 or requests < 1:
             return
         ratio = self.bytes_per_token(model)
         off = canonical_bytes / prompt_tokens / ratio - 1.0
-        ratio *= 1.0 + _WEIGHT * min(max(off, -_BELIEVED), _BELIEVED)
+        weight = min(1.0 - (1.0 - _WEIGHT) ** requests, _MOST_WEIGHT)
+        ratio *= 1.0 + weight * min(max(off, -_BELIEVED), _BELIEVED)
         self._learned[model] = min(max(ratio, _LOWEST), _HIGHEST)
         self._learned.move_to_end(model)
         if len(self._learned) > self._max_models:

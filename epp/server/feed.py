@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.server.metrics import Metrics
+    from epp.signals.calibration import TokenRatio
     from epp.signals.fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,18 @@ class SignalFeed:
         fleet: the stores.
         metrics: counted into.
         process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
+        learn: told of bytes and tokens of a model, where the engine's counters tell of them.
     """
 
     def __init__(
-        self, fleet: Fleet, metrics: Metrics, process_started: Callable[[int, float], None] | None = None
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        process_started: Callable[[int, float], None] | None = None,
+        learn: Callable[[TokenRatio], None] | None = None,
     ) -> None:
-        self._fleet, self._metrics, self._process_started = fleet, metrics, process_started
+        self._fleet, self._metrics = fleet, metrics
+        self._process_started, self._learn = process_started, learn
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
         """An endpoint answered; the RTT is None when the connection was not warm."""
@@ -67,6 +74,10 @@ class SignalFeed:
             self._process_started(slot, sample.process_start_time_s)
         if sample.kv_capacity_tokens:
             self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+        running = float(self._fleet.ledger.running_requests[slot])
+        ratio = self._fleet.calibration.scraped(slot, sample, running, now_s)
+        if ratio is not None and self._learn is not None:
+            self._learn(ratio)
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""

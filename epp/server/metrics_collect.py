@@ -11,10 +11,11 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from epp.server.metrics_requests import FAIRNESS_ID, PRIORITY
+from epp.server.metrics_hot import Capped
+from epp.server.metrics_requests import FAIRNESS_ID, MAX_MODELS, PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from prometheus_client.core import Metric
@@ -74,10 +75,19 @@ class PickerCollector(Collector):
         picker: read from.
         mono_s: the time.
         pool: name of the pool, for llm-d's gauges of it.
+        bytes_per_token: what was learned by model, the last observed last.
     """
 
-    def __init__(self, picker: Picker, mono_s: Callable[[], float], pool: str = "default") -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        mono_s: Callable[[], float],
+        pool: str = "default",
+        bytes_per_token: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
         self._picker, self._mono_s, self._pool = picker, mono_s, pool
+        self._bytes_per_token = bytes_per_token
+        self._models = Capped(MAX_MODELS)
 
     def describe(self) -> list[Metric]:
         """Nothing to describe before the first scrape."""
@@ -90,6 +100,32 @@ class PickerCollector(Collector):
         yield from self._stores()
         yield from self._per_endpoint(now_s)
         yield from self._whole_pool(now_s)
+        yield from self._learned(now_s)
+
+    def _learned(self, now_s: float) -> Iterator[Metric]:
+        """What the estimates have become, and where the round trips come from."""
+        fleet = self._picker.fleet
+        ratios = GaugeMetricFamily(
+            "epp_bytes_per_token",
+            "Canonical bytes per prompt token as learned, by model; none before anything was learned.",
+            labels=["model_name"],
+        )
+        shown: dict[str, float] = {}
+        for model, ratio in (self._bytes_per_token() if self._bytes_per_token else {}).items():
+            shown[self._models(model)] = ratio
+        for model, ratio in shown.items():
+            ratios.add_metric([model], ratio)
+        yield ratios
+        sources = GaugeMetricFamily(
+            "epp_endpoint_rtt_source",
+            "1 for where the endpoint's round trip comes from: Envoy's connects, probes, or an assumption.",
+            labels=["endpoint", "source"],
+        )
+        for slot, endpoint in fleet.members:
+            source = fleet.rtt.source(slot, now_s)
+            if source:
+                sources.add_metric([endpoint.address, source], 1.0)
+        yield sources
 
     def _weights(self) -> Iterator[Metric]:
         current = self._picker.weights.current
@@ -118,6 +154,16 @@ class PickerCollector(Collector):
         counters = (
             ("epp_health_panics_total", "Times that ejections began to be ignored.", fleet.health.panics),
             ("epp_leases_pushed_out_total", "Leases pushed out by newer ones.", fleet.ledger.pushed_out),
+            (
+                "epp_calibration_windows_total",
+                "Windows of engines' counters that told how good the estimates are.",
+                fleet.calibration.used,
+            ),
+            (
+                "epp_calibration_refused_total",
+                "Windows that told nothing, because engines finished more or fewer requests than we sent.",
+                fleet.calibration.refused,
+            ),
             ("epp_rtt_rejected_total", "RTT samples refused as no time at all.", fleet.rtt.rejected),
         )
         for name, text, value in counters:

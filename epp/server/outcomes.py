@@ -17,6 +17,8 @@ from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.clock import Clock
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 REPORT_WAIT_S = 2.0
 #: Ends that say nothing of the response, because it did not pass the picker.
 _BLIND = {Cause.STREAM_END.value, Cause.CLIENT_GONE.value, Cause.UNOBSERVED.value}
+#: A client's mistake (4xx) says neither that an endpoint works nor that it fails.
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+_SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 
 
@@ -55,6 +60,8 @@ class Outcomes:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
+        #: Called with every outcome.
+        self.told: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """The first piece of the answer came; of a short answer the end may have overtaken it."""
@@ -82,16 +89,22 @@ class Outcomes:
         ):
             self._metrics.late_reports.inc()
 
-    def stream_ended(self, decision_id: str, cause: str) -> None:
-        """The ext_proc stream is over: the lease ends now, the outcome when its report is here."""
+    def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
+        """The ext_proc stream is over: the lease ends now, the outcome when its report is here.
+
+        ``predicted`` where nobody saw the end, and now is when it was to be expected.
+        """
         now_s = self._clock.mono_s()
         blind = cause in _BLIND
         outcome = self._picker.end(decision_id, cause, now_s, report_follows=blind)
+        if outcome is not None and predicted:
+            outcome = replace(outcome, sources={**outcome.sources, "e2e_ms": Source.PREDICTED})
         if outcome is None:
             self._metrics.late_reports.inc()
         elif blind:
             self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
         else:
+            self._judge_stream(outcome)
             self._tell(_told_by_stream(outcome))
 
     def finished(self, report: Report) -> None:
@@ -105,14 +118,16 @@ class Outcomes:
             self._picker.usage(report.decision_id, report.usage)
         waiting = self._waiting.pop(report.decision_id, None)
         if waiting is not None:
-            self._picker.settle(report.decision_id)
-            self._tell(self._merged(waiting.outcome, report))
-            return
-        outcome = self._picker.end(report.decision_id, report.cause.value, self._clock.mono_s())
+            outcome: Outcome | None = waiting.outcome
+        else:
+            now_s = self._clock.mono_s()
+            outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is None:
             self._metrics.late_reports.inc()
-        else:
-            self._tell(self._merged(outcome, report))
+            return
+        outcome = self._merged(outcome, report)
+        self._picker.settle(outcome)
+        self._tell(outcome)
 
     def expire(self) -> None:
         """End what outlived its lease, and stop waiting for reports that do not come."""
@@ -133,7 +148,7 @@ class Outcomes:
 
     def _settle(self, decision_id: str, waiting: _Waiting) -> None:
         del self._waiting[decision_id]
-        self._picker.settle(decision_id)
+        self._picker.settle(waiting.outcome)
         self._tell(waiting.outcome)
 
     def _merged(self, outcome: Outcome, report: Report) -> Outcome:
@@ -169,9 +184,22 @@ class Outcomes:
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
         if slot is None:
             return
-        if report.cause in _ENDPOINT_FAILED or report.status >= 500:
+        if report.cause in _ENDPOINT_FAILED or report.status >= _SERVER_ERROR:
             self._failed(report.served, now_s)
-        elif report.cause in (Termination.COMPLETED, Termination.RETRIED_ELSEWHERE):
+        elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
+            fleet.health.success(slot, now_s, "outcome")
+        if report.connected_anew and not math.isnan(report.connect_ms):
+            fleet.rtt.connected(slot, report.connect_ms, now_s)
+
+    def _judge_stream(self, outcome: Outcome) -> None:
+        """The same of a response that passed through the stream."""
+        fleet, now_s, status = self._picker.fleet, self._clock.mono_s(), outcome.status or 0
+        slot = fleet.slot_of(outcome.where)
+        if slot is None or not status:
+            return
+        if status >= _SERVER_ERROR:
+            self._failed(outcome.where, now_s)
+        elif status < _CLIENT_ERROR and outcome.cause == Cause.COMPLETED.value:
             fleet.health.success(slot, now_s, "outcome")
 
     def _failed(self, upstream: str, now_s: float) -> None:
@@ -183,6 +211,8 @@ class Outcomes:
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)
         self._recorder.outcome(outcome, self._clock.wall_s())
+        for listener in self.told:
+            listener(outcome)
 
 
 def _told_by_stream(outcome: Outcome) -> Outcome:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from epp.signals.calibration import CounterCalibration
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.health import HealthSettings, HealthTracker, State
 from epp.signals.ledger import LoadLedger
@@ -53,6 +54,8 @@ _GAUGES = (
     ("pending_uncached_tokens", "Uncached tokens of requests that await their first token."),
     ("running_requests", "Unfinished requests."),
     ("decoding_requests", "Unfinished requests past their first token."),
+    ("hit_ratio", "Cached tokens that the engine had of late over those expected of it."),
+    ("error_share", "Share of its requests of late that failed; none without requests."),
     ("ejected", "1 while the endpoint is ejected."),
     ("draining", "1 while the endpoint takes no new requests."),
 )
@@ -131,6 +134,7 @@ class Fleet:
         self.rtt = rtt or RttTable()
         self.engine = engine or EngineMetrics()
         self.health = health or HealthTracker()
+        self.calibration = CounterCalibration()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -139,7 +143,7 @@ class Fleet:
         self._learned_tokens: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
         for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
-                       self._resize):  # fmt: skip
+                       self.calibration.resize, self._resize):  # fmt: skip
             self._slots.on_grow(resize)
 
     @classmethod
@@ -223,6 +227,7 @@ class Fleet:
         slot, endpoint = known
         self.index.forget(slot)
         self.ledger.forget(slot)
+        self.calibration.forget(slot)
         self.health.admit(slot)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
@@ -305,6 +310,7 @@ class Fleet:
             engine_kv_usage=kv_usage,
             engine_used_tokens=used_tokens,
             engine_age_ms=age_ms,
+            hit_ratio=self.calibration.hit_ratio.take(slots),
             unknown=unknown,
         )
 
@@ -316,15 +322,18 @@ class Fleet:
             *engine,
             self.engine.age_ms(now_s),
             *self.ledger.block,
+            self.calibration.hit_ratio,
         )
         self.health.eligible(now_s)  # moves those whose back-off is over
         rows = list(self._members.items())
         for (name, text), column in zip(_GAUGES, columns, strict=False):
             values = ((address, float(column[slot])) for address, (slot, _) in rows)
             yield name, text, [(address, value) for address, value in values if not math.isnan(value)]
+        shares = [(a, self.health.error_share(slot)) for a, (slot, _) in rows]
+        failing = [(a, share) for a, share in shares if not math.isnan(share)]
         ejected = [(a, float(self.health.state(slot) is State.EJECTED)) for a, (slot, _) in rows]
         draining = [(a, float(endpoint.draining)) for a, (_, endpoint) in rows]
-        for (name, text), pairs in zip(_GAUGES[-2:], (ejected, draining), strict=True):
+        for (name, text), pairs in zip(_GAUGES[-3:], (failing, ejected, draining), strict=True):
             yield name, text, pairs
 
     def _resize(self, capacity: int) -> None:
@@ -340,7 +349,7 @@ class Fleet:
     def _remove(self, address: str) -> None:
         slot, _ = self._members.pop(address)
         for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
-                       self.health.forget):  # fmt: skip
+                       self.health.forget, self.calibration.forget):  # fmt: skip
             forget(slot)
         self._learned_tokens.pop(slot, None)
         self._fresh_s[slot] = -math.inf

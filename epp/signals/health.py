@@ -1,4 +1,4 @@
-"""Which endpoints answer: consecutive failures eject, time and evidence bring back.
+"""Which endpoints answer: failures in a row or a high rate of them eject, time and evidence bring back.
 
 Owns one small state machine per slot::
 
@@ -8,6 +8,7 @@ Owns one small state machine per slot::
 
 An endpoint on trial takes requests again, few at first: slow start counts from `returned_at_s`. Failures are
 counted per kind, so that an endpoint whose health page answers while its completions fail is still ejected.
+Requests are counted over time as well: one that fails most of them, with a success now and then, is no good.
 While probes of an ejected endpoint keep failing its trial does not begin; without probes time alone begins
 it. Ejection never empties the pool: above the panic share everybody counts as eligible, because then the
 fault is more likely here than there, and the few that are left would drown.
@@ -46,6 +47,9 @@ class HealthSettings:
         scrape_failures: failed scrapes in a row that eject; never by default, since an engine without
             metrics serves all the same.
         outcome_failures: failed requests in a row that eject (Envoy's outlier detection counts 5 too).
+        outcome_error_share: share of failed requests, over the last seconds, that ejects.
+        outcome_errors: failures there must be of late for that.
+        outcome_window_s: how long a request counts in full; it fades exponentially.
         eject_s: length of the first ejection; doubles with each one that follows soon. Also how long a
             trial waits after the last failed probe.
         max_eject_s: longest ejection. Healthy for so long, an endpoint starts from the first again.
@@ -55,6 +59,9 @@ class HealthSettings:
     probe_failures: int = 3
     scrape_failures: int = 0
     outcome_failures: int = 5
+    outcome_error_share: float = 0.5
+    outcome_errors: float = 5.0
+    outcome_window_s: float = 15.0
     eject_s: float = 5.0
     max_eject_s: float = 50.0
     panic_share: float = 0.5
@@ -69,6 +76,16 @@ class _Health:
     back_off_until_s: float = -math.inf
     until_s: float = -math.inf  # the trial begins; never before the back-off is over
     returned_at_s: float = -math.inf
+    failed: float = 0.0  # requests of late, fading
+    answered: float = 0.0
+    counted_s: float = 0.0
+
+    def count(self, now_s: float, window_s: float, *, failed: bool) -> None:
+        """One more request."""
+        left = math.exp(-max(now_s - self.counted_s, 0.0) / window_s)
+        self.failed = self.failed * left + failed
+        self.answered = self.answered * left + (not failed)
+        self.counted_s = now_s
 
 
 class HealthTracker:
@@ -114,6 +131,8 @@ class HealthTracker:
         health = self._slots.get(slot)
         if health is None:
             return False
+        if kind == "outcome":
+            health.count(now_s, self._settings.outcome_window_s, failed=False)
         if health.failures:
             health.failures.pop(kind, None)
         if health.state is State.HEALTHY:
@@ -142,11 +161,30 @@ class HealthTracker:
                 health.until_s = max(health.until_s, now_s + self._settings.eject_s)
             return False
         count = health.failures[kind] = health.failures.get(kind, 0) + 1
+        if kind == "outcome":
+            health.count(now_s, self._settings.outcome_window_s, failed=True)
         on_trial = health.state is State.TRIAL and kind in (health.cause, "outcome")
-        if not on_trial and not 0 < self._thresholds[kind] <= count:
+        in_a_row = 0 < self._thresholds[kind] <= count
+        if not on_trial and not in_a_row and not (kind == "outcome" and self._failing(health)):
             return False
         self._eject(slot, health, kind, now_s)
         return True
+
+    def error_share(self, slot: int) -> float:
+        """Share of the slot's requests of late that failed, NaN without any.
+
+        Raises:
+            KeyError: not admitted.
+        """
+        health = self._slots[slot]
+        total = health.failed + health.answered
+        return health.failed / total if total > 0.0 else math.nan
+
+    def _failing(self, health: _Health) -> bool:
+        settings = self._settings
+        total = health.failed + health.answered
+        enough = health.failed >= settings.outcome_errors > 0
+        return enough and health.failed >= settings.outcome_error_share * total
 
     def eligible(self, now_s: float) -> NDArray[np.bool_] | None:
         """Mask by slot, None when nobody is kept out (or panic lets everybody in).
@@ -190,6 +228,7 @@ class HealthTracker:
         health.ejections += 1
         health.back_off_until_s = health.until_s = now_s + length_s
         health.failures.clear()
+        health.failed = health.answered = 0.0
         self.ejections += 1
         self._next_trial_s = min(self._next_trial_s, health.until_s)
         self._set_ejected(slot, True)

@@ -49,6 +49,7 @@ class EngineSample:
         generation_tokens_total: generated tokens so far.
         prefix_queries_total: tokens looked up in the prefix cache so far.
         prefix_hits_total: tokens found there so far.
+        requests_total: requests finished so far.
     """
 
     engine: str = ""
@@ -61,6 +62,7 @@ class EngineSample:
     generation_tokens_total: float | None = None
     prefix_queries_total: float | None = None
     prefix_hits_total: float | None = None
+    requests_total: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class _Names:
     generation_tokens: tuple[str, ...] = ()
     prefix_queries: tuple[str, ...] = ()
     prefix_hits: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
 
 
 _ENGINES = (
@@ -95,6 +98,7 @@ _ENGINES = (
         generation_tokens=("vllm:generation_tokens_total",),
         prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        requests=("vllm:request_success_total",),  # by the reason for which they finished
     ),
     _Names(
         engine="sglang",
@@ -107,6 +111,7 @@ _ENGINES = (
         generation_tokens=("sglang:generation_tokens_total",),
         prefix_queries=("sglang:prompt_tokens_total",),  # every prompt token is looked up
         prefix_hits=("sglang:cached_tokens_total",),
+        requests=("sglang:num_requests_total",),
     ),
     _Names(
         engine="trtllm",
@@ -134,7 +139,7 @@ def _wanted() -> frozenset[bytes]:
     for spec in _ENGINES:
         for group in (spec.running, spec.waiting, spec.kv_usage, spec.capacity, spec.prompt_tokens,
                       spec.generation_tokens, spec.prefix_queries, spec.prefix_hits,
-                      spec.capacity_product or ()):  # fmt: skip
+                      spec.requests, spec.capacity_product or ()):  # fmt: skip
             names.update(group)
         if spec.capacity_info:
             names.add(spec.capacity_info[0])
@@ -195,6 +200,7 @@ def _sample(names: _Names, found: dict[str, list[_Series]], start: float | None)
         generation_tokens_total=_reduce(found, names.generation_tokens, sum),
         prefix_queries_total=_reduce(found, names.prefix_queries, sum),
         prefix_hits_total=_reduce(found, names.prefix_hits, sum),
+        requests_total=_reduce(found, names.requests, sum),
     )
 
 

@@ -112,7 +112,6 @@ class PrefixIndex:
         self._slots: dict[int, SlotHoldings] = {}
         self._tokens = 0.0
         self._blocks = 0
-        self._tick = 0
 
     def match(self, prompt: MeasuredPrompt) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
@@ -142,10 +141,16 @@ class PrefixIndex:
                         answered[slot] = covered
         return PrefixMatch(steps, answered, prompt.prompt_tokens)
 
-    def insert(self, slot: int, prompt: MeasuredPrompt) -> None:
-        """The slot is about to hold the whole prompt; it becomes its most recently used path."""
+    def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
+        """The slot is about to hold the whole prompt; it becomes its most recently used path.
+
+        Returns:
+            Tokens that the slot used since it last used the longest prefix of this prompt that it held, NaN
+            when it held none.
+        """
         blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
-        self._tick += 1
+        before_tokens, distance_tokens = holdings.clock_tokens, math.nan
+        holdings.clock_tokens = now_tokens = before_tokens + len(blocks) * prompt.block_tokens
         position, above = 0, None
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
@@ -161,14 +166,17 @@ class PrefixIndex:
                     self._split(segment, matched)
             if above is not None:
                 above.leaf = False
-            if not segment.holders & bit:
+            if segment.holders & bit:
+                distance_tokens = before_tokens - holdings.used_at_tokens(segment.key)
+            else:
                 segment.holders |= bit
                 holdings.tokens += segment.tokens
-            holdings.touch(segment.key, segment.start, self._tick)
+            holdings.touch(segment.key, segment.start, now_tokens)
             position += len(segment.hashes)
             above = segment
         self._shrink(slot, holdings)
         self._shrink_all()
+        return distance_tokens
 
     def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
         """The slot generated so many tokens after this prompt: one that continues it finds them cached."""
@@ -179,14 +187,16 @@ class PrefixIndex:
             segment.answers = {}
         segment.answers[slot] = (prompt.prompt_tokens, prompt.prompt_tokens + answer_tokens)
 
-    def confirm(self, slot: int, expected_tokens: float, cached_tokens: int) -> None:
+    def confirm(
+        self, slot: int, expected_tokens: float, cached_tokens: int, distance_tokens: float = math.nan
+    ) -> None:
         """The engine served so many tokens from its cache where so many were expected.
 
-        The prompt itself is in the cache by now, whatever was missing before. What a run of shortfalls tells
-        is that the engine keeps less than believed: the slot's capacity shrinks, see `SlotHoldings.confirm`.
+        The prompt itself is in the cache by now, whatever was missing before. What misses tell, by what
+        `insert` returned, is how much the engine keeps: see `CapacityEstimate`.
         """
         holdings = self._holdings(slot)
-        holdings.confirm(expected_tokens, cached_tokens)
+        holdings.confirm(expected_tokens, cached_tokens, distance_tokens)
         self._shrink(slot, holdings)
 
     def set_capacity(self, slot: int, tokens: int) -> None:

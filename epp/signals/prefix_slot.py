@@ -5,37 +5,44 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from epp.signals.capacity import CapacityEstimate
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: A hit below this share of what was expected is a shortfall; expectations below `_MIN_EXPECTED` say nothing.
+#: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
 _SHORT = 0.5
 _MIN_EXPECTED = 512
-#: Shortfalls in a row before the capacity is believed smaller: single misses are noise, distrust is dear.
-_PATIENCE = 8
-_SHRINK, _GROW = 0.9, 1.02
-_LEAST_SHARE = 0.25
 
 
 class SlotHoldings:
-    """Segments held, by key, with the tick of their last use.
+    """Segments held, by key, with the moment of their last use.
 
-    A path is used from its leaf to its root at one tick; among equals the deeper one counts as older, so the
-    oldest segment never has a held one below it.
+    Time is counted in tokens: every prompt moves it on by its length, so the time since a use bounds what
+    was used in between. A path is used from its leaf to its root at one moment; among equals the deeper one
+    counts as older, so the oldest segment never has a held one below it.
 
     Args:
         capacity_tokens: tokens believed to fit.
+
+    Attributes:
+        tokens: tokens held.
+        capacity_tokens: tokens believed to fit by now.
+        clock_tokens: the time, in tokens.
     """
 
-    __slots__ = ("_heap", "_short", "_stated", "_uses", "capacity_tokens", "tokens")
+    __slots__ = ("_believed", "_estimate", "_heap", "_stated", "_uses", "capacity_tokens", "clock_tokens",
+                 "tokens")  # fmt: skip
 
     def __init__(self, capacity_tokens: int) -> None:
         self.tokens = 0.0
-        self.capacity_tokens = self._stated = capacity_tokens
-        # key -> (tick, -depth, key); the heap holds the same tuples, and others that are stale
-        self._uses: dict[int, tuple[int, int, int]] = {}
-        self._heap: list[tuple[int, int, int]] = []
-        self._short = 0
+        self.clock_tokens = 0.0
+        self.capacity_tokens = self._believed = capacity_tokens
+        # key -> (moment, -depth, key); the heap holds the same tuples, and others that are stale
+        self._uses: dict[int, tuple[float, int, int]] = {}
+        self._heap: list[tuple[float, int, int]] = []
+        self._stated = False
+        self._estimate = CapacityEstimate()
 
     def __len__(self) -> int:
         """Segments held."""
@@ -45,9 +52,13 @@ class SlotHoldings:
         """Keys of all segments held, safe to change while looking."""
         return tuple(self._uses)
 
-    def touch(self, key: int, depth: int, tick: int) -> None:
+    def used_at_tokens(self, key: int) -> float:
+        """When a segment that is held was used last."""
+        return self._uses[key][0]
+
+    def touch(self, key: int, depth: int, at_tokens: float) -> None:
         """A segment was used."""
-        use = self._uses[key] = (tick, -depth, key)
+        use = self._uses[key] = (at_tokens, -depth, key)
         heapq.heappush(self._heap, use)
         if len(self._heap) > 2 * len(self._uses) + 64:
             self._heap = list(self._uses.values())
@@ -75,24 +86,13 @@ class SlotHoldings:
 
     def state_capacity(self, tokens: int) -> None:
         """The engine or the operator says what fits."""
-        self.capacity_tokens = self._stated = tokens
-        self._short = 0
+        self.capacity_tokens = self._believed = tokens
+        self._stated = True
+        self._estimate = CapacityEstimate()
 
-    def confirm(self, expected_tokens: float, cached_tokens: int) -> None:
-        """Compare a reported hit with what was expected.
-
-        A run of shortfalls shrinks the believed capacity by a tenth, down to a quarter of what was stated;
-        each hit as expected lets it grow back by a fiftieth.
-        """
+    def confirm(self, expected_tokens: float, cached_tokens: int, distance_tokens: float) -> None:
+        """Compare a reported hit with what was expected of a prefix that was last used so long ago."""
         if expected_tokens < _MIN_EXPECTED:
             return
-        if cached_tokens >= _SHORT * expected_tokens:
-            self._short = 0
-            self.capacity_tokens = min(self._stated, int(self.capacity_tokens * _GROW) + 1)
-            return
-        self._short += 1
-        if self._short >= _PATIENCE:
-            self._short = 0
-            self.capacity_tokens = max(
-                int(self._stated * _LEAST_SHARE), int(self.capacity_tokens * _SHRINK), 1
-            )
+        self._estimate.observe(distance_tokens, hit=cached_tokens >= _SHORT * expected_tokens)
+        self.capacity_tokens = self._estimate.capacity_tokens(self._believed, stated=self._stated)

@@ -5,12 +5,17 @@ and the sum is never too small, so the least of the last few samples estimates t
 minima then moves without jumps. Published probe series show why the order matters: about half of the samples
 to a far region sit at the true mode and the rest at two to four times of it, so an EWMA over raw samples
 lands at twice the true value.
+
+Two witnesses, a table each: TCP connects of real requests as Envoy timed them, which no busy engine delays
+(the kernel answers), and probes. Connects count while they are fresh and do not end nearer than the engine
+does: where a proxy or a tunnel in between takes the connection, its round trip is not the engine's, and the
+probes, which go all the way, tell.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +27,53 @@ if TYPE_CHECKING:
 #: No network takes this long; such a sample is a fault of clock or prober.
 _ABSURD_MS = 60_000.0
 _NAN = math.nan
+#: A connect that is quicker than this share of the probes ended at something in between.
+_SAME_PEER = 0.5
+
+#: Where an RTT comes from: Envoy's connects, our probes, the configuration; ``""`` when it is not known.
+RttSource = Literal["connect", "probe", "assumed", ""]
+
+
+class _Filtered:
+    """Minimum over a window, then an EWMA, by slot; see `RttTable` for the constants."""
+
+    def __init__(self, window: int, alpha: float, stale_after_s: float) -> None:
+        self._window, self._alpha, self._stale_after_s = window, alpha, stale_after_s
+        self._recent = np.full((window, 0), _NAN, np.float64)
+        self._next: list[int] = []
+        self.smooth = np.zeros(0, np.float64)
+        self.observed_s = np.zeros(0, np.float64)
+        self.stale_at_s = math.inf  # no sample is stale before
+
+    def resize(self, capacity: int) -> None:
+        self._recent = grown(self._recent, capacity, _NAN)
+        self._next += [0] * (capacity - len(self._next))
+        self.smooth = grown(self.smooth, capacity, _NAN)
+        self.observed_s = grown(self.observed_s, capacity, _NAN)
+
+    def observe(self, slot: int, rtt_ms: float, now_s: float) -> None:
+        if now_s - self.observed_s[slot] > self._stale_after_s:
+            self.clear(slot)  # what was measured before the gap says nothing about now
+        self._recent[self._next[slot], slot] = rtt_ms
+        self._next[slot] = (self._next[slot] + 1) % self._window
+        least = float(np.fmin.reduce(self._recent[:, slot]))
+        before = float(self.smooth[slot])
+        self.smooth[slot] = least if math.isnan(before) else before + self._alpha * (least - before)
+        self.observed_s[slot] = now_s
+        self.stale_at_s = min(self.stale_at_s, now_s + self._stale_after_s)
+
+    def clear(self, slot: int) -> None:
+        self._recent[:, slot] = _NAN
+        self.smooth[slot] = self.observed_s[slot] = _NAN
+
+    def expire(self, now_s: float) -> list[int]:
+        """Clear what is stale; the slots."""
+        stale = np.flatnonzero(now_s - self.observed_s > self._stale_after_s).tolist()  # not of NaN
+        for slot in stale:
+            self.clear(slot)
+        left = self.observed_s[~np.isnan(self.observed_s)]
+        self.stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
+        return [int(slot) for slot in stale]
 
 
 class RttTable:
@@ -38,47 +90,32 @@ class RttTable:
     def __init__(self, window: int = 8, alpha: float = 0.3, stale_after_s: float = 60.0) -> None:
         if window < 1 or not 0.0 < alpha <= 1.0 or stale_after_s <= 0:
             raise ValueError(f"window {window}, alpha {alpha}, stale_after_s {stale_after_s}")
-        self._window, self._alpha, self._stale_after_s = window, alpha, stale_after_s
-        self._recent = np.full((window, 0), _NAN, np.float64)
-        self._next: list[int] = []
-        self._smooth = np.zeros(0, np.float64)  # the EWMA
+        self._probes = _Filtered(window, alpha, stale_after_s)
+        self._connects = _Filtered(window, alpha, stale_after_s)
         self._prior = np.zeros(0, np.float64)
         self._column = np.zeros(0, np.float64)  # what the outside sees
-        self._observed_s = np.zeros(0, np.float64)
-        self._stale_at_s = math.inf  # no sample is stale before
         #: Samples refused because no network gives them.
         self.rejected = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._recent = grown(self._recent, capacity, _NAN)
-        self._next += [0] * (capacity - len(self._next))
-        self._smooth = grown(self._smooth, capacity, _NAN)
+        self._probes.resize(capacity)
+        self._connects.resize(capacity)
         self._prior = grown(self._prior, capacity, _NAN)
         self._column = grown(self._column, capacity, _NAN)
-        self._observed_s = grown(self._observed_s, capacity, _NAN)
 
     def observe(self, slot: int, rtt_ms: float, now_s: float) -> bool:
-        """Take one sample over a warm connection.
+        """Take one probe over a warm connection.
 
         Returns:
             False for a sample that is no time at all (negative, NaN, infinite, over a minute): refused and
             counted.
         """
-        if not 0.0 <= rtt_ms <= _ABSURD_MS:
-            self.rejected += 1
-            return False
-        if now_s - self._observed_s[slot] > self._stale_after_s:
-            self._clear(slot)  # what was measured before the gap says nothing about now
-        self._recent[self._next[slot], slot] = rtt_ms
-        self._next[slot] = (self._next[slot] + 1) % self._window
-        least = float(np.fmin.reduce(self._recent[:, slot]))
-        before = float(self._smooth[slot])
-        smooth = least if math.isnan(before) else before + self._alpha * (least - before)
-        self._smooth[slot] = self._column[slot] = smooth
-        self._observed_s[slot] = now_s
-        self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
-        return True
+        return self._take(self._probes, slot, rtt_ms, now_s)
+
+    def connected(self, slot: int, connect_ms: float, now_s: float) -> bool:
+        """Take the time of one TCP connect, one round trip by SYN and SYN-ACK; returns as `observe`."""
+        return self._take(self._connects, slot, connect_ms, now_s)
 
     def assume(self, slot: int, rtt_ms: float | None) -> None:
         """State what counts while nothing is measured; None to state nothing.
@@ -89,32 +126,49 @@ class RttTable:
         if rtt_ms is not None and not 0.0 <= rtt_ms <= _ABSURD_MS:
             raise ValueError(f"not a round-trip time: {rtt_ms} ms")
         self._prior[slot] = _NAN if rtt_ms is None else rtt_ms
-        if math.isnan(self._smooth[slot]):
-            self._column[slot] = self._prior[slot]
+        self._show(slot)
 
     def forget(self, slot: int) -> None:
         """Clear the slot, assumption included."""
-        self._clear(slot)
+        self._probes.clear(slot)
+        self._connects.clear(slot)
         self._prior[slot] = self._column[slot] = _NAN
 
     def rtt_ms(self, now_s: float) -> NDArray[np.float64]:
         """By slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
-        if now_s > self._stale_at_s:
-            self._expire(now_s)
+        for table in (self._probes, self._connects):
+            if now_s > table.stale_at_s:
+                for slot in table.expire(now_s):
+                    self._show(slot)
         return self._column
+
+    def source(self, slot: int, now_s: float) -> RttSource:
+        """Who told the slot's RTT."""
+        if math.isnan(self.rtt_ms(now_s)[slot]):
+            return ""
+        if self._by_connects(slot):
+            return "connect"
+        return "assumed" if math.isnan(self._probes.smooth[slot]) else "probe"
 
     def age_s(self, now_s: float) -> NDArray[np.float64]:
         """Seconds since the last sample, by slot; NaN where there is none."""
-        return now_s - self._observed_s
+        return now_s - np.fmax(self._probes.observed_s, self._connects.observed_s)
 
-    def _expire(self, now_s: float) -> None:
-        stale = now_s - self._observed_s > self._stale_after_s  # False for NaN
-        for slot in np.flatnonzero(stale).tolist():
-            self._clear(slot)
-        left = self._observed_s[~np.isnan(self._observed_s)]
-        self._stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
+    def _take(self, table: _Filtered, slot: int, rtt_ms: float, now_s: float) -> bool:
+        if not 0.0 <= rtt_ms <= _ABSURD_MS:
+            self.rejected += 1
+            return False
+        table.observe(slot, rtt_ms, now_s)
+        self._show(slot)
+        return True
 
-    def _clear(self, slot: int) -> None:
-        self._recent[:, slot] = _NAN
-        self._smooth[slot] = self._observed_s[slot] = _NAN
-        self._column[slot] = self._prior[slot]
+    def _by_connects(self, slot: int) -> bool:
+        connect_ms, probe_ms = float(self._connects.smooth[slot]), float(self._probes.smooth[slot])
+        return not math.isnan(connect_ms) and not connect_ms < _SAME_PEER * probe_ms
+
+    def _show(self, slot: int) -> None:
+        if self._by_connects(slot):
+            self._column[slot] = self._connects.smooth[slot]
+        else:
+            probe_ms = self._probes.smooth[slot]
+            self._column[slot] = self._prior[slot] if math.isnan(probe_ms) else probe_ms

@@ -180,11 +180,12 @@ class WarmIndex(PrefixIndex):
             return super().match(prompt)
         return found
 
-    def insert(self, slot: int, prompt: MeasuredPrompt) -> None:
+    def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
         """As `PrefixIndex.insert`; the oldest seeds make room."""
-        super().insert(slot, prompt)
+        distance_tokens = super().insert(slot, prompt)
         if self._seeds is not None:
             self._seeds.shrink(slot, self.capacity(slot) - self.tokens(slot))
+        return distance_tokens
 
     def forget(self, slot: int) -> None:
         """The slot holds nothing, and nothing is known of its capacity."""

@@ -98,6 +98,7 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
         "engine_kv_usage": [0.3, 0.1],
         "engine_used_tokens": [15_000, 5_000],
         "engine_age_ms": [1000, 1000],
+        "hit_ratio": [1.0, 1.0],
     }
     assert not seen.unknown
 

@@ -189,3 +189,43 @@ def test_growing_keeps_the_mask() -> None:
     assert len(mask) == 100
     assert not mask[1]
     assert mask[99]
+
+
+def test_a_flood_of_errors_ejects_though_some_requests_succeed() -> None:
+    book = HealthTracker()
+    book.resize(4)
+    for slot in range(3):
+        book.admit(slot)
+    ejected = False
+    for number in range(40):
+        now_s = number * 0.1
+        if number % 3 == 0:
+            book.success(0, now_s, "outcome")
+        else:
+            ejected = book.failure(0, "outcome", now_s) or ejected
+        if ejected:
+            break
+    assert ejected
+    assert book.state(0) is State.EJECTED
+    assert math.isnan(book.error_share(0)), "the trial begins with a clean slate"
+
+
+def test_a_few_errors_among_many_successes_do_not_eject() -> None:
+    book = HealthTracker()
+    book.resize(1)
+    book.admit(0)
+    for number in range(2000):
+        if number % 10 == 0:
+            assert not book.failure(0, "outcome", number * 0.05)
+        else:
+            book.success(0, number * 0.05, "outcome")
+    assert book.error_share(0) == pytest.approx(0.1, abs=0.03)
+
+
+def test_errors_long_ago_are_forgotten() -> None:
+    book = HealthTracker()
+    book.resize(1)
+    book.admit(0)
+    for number in range(30):
+        assert not book.failure(0, "outcome", number * 120.0)
+        book.success(0, number * 120.0 + 1.0, "outcome")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import numpy as np
@@ -109,24 +110,54 @@ def test_an_answer_is_credited_to_who_gave_it_when_the_prompt_goes_on() -> None:
     assert cached(index, prompt(1, 2, 3, 4, 5, 6), 0) == [30.0], "an answer goes with what it hangs on"
 
 
-def test_single_shortfalls_change_nothing_a_run_of_them_shrinks_the_belief() -> None:
-    index = PrefixIndex(capacity_tokens=10_000)
-    for _ in range(7):
-        index.confirm(0, 5000, 0)
-    index.confirm(0, 5000, 4900)
-    index.confirm(0, 5000, 0)
-    assert index.capacity(0) == 10_000
-    for _ in range(7):
-        index.confirm(0, 5000, 100)
-    assert index.capacity(0) == 9000
-    for _ in range(1000):
-        index.confirm(0, 5000, 0)
-    assert index.capacity(0) == 2500, "never below a quarter of what was stated"
-    for _ in range(100):
-        index.confirm(0, 5000, 5000)
-    assert index.capacity(0) == 10_000, "hits as expected restore it"
-    index.confirm(0, 100, 0)
-    assert index.capacity(0) == 10_000, "small expectations say nothing"
+def test_insert_tells_how_much_was_used_since_the_prefix_was() -> None:
+    index = PrefixIndex()
+    assert math.isnan(index.insert(0, prompt(1, 2, 3)))
+    assert index.insert(0, prompt(1, 2, 3)) == 0.0
+    index.insert(0, prompt(7, 8, 9, 10))
+    index.insert(0, prompt(7, 8, 9, 10))
+    assert index.insert(0, prompt(1, 2, 4)) == 80.0, "what was used twice counts twice: the bound is upper"
+    assert index.insert(0, prompt(7)) == 30.0
+    assert math.isnan(index.insert(1, prompt(1, 2, 3))), "another slot"
+
+
+def test_single_misses_change_nothing_and_misses_of_what_is_old_shrink_the_belief() -> None:
+    index = PrefixIndex(capacity_tokens=100_000)
+    for turn in range(200):
+        for number in range(40):
+            index.confirm(0, 5000, 5000, 1000.0 * number)
+        if turn < 5:
+            index.confirm(0, 5000, 0, 60_000.0)
+            index.confirm(0, 5000, 5000, 60_000.0)
+            assert index.capacity(0) == 100_000, "as many hits as misses"
+    for number in range(40):
+        index.confirm(0, 5000, 0, 50_000.0 + 1000 * number)
+        index.confirm(0, 5000, 5000, 20_000.0)
+        if number < 3:
+            assert index.capacity(0) == 100_000
+    assert 50_000 <= index.capacity(0) <= 70_000, "rather too large than too small"
+    for _ in range(300):
+        index.confirm(0, 5000, 0, 100.0)
+    assert index.capacity(0) == 25_000, "never below a quarter"
+    for _ in range(400):
+        index.confirm(0, 5000, 5000, 10_000.0)
+    assert index.capacity(0) == 100_000, "old evidence fades, and the larger belief is tried again"
+    for _ in range(50):
+        index.confirm(0, 100, 0, 50_000.0)
+    assert index.capacity(0) == 100_000, "small expectations say nothing"
+
+
+def test_an_engines_own_word_needs_more_to_be_doubted() -> None:
+    misses = []
+    for stated in (False, True):
+        index, number = PrefixIndex(capacity_tokens=10_000), 0
+        if stated:
+            index.set_capacity(0, 10_000)
+        while index.capacity(0) == 10_000:
+            index.confirm(0, 5000, 0, 6000.0)
+            number += 1
+        misses.append(number)
+    assert 5 <= misses[0] < misses[1]
 
 
 @pytest.mark.parametrize("slots", [3, 1000])

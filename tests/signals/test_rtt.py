@@ -118,3 +118,32 @@ def test_growing_keeps_what_is_known() -> None:
 def test_parameters_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="window"):
         table(**wrong)
+
+
+def test_connects_of_real_requests_go_before_probes_while_they_are_fresh() -> None:
+    rtts = table()
+    rtts.assume(0, 50.0)
+    assert (rtts.rtt_ms(0.0)[0], rtts.source(0, 0.0), rtts.source(1, 0.0)) == (50.0, "assumed", "")
+    rtts.observe(0, 30.0, 0.0)
+    assert (rtts.rtt_ms(0.0)[0], rtts.source(0, 0.0)) == (30.0, "probe")
+    rtts.connected(0, 20.0, 1.0)
+    assert (rtts.rtt_ms(1.0)[0], rtts.source(0, 1.0)) == (20.0, "connect")
+    for now in range(2, 60):
+        rtts.observe(0, 30.0, float(now))
+    assert rtts.rtt_ms(60.0)[0] == 20.0
+    rtts.observe(0, 30.0, 62.0)
+    assert (rtts.rtt_ms(62.0)[0], rtts.source(0, 62.0)) == (30.0, "probe"), "no connects for a minute"
+    assert not rtts.connected(0, -1.0, 63.0)
+    assert rtts.rejected == 1
+    rtts.connected(0, 21.0, 64.0)
+    rtts.forget(0)
+    assert (math.isnan(rtts.rtt_ms(64.0)[0]), rtts.source(0, 64.0)) == (True, "")
+
+
+def test_connects_that_end_at_a_proxy_nearby_do_not_count() -> None:
+    rtts = table()
+    rtts.observe(0, 100.0, 0.0)
+    rtts.connected(0, 0.2, 0.0)
+    assert (rtts.rtt_ms(0.0)[0], rtts.source(0, 0.0)) == (100.0, "probe")
+    rtts.connected(1, 0.2, 0.0)
+    assert (rtts.rtt_ms(0.0)[1], rtts.source(1, 0.0)) == (0.2, "connect"), "nobody says otherwise"
