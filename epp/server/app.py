@@ -29,6 +29,7 @@ from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.http import build_app
 from epp.server.metrics import Metrics, PickerCollector
+from epp.server.observation import Observation
 from epp.server.pool import PoolFeed
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
@@ -95,6 +96,7 @@ class App:
             recorder=self._recorder,
             clock=clock,
             resolver=Resolver(),
+            protocol=config.protocol,
         )
         self._pool = PoolFeed(
             picker=self.picker,
@@ -109,7 +111,8 @@ class App:
         )
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
-        self._grpc = GrpcServer(config, base, self.core, self.metrics, source)
+        self._observation = Observation(config, self.core, self.metrics, clock)
+        self._grpc = GrpcServer(config, base, self.core, self.metrics, source, observation=self._observation)
         self.metrics.registry.register(PickerCollector(self.picker, clock.mono_s))
         self._first_tokens = FirstTokenReceiver(self.core.outcomes)
         self.metrics.add_receiver("access-log", self._grpc.access_log)
@@ -244,6 +247,7 @@ class App:
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
         self.tasks.start("housekeeping", self._housekeeping())
+        self.tasks.start("observation", self._observation.run())
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
         await self._grpc.set_serving(serving=not self.not_ready())

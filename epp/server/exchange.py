@@ -1,31 +1,43 @@
 """One ext_proc stream joined to the core: the machine's events become calls, its outputs become messages.
 
-Owns which decision a stream carries. Has no socket and does not wait: the servicer feeds it and sends what it
-returns.
+Owns which decision a stream carries, and what is watched of its response. Has no socket and does not wait:
+the servicer feeds it and sends what it returns.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from epp.decide.records import Source
+from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
+    Cause,
     ExchangeEnded,
     Finish,
+    Observe,
     PickNeeded,
     Refusal,
     ResponseData,
     ResponseStarted,
 )
+from epp.prompt.answer import AnswerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.extproc.stream import Output, Stream
-    from epp.extproc.types import Event
+    from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
     from epp.server.core import Core
     from epp.server.metrics import Metrics
+    from epp.server.observe import Sampler
+    from epp.server.unobserved import UnobservedLeases
+
+#: Modes in which nothing of a response's body is shown: there is nothing to read or to leave.
+_NOT_SHOWN = {BodyMode.NONE}
 
 
 class Exchange:
@@ -35,12 +47,17 @@ class Exchange:
         stream: the protocol machine.
         core: decides and takes reports.
         metrics: counted into.
+        sampler: says whether the response is read.
+        leases: takes the requests that are left.
     """
 
-    def __init__(self, stream: Stream, core: Core, metrics: Metrics) -> None:
+    def __init__(
+        self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler, leases: UnobservedLeases
+    ) -> None:
         self._stream, self._core, self._metrics = stream, core, metrics
+        self._sampler, self._leases = sampler, leases
         self._decision_id = ""
-        self._answering = False
+        self._watch: AnswerWatch | None = None
 
     def receive(self, message: ProcessingRequest) -> tuple[list[ProcessingResponse], Finish | Abort | None]:
         """Take a message; what to send, in order, and how the stream then ends, if it does."""
@@ -64,22 +81,54 @@ class Exchange:
                         further = self._stream.refused(decided)
                     else:
                         self._decision_id = decided.decision.id
-                        further = self._stream.picked(decided.pick)
+                        self._leases.decided(decided.decision)
+                        further = self._stream.picked(self._observed(decided.pick))
                     marker = self._act(further, replies) or marker
                 case ResponseStarted():
                     if self._decision_id:
-                        self._core.response_started(self._decision_id, output.status)
+                        self._core.response_started(self._decision_id, output.status, output.served)
+                    if self._watch is not None:
+                        self._watch.started(output.status, output.headers)
                 case ResponseData():
-                    if self._decision_id and output.data and not self._answering:
-                        self._answering = True
-                        self._core.outcomes.first_token(self._decision_id)
+                    if self._watch is not None:
+                        self._sampler.chunk()
+                        if self._watch.feed(output.data, self._sampler.now_s()):
+                            self._core.outcomes.first_token(self._decision_id, Source.STREAM)
                 case ExchangeEnded():
                     self._metrics.exchange_ended(output.cause)
                     if self._decision_id:
-                        self._core.outcomes.stream_ended(self._decision_id, output.cause.value)
-                        self._decision_id = ""
+                        self._end(output.cause)
                 case Finish() | Abort():
                     marker = output
                 case _:
                     replies.append(output)
         return marker
+
+    def _observed(self, pick: Pick) -> Pick:
+        """The pick, with what becomes of its response."""
+        modes = self._stream.modes
+        if modes is None or modes.response in _NOT_SHOWN:
+            return pick
+        how = self._sampler.choose(self._decision_id)
+        if how is Observe.READ:
+            self._watch = AnswerWatch()
+            return pick
+        return replace(pick, observe_response=how)
+
+    def _end(self, cause: Cause) -> None:
+        decision_id, self._decision_id = self._decision_id, ""
+        watch, self._watch = self._watch, None
+        if cause is Cause.UNOBSERVED:
+            self._leases.left(decision_id)
+            return
+        if watch is not None and watch.chunks:
+            if watch.encoded:
+                self._sampler.encoded()
+            self._core.outcomes.observed(
+                decision_id,
+                usage=watch.usage(),
+                chunks=watch.chunks,
+                response_bytes=watch.response_bytes,
+                last_chunk_s=math.nan if math.isnan(watch.first_s) else watch.last_s,
+            )
+        self._core.outcomes.stream_ended(decision_id, cause.value)

@@ -1,14 +1,14 @@
 """The gRPC face: ext_proc and health on one listener. All that knows grpc.aio is here.
 
-The servicer is a loop of reads and writes (`docs/transport.md` has the measurements behind that choice). A
-stream that ends in any way - closed, reset, cancelled, failed - ends its exchange exactly once.
+The servicer is a loop of reads and writes (`docs/transport.md` has the measurements behind that choice), in
+`epp.server.ext_proc`. A stream that ends in any way - closed, reset, cancelled, failed - ends its exchange
+exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -16,10 +16,9 @@ from grpc_health.v1 import health_pb2_grpc
 from epp.config.address import join_address, split_address
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.extproc.types import Abort, Finish
-from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
+from epp.server.ext_proc import ExtProc
 from epp.server.health import EXT_PROC, Health, HealthState
 from epp.server.tls import grpc_credentials
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.server.core import Core
     from epp.server.metrics import Metrics
-
-log = logging.getLogger(__name__)
+    from epp.server.observation import Observation
 
 SERVICE = EXT_PROC
 
@@ -57,13 +55,24 @@ class GrpcServer:
         core: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
+        observation: what is seen of responses.
 
     Raises:
         ConfigError: a TLS file cannot be read.
     """
 
-    def __init__(self, config: Config, base: Path, core: Core, metrics: Metrics, source: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        core: Core,
+        metrics: Metrics,
+        source: str,
+        *,
+        observation: Observation,
+    ) -> None:
         self._config, self._core, self._metrics = config, core, metrics
+        self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
@@ -91,15 +100,8 @@ class GrpcServer:
                 ("grpc.max_send_message_length", listen.max_send_bytes or longest),
             )
         )
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._process,
-            request_deserializer=ProcessingRequest.FromString,
-            response_serializer=ProcessingResponse.SerializeToString,
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
-        )
-        server.add_generic_rpc_handlers((self.access_log.handler(),))
+        ext_proc = ExtProc(self._new_exchange, self._metrics, single=self._sampler.may_leave)
+        server.add_generic_rpc_handlers((ext_proc.handler(), self.access_log.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(Health(self._health, any_name=False), server)
         bound = _bind(server, address, self._credentials)
         if listen.health:
@@ -140,37 +142,10 @@ class GrpcServer:
         if self._health_server is not None:
             await self._health_server.stop(0)
 
-    async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = Stream(self._limits, self._assume)
-        exchange = Exchange(stream, self._core, self._metrics)
-        self._metrics.streams.inc()
-        cut = True
-        try:
-            cut = not await self._converse(exchange, context)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("a stream failed")
-            self._metrics.stream_errors.inc()
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-        finally:
-            exchange.closed(cut=cut)
-            self._metrics.streams.dec()
-
-    async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bool:
-        """Read and write until either side ends the stream; whether it was closed rather than reset."""
-        while True:
-            message = await context.read()
-            if message is grpc.aio.EOF:
-                return True
-            replies, marker = exchange.receive(message)
-            for reply in replies:
-                await context.write(reply)
-            if isinstance(marker, Finish):
-                return True
-            if isinstance(marker, Abort):
-                log.warning("a stream was aborted: %s", marker.detail)
-                await context.abort(grpc.StatusCode[marker.status], marker.detail)
+    def _new_exchange(self) -> Exchange:
+        gateway, conformance = self._core.gateway, self._config.protocol.conformance
+        stream = Stream(self._limits, self._assume, gateway.too_large, tell_served=conformance)
+        return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
+from epp.decide.records import Source
 from epp.server.metrics_hot import Capped, Counters, Gauges, Histograms
 from epp.server.metrics_prediction import TtftModel
 
@@ -280,7 +281,8 @@ class RequestMetrics:
             return
         route, status = entry.route, outcome.status
         route.running.value -= 1.0
-        route.duration.observe(outcome.e2e_ms / 1e3)
+        if outcome.sources.get("e2e_ms") is not Source.PREDICTED:
+            route.duration.observe(outcome.e2e_ms / 1e3)
         where = outcome.where
         children = self._outcomes.get(where)
         if children is None:

@@ -1,0 +1,103 @@
+"""An answer as it passes by in pieces: how many, how long, when, and what its end says it cost.
+
+Owns the few bytes of an answer that can hold ``usage``; knows no transport and no clock. Engines tell usage
+at the end of an answer, and one of their APIs (Anthropic messages) a part of it in the first event. So a
+piece in the middle costs two list operations and is searched by nobody; the search is made once, at the
+end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least. Split events are whole again there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from epp.prompt.usage import MAX_OBJECT_BYTES, NO_USAGE, Usage, UsageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEAD_BYTES = 4096
+"""An answer's first event, with room: engines send 300 to 700 bytes."""
+
+TAIL_BYTES = 4 * MAX_OBJECT_BYTES
+"""The longest usage object, the choices that some engines put into the same event, and the end mark."""
+
+
+class AnswerWatch:
+    """Watches one answer; not watching is not making one.
+
+    Attributes:
+        chunks: pieces so far that were not empty.
+        response_bytes: their bytes.
+        first_s: when the first piece of a good answer came, NaN before; comments of an event stream, with
+            which servers keep a connection alive, are none.
+        last_s: when the last piece came.
+        encoded: the answer is compressed, so that its usage cannot be read.
+    """
+
+    __slots__ = (
+        "_good",
+        "_head",
+        "_head_bytes",
+        "_tail",
+        "_tail_bytes",
+        "chunks",
+        "encoded",
+        "first_s",
+        "last_s",
+        "response_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.chunks = self.response_bytes = 0
+        self.first_s = self.last_s = math.nan
+        self.encoded = False
+        self._good = True
+        self._head: list[bytes] = []
+        self._tail: list[bytes] = []
+        self._head_bytes = self._tail_bytes = 0
+
+    def started(self, status: int, headers: Mapping[str, str]) -> None:
+        """Response headers came; an answer without them is taken for a good one."""
+        self._good = status < 400
+        self.encoded = headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
+
+    def feed(self, data: bytes, now_s: float) -> bool:
+        """The next piece. True when it is the first of the answer."""
+        size = len(data)
+        if not size:
+            return False
+        self.chunks += 1
+        self.response_bytes += size
+        self.last_s = now_s
+        if self._head_bytes < HEAD_BYTES:
+            self._head.append(data)
+            self._head_bytes += size
+        else:
+            self._keep(data, size)
+        if self._good and self.first_s != self.first_s and not data.startswith(b":"):
+            self.first_s = now_s
+            return True
+        return False
+
+    def usage(self) -> Usage:
+        """What the engine said; nothing of an answer that is compressed."""
+        if self.encoded:
+            return NO_USAGE
+        reader = UsageReader()
+        skipped = self.response_bytes - self._head_bytes - self._tail_bytes
+        reader.feed(b"".join(self._head))
+        if skipped:  # the two ends are not neighbours: nothing begun in the one goes on in the other
+            known, reader = reader.usage, UsageReader()
+            reader.usage = known
+        reader.feed(b"".join(self._tail))
+        return reader.usage
+
+    def _keep(self, data: bytes, size: int) -> None:
+        """Keep at least the last `TAIL_BYTES`, in whole pieces, at most twice that and a piece."""
+        self._tail.append(data)
+        self._tail_bytes += size
+        if self._tail_bytes > 2 * TAIL_BYTES:
+            # Halving now and then spares every piece a look at the oldest one.
+            joined = b"".join(self._tail)[-TAIL_BYTES:]
+            self._tail, self._tail_bytes = [joined], len(joined)

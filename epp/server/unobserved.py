@@ -1,0 +1,147 @@
+"""Leases of requests whose response nobody sees: they end when it is to be expected.
+
+Owns the requests that were left with their pick, by the moment at which something is to be done for each:
+its uncached tokens go back at the predicted first token, its lease at the predicted end. Engine metrics
+correct the prediction both ways: an endpoint that reports nothing running or waiting frees what was sent to
+it well before that scrape, and one that reports at least as many requests as the ledger counts keeps a
+lease for longer, up to `LONGEST` times its prediction. An access log that tells the end goes before all of
+this.
+
+Learns from every request whose outcome was seen.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epp.decide.records import Source
+from epp.signals.duration import Asked, DurationModel
+
+if TYPE_CHECKING:
+    from epp.clock import Clock
+    from epp.decide.picker import Picker
+    from epp.decide.records import Decision, Outcome
+    from epp.server.outcomes import Outcomes
+
+#: Seconds between two looks at what is due.
+TICK_S = 0.1
+#: A lease that the engine's metrics bear out lives for at most so many times its predicted length.
+LONGEST = 3.0
+#: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
+IN_TRANSIT_S = 0.5
+#: What is seen of the answer.
+_SEEN = {Source.STREAM, Source.ENVOY, Source.FIRST_TOKEN}
+_WHOLE = {"completed", "retried-elsewhere"}
+
+
+@dataclass(slots=True)
+class _Left:
+    slot: int
+    left_s: float
+    end_s: float
+    longest_s: float
+    rtt_s: float
+
+
+class UnobservedLeases:
+    """Ends the leases of requests that were left.
+
+    Args:
+        picker: holds the leases.
+        outcomes: told of each end.
+        clock: the time.
+    """
+
+    def __init__(self, picker: Picker, outcomes: Outcomes, clock: Clock) -> None:
+        self._picker, self._outcomes, self._clock = picker, outcomes, clock
+        self.durations = DurationModel()
+        self._asked: dict[str, Asked] = {}
+        self._left: dict[str, _Left] = {}
+        self._due: list[tuple[float, str]] = []
+        outcomes.told.append(self._learn)
+
+    def __len__(self) -> int:
+        """Requests left and not ended."""
+        return len(self._left)
+
+    def decided(self, decision: Decision) -> None:
+        """Remember what a decision's duration depends on, until its outcome is told."""
+        fleet, chosen, request = decision.fleet, decision.chosen, decision.request
+        self._asked[decision.id] = Asked(
+            endpoint=decision.endpoint,
+            model=request.model,
+            rtt_ms=fleet.rtt_ms.item(chosen),
+            work_tokens=fleet.pending_uncached_tokens.item(chosen) + decision.uncached_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+
+    def left(self, decision_id: str) -> None:
+        """Its stream was ended with the pick."""
+        asked = self._asked.get(decision_id)
+        slot = None if asked is None else self._picker.fleet.slot_of(asked.endpoint)
+        if asked is None or slot is None:  # its endpoint left in the same moment
+            self._outcomes.stream_ended(decision_id, "unobserved")
+            return
+        now_s = self._clock.mono_s()
+        expected = self.durations.predict(asked)
+        rtt_s = asked.rtt_ms / 1e3 if math.isfinite(asked.rtt_ms) else 0.0
+        self._left[decision_id] = _Left(
+            slot, now_s, now_s + expected.end_s, now_s + LONGEST * expected.end_s, rtt_s
+        )
+        heapq.heappush(self._due, (now_s + expected.first_token_s, decision_id))
+
+    def tick(self) -> None:
+        """Do what is due."""
+        now_s = self._clock.mono_s()
+        if self._left:
+            self._free_idle(now_s)
+        while self._due and self._due[0][0] <= now_s:
+            _, decision_id = heapq.heappop(self._due)
+            left = self._left.get(decision_id)
+            if left is None:
+                continue
+            if now_s < left.end_s:
+                self._picker.fleet.ledger.first_token(decision_id, now_s)
+                heapq.heappush(self._due, (left.end_s, decision_id))
+            elif now_s < left.longest_s and self._borne_out(left.slot, now_s):
+                heapq.heappush(self._due, (now_s + TICK_S, decision_id))
+            else:
+                self._end(decision_id)
+
+    def _free_idle(self, now_s: float) -> None:
+        """End what an engine without work cannot have any more."""
+        engine = self._picker.fleet.engine
+        busy, scraped_s = engine.running(now_s) + engine.waiting(now_s), engine.updated_s
+        idle = {slot for slot in {left.slot for left in self._left.values()} if busy[slot] == 0.0}
+        if not idle:
+            return
+        for decision_id, left in list(self._left.items()):
+            if left.slot in idle and left.left_s + left.rtt_s + IN_TRANSIT_S < scraped_s[left.slot]:
+                self._end(decision_id)
+
+    def _borne_out(self, slot: int, now_s: float) -> bool:
+        fleet = self._picker.fleet
+        busy = fleet.engine.running(now_s)[slot] + fleet.engine.waiting(now_s)[slot]
+        return bool(busy >= fleet.ledger.running_requests[slot])  # False where unknown
+
+    def _end(self, decision_id: str) -> None:
+        del self._left[decision_id]
+        self._outcomes.stream_ended(decision_id, "unobserved", predicted=True)
+
+    def _learn(self, outcome: Outcome) -> None:
+        self._left.pop(outcome.id, None)
+        asked = self._asked.pop(outcome.id, None)
+        if asked is None or (outcome.status or 0) >= 400:
+            return
+        sources = outcome.sources
+        timed = sources.get("ttft_ms") in _SEEN and outcome.streamed
+        self.durations.learn(
+            asked,
+            ttft_ms=outcome.ttft_ms if timed else math.nan,
+            itl_ms=outcome.itl_ms,
+            answer_tokens=outcome.usage.completion_tokens if outcome.cause in _WHOLE else None,
+            at=outcome.where,
+        )
