@@ -1,0 +1,124 @@
+"""Writes docs/apis.md: ``python -m tools.gen_api_docs``.
+
+The table is made from `tests.kit.apis`, where a feature is an example that a test runs: a cell cannot say
+what is not so. A test compares the committed file with what this makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from epp.prompt.registry import ROUTES
+from tests.kit.apis import APIS, FEATURES, Api, cached_tokens, has
+
+PAGE = Path(__file__).parent.parent / "docs" / "apis.md"
+
+HEAD = """<!-- Written by tools/gen_api_docs.py from tests/kit/apis.py; a test keeps it fresh. -->
+
+# APIs
+
+What the picker reads of each API that engines speak. Every *yes* is a test of its own
+(`tests/prompt/test_api_table.py`); *-* is what the API does not have.
+
+"""
+
+TAIL = """
+*parse*: model, prompt and output limit are read; unknown fields are left to the engine. *refuse*: what is not
+this API's gets a 400, and any bytes at all give a request, a pass-through or a 4xx. *error words*: every
+refusal, whatever its status, has the shape that the API's clients expect. *prefix-stable*: a conversation's
+next turn starts with the canonical bytes of the turn before. *token ids*: counted, not estimated. *media*:
+known by the hash of their content, with an estimate of their tokens. *cached tokens*: the engine tells in
+`usage` what its KV cache served.
+
+## Paths
+
+| path | API | methods |
+|---|---|---|
+{paths}
+
+Paths of more than one piece are matched at the end, so that a gateway may put a prefix before them
+(`/tenant/v1/messages`); a path of one piece must be the whole path. A body is read when its content type is
+JSON or not given and it is not encoded. **Everything else passes through and is balanced**: other paths and
+methods, audio as `multipart/form-data` (`/v1/audio/transcriptions`, `/v1/audio/translations`), gzip bodies.
+Such requests need nothing but their headers to be picked, and so do upgrades: WebSockets (`/v1/realtime`,
+`Upgrade: websocket`) and extended CONNECT, whose body ends only with the connection.
+
+## What becomes of a body
+
+A prompt becomes *canonical bytes*: tools, system prompt, messages, in the order in which templates put them.
+Messages, calls and results of every API are framed as the chat that engines make of them: a flat tool of
+responses or Anthropic's `input_schema` as a function, each tool's result as a message of its own. What no
+template renders is not in them: names and states of items, signatures, marks for caching, and the line of
+attribution that Claude Code puts before its system prompt.
+
+* **count_tokens** needs no prefill: it is balanced as an empty prompt, so no block is expected anywhere.
+* **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them.
+* **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body; the
+  prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint.
+* **vLLM generate**: where `features` tells the place of media, their hash stands there.
+* **SGLang generate**: media stand where the text names their place (`<image>`, `<|image_pad|>`, ...), else first.
+  `lora_path` and `extra_key` keep prefixes apart, as in the engine.
+
+## Session keys
+
+The first of these that is a text and not empty: the headers `x-session-id`, `x-session-affinity`,
+`session-id`, `x-conversation-id`, `x-claude-code-session-id`; then in the body
+
+| API | fields, in order |
+|---|---|
+| OpenAI chat, completions | `session_id`, `metadata.session_id`, `prompt_cache_key`, `safety_identifier`, `user` |
+| OpenAI responses | `session_id`, `metadata.session_id`, `conversation`, then as above, then `previous_response_id` |
+| Anthropic | `session_id`, `metadata.session_id`, `metadata.user_id` |
+| embeddings, pooling, rankings, scores | `session_id`, `user` |
+| SGLang generate | `session_params.id`, `session_id`, `conversation_id`, `routing_key` |
+
+## What media cost
+
+An image's size is read from the first bytes of its file (PNG, JPEG, GIF, WebP) when it is in the body;
+nothing is decoded and nothing fetched.
+
+| | rule | where nothing can be read |
+|---|---|---|
+| OpenAI's APIs | 85 tokens, and 170 a tile of 512 pixels, after shrinking to 2048 and 768; low detail 85 | 765 |
+| Anthropic | a token for 750 pixels, after shrinking to 1568, at most 1600 | 1398 |
+| Qwen-VL by model name, in any API | a token for 28 x 28 pixels (Qwen3: 32 x 32), 4 to 16,384 | 1369 (1024) |
+| sound | 10 tokens a second (Anthropic, Qwen: 25); WAV by its header, else 128 kbit/s | 30 s |
+| film | 250 tokens a second (Qwen: 384) at 2 Mbit/s, at most 22,118 | 10 s |
+| documents | 2250 tokens a page of 50 KB, at most 100 pages | a page |
+
+All media of one request claim at most 262,144 tokens. Sources: the guides and preprocessors that
+`epp/prompt/media.py` names.
+"""  # noqa: E501 - rows of tables cannot be wrapped
+
+
+def table() -> str:
+    """APIs down, features across."""
+    columns = [*FEATURES, "cached tokens"]
+    lines = ["| API | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    lines += [f"| {api.title} | " + " | ".join(_cells(api)) + " |" for api in APIS]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(api: Api) -> list[str]:
+    told = [has(api, feature) for feature in FEATURES]
+    return ["yes" if one else "-" for one in [*told, cached_tokens(api)]]
+
+
+def _paths() -> str:
+    titles = {api.name: api.title for api in APIS}
+    return "\n".join(
+        f"| `{path}` | {titles[route.parser.name]} | {', '.join(sorted(route.methods))} |"
+        for route in ROUTES
+        for path in route.paths
+    )
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + table() + TAIL.replace("{paths}", _paths())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE.name}\n")
