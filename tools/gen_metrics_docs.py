@@ -97,6 +97,10 @@ def example() -> Metrics:
     metrics.finished(Outcome("example", "10.0.0.1:8000", "completed", 500, 10.0, 20.0, Usage(128, 4, 0)))
     metrics.refused(503, "pool-empty")
     metrics.file_failed("endpoints")
+    metrics.cluster.listed("pods")
+    metrics.cluster.event("pods")
+    metrics.cluster.failed("pods", "gone")
+    metrics.cluster.ok("pods", ok=True)
     for family in (metrics.probe_failures, metrics.scrape_failures, metrics.restarts, metrics.ejections):
         family.labels("10.0.0.1:8000")
     metrics.add_receiver("access-log", _Receiver())

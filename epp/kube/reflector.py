@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         def listed(self, resource: str) -> None: ...  # noqa: D102  # its name says it
         def event(self, resource: str) -> None: ...  # noqa: D102  # its name says it
         def failed(self, resource: str, reason: str) -> None: ...  # noqa: D102  # its name says it
+        def ok(self, resource: str, *, ok: bool) -> None: ...  # noqa: D102  # its name says it
 
 
 T = TypeVar("T", bound=Named)
@@ -239,10 +240,13 @@ class Reflector(Generic[T]):
                 log.warning("cannot follow %s: %s", name, error)
                 self._warned = True
             self.problem = error
+            if not (self.resource.optional and error.reason is Reason.NOT_FOUND):
+                self._tools.observer.ok(name, ok=False)
             self._changed()
         await self._tools.sleep(max(error.retry_after_s, self._backoff.next_s()))
 
     def _mended(self) -> None:
+        self._tools.observer.ok(self.resource.name, ok=True)
         if self.problem is not None:
             if self._warned:
                 log.info("the API server answers on %s again", self.resource.name)

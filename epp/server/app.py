@@ -17,11 +17,13 @@ from aiohttp import web
 from epp.config.address import join_address, split_address
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.recorder import FileRecorder, NoRecorder
+from epp.decide.saturation import Shedding
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.tokens import EstimateCounter
+from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
 from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, watch
@@ -97,6 +99,7 @@ class App:
             clock=clock,
             resolver=Resolver(),
             protocol=config.protocol,
+            admission=Shedding(self.picker.fleet, config.saturation, self._priority),
         )
         self._pool = PoolFeed(
             picker=self.picker,
@@ -109,6 +112,7 @@ class App:
             source=config.pool.file,
             resolver=self.core.resolver,
         )
+        self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._observation = Observation(config, self.core, self.metrics, clock)
@@ -119,6 +123,22 @@ class App:
         self.metrics.add_receiver("first-token", self._first_tokens)
         self._runner: web.AppRunner | None = None
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
+
+    def _build_cluster(self, source: str) -> ClusterFeed | None:
+        settings = self._config.pool.kubernetes
+        if settings is None:
+            return None
+        return ClusterFeed(
+            settings,
+            base=self._base,
+            source=source,
+            pool=self._pool,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+
+    def _priority(self, objective: str) -> int:
+        return self._cluster.priority(objective) if self._cluster is not None else 0
 
     def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
         config = self._config
@@ -186,7 +206,9 @@ class App:
         return secret
 
     def _watched_files(self) -> list[WatchedFile]:
-        files = [WatchedFile(self._base / self._config.pool.file, self._pool.content)]
+        files: list[WatchedFile] = []
+        if self._cluster is None:
+            files.append(WatchedFile(self._base / self._config.pool.file, self._pool.content))
         for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
             if name:
                 files.append(WatchedFile(self._base / name, self._weights_setter(layer, name)))
@@ -214,7 +236,11 @@ class App:
             return "draining"
         if self.tasks.failed:
             return "dead tasks: " + ", ".join(sorted(self.tasks.failed))
-        if not self._pool.size:
+        if self._cluster is not None:
+            reason = self._cluster.not_ready()
+            if reason:
+                return reason
+        elif not self._pool.size:
             return "no endpoints known"
         if self._restore is not None and self._restore.pending:
             return "rebuilding the prefix index"
@@ -246,6 +272,8 @@ class App:
             self.first_token_address = join_address(host, self._first_tokens.port)
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
+        if self._cluster is not None:
+            self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
         self.tasks.start("observation", self._observation.run())
         if self._restore is not None:

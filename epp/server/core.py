@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
     from epp.decide.records import Decision
+    from epp.decide.saturation import Admit
     from epp.extproc.types import HttpRequest, Pick, Refusal
     from epp.prompt.blocks import BlockHasher
     from epp.prompt.types import Parser, TokenCounter
@@ -81,6 +82,7 @@ class Core:
         clock: the time.
         resolver: host names to what Envoy knows.
         protocol: options of the endpoint picker protocol.
+        admission: refuses requests before they are read, nobody when None.
     """
 
     def __init__(
@@ -97,8 +99,10 @@ class Core:
         clock: Clock,
         resolver: Resolver,
         protocol: Protocol | None = None,
+        admission: Admit | None = None,
     ) -> None:
         self.picker = picker
+        self._admission = admission
         self.gateway = Gateway(protocol or Protocol(), picker, resolver)
         self.resolver = resolver
         self.recent = RecentDecisions()
@@ -114,6 +118,10 @@ class Core:
         """Pick an endpoint for a request, or say why not."""
         started_s = self._clock.mono_s()
         parser = find_parser(request.method, request.path, request.headers)
+        if self._admission is not None and request.body is not None:
+            reason = self._admission.refusal(request.headers, started_s)
+            if reason:
+                return self._refuse(parser, 429, reason, rule="saturated")
         model = ""
         try:
             ask = self._ask(request, parser)

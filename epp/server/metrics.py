@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from epp import __version__
 from epp.extproc.types import Cause
+from epp.server.metrics_cluster import ClusterMetrics
 from epp.server.metrics_collect import PickerCollector, ReceiverCollector
 from epp.server.metrics_hot import Counters, FamilyCollector, Gauges, Histograms
 from epp.server.metrics_requests import RequestMetrics
@@ -39,6 +40,7 @@ class Metrics:
         self._streams()
         self._costs()
         self._files_and_endpoints()
+        self.cluster = ClusterMetrics(self.registry)
         self._receivers = ReceiverCollector()
         build = Gauges("llm_d_epp_info", "Which picker this is.", ("commit", "build_ref"))
         build.child("", f"gorgo-epp {__version__}").inc()

@@ -1,4 +1,4 @@
-"""The pool at run time: the endpoints file becomes endpoints, pollers and readiness.
+"""The pool at run time: the endpoints file, or a cluster, becomes endpoints, pollers and readiness.
 
 Owns which endpoints are known. An unusable file keeps the last good pool; an explicit empty list empties it.
 """
@@ -77,8 +77,8 @@ class PoolFeed:
         self._metrics.file_good("endpoints")
         self.apply(specs)
 
-    def apply(self, specs: Mapping[str, EndpointSpec]) -> None:
-        """Make these the pool."""
+    def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
+        """Make these the pool; ``aliases`` are further addresses of them, to their own."""
         now_s = self._clock.mono_s()
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
@@ -87,6 +87,7 @@ class PoolFeed:
             self._picker.fleet.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
         self._resolver.set_pool(specs)
+        self._resolver.set_aliases(aliases or {})
         for address in gone:
             self._metrics.forget_endpoint(address)
         self._run_pollers()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from epp.config.address import is_ip, join_address, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Resolver:
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, int]] = {}
         self._known: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._failing: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -40,12 +41,18 @@ class Resolver:
         self._failing &= self._names.keys()
         self._wake.set()
 
+    def set_aliases(self, aliases: Mapping[str, str]) -> None:
+        """Further addresses of endpoints, to their own: the other family of a dual-stack pod."""
+        self._aliases = dict(aliases)
+
     def known_as(self, address: str) -> str:
         """What Envoy calls an endpoint: itself, or its address once its name is resolved."""
         return self._known.get(address, address)
 
     def endpoint_of(self, upstream: str) -> str:
-        """The endpoint that Envoy calls ``upstream``; itself when it is no resolved name."""
+        """The endpoint that Envoy calls ``upstream``; itself when it is neither resolved name nor alias."""
+        if upstream in self._aliases:
+            return self._aliases[upstream]
         return next((address for address, known in self._known.items() if known == upstream), upstream)
 
     def names_of(self, host: str, port: int | None) -> list[str]:

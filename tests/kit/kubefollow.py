@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.reconcile import Discovered
 
 #: How long a change may take to arrive: far more than it needs on any machine.
@@ -43,6 +43,7 @@ class Counted:
         self.lists: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
+        self.fine: dict[str, bool] = {}
 
     def listed(self, resource: str) -> None:
         self.lists[resource] += 1
@@ -52,6 +53,9 @@ class Counted:
 
     def failed(self, resource: str, reason: str) -> None:
         self.failures[resource, reason] += 1
+
+    def ok(self, resource: str, *, ok: bool) -> None:
+        self.fine[resource] = ok
 
 
 class Following:
