@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
+#: How a Unix socket is written where an address is asked for: ``unix:/path``.
+UNIX = "unix:"
 _HOST = re.compile(r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?\Z")
 
 

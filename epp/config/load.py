@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from epp.config.address import split_address
+from epp.config.address import UNIX, split_address
 from epp.config.schema import Config
 from epp.config.section import Section
 from epp.config.strict import decode
@@ -24,6 +24,8 @@ def parse_config(text: str | bytes, source: str) -> Config:
     config = decode(text, Config, source)
     for key in ("grpc", "http", "first_token", "health"):
         address = getattr(config.listen, key)
+        if key == "first_token" and address.startswith(UNIX) and address != UNIX:
+            continue
         if key in ("first_token", "health") and not address:
             continue
         try:

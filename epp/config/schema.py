@@ -46,11 +46,13 @@ class Listen(Section, frozen=True):
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
-        first_token: ``host:port`` that Envoy tells first tokens to, plaintext, for Envoy alone; none when
-            empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
+        first_token: ``host:port``, or ``unix:/path`` of a socket, that Envoy tells first tokens to, for Envoy
+            alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
         health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
             service name is answered; none when empty. The picker's gRPC listener answers it too.
         tls: TLS of the gRPC side, plaintext when absent.
+        first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
+            loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
         max_receive_bytes: longest gRPC message taken; 0 for the longest body and its envelope.
         max_send_bytes: longest gRPC message sent; 0 for the same.
@@ -61,6 +63,7 @@ class Listen(Section, frozen=True):
     first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
     health: str = ""
     tls: ServerTls | None = None
+    first_token_tls: ServerTls | None = None
     http_tls: ServerTls | None = None
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

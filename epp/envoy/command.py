@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.config.address import split_address
+from epp.config.address import UNIX, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.envoy.render import render, render_endpoints, write
@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picker-ca", default="", help="who signs the picker's certificate, when it uses TLS"
     )
+    parser.add_argument(
+        "--picker-cert", default="", help="Envoy's own certificate, where the picker asks for one (mTLS)"
+    )
+    parser.add_argument("--picker-key", default="", help="its private key")
     parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
     parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
     parser.add_argument(
@@ -54,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-token",
         metavar="ADDRESS",
-        help="host:port of the picker's listener for first tokens, 0 for none (default: its port 9003)",
+        help="host:port or unix:/path of the picker's listener for first tokens, 0 for none"
+        " (default: from the config)",
     )
     parser.add_argument(
         "--strip-accept-encoding",
@@ -124,12 +129,17 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         host, port = _address("--picker", arguments.picker)
         settings = replace(settings, picker_host=host, picker_port=port)
     if arguments.first_token == "0":  # noqa: S105 - a token of an answer
-        settings = replace(settings, first_token_port=0)
+        settings = replace(settings, first_token_port=0, first_token_path="")
+    elif arguments.first_token and arguments.first_token.startswith(UNIX):
+        settings = replace(settings, first_token_path=arguments.first_token.removeprefix(UNIX))
     elif arguments.first_token:
         host, port = _address("--first-token", arguments.first_token)
-        settings = replace(settings, first_token_host=host, first_token_port=port)
-    if settings.picker_tls and arguments.picker_ca:
-        settings = replace(settings, picker_tls=replace(settings.picker_tls, ca_file=arguments.picker_ca))
+        settings = replace(settings, first_token_host=host, first_token_port=port, first_token_path="")
+    settings = replace(
+        settings,
+        picker_tls=_towards_picker(settings.picker_tls, arguments),
+        first_token_tls=_towards_picker(settings.first_token_tls, arguments),
+    )
     if arguments.admin_port is not None:
         settings = replace(settings, admin_port=arguments.admin_port)
     return settings
@@ -142,14 +152,28 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     trusted as its own authority, which is right for a self-signed one.
     """
     host, port = split_address(config.listen.grpc)
-    tls = config.listen.tls
+    tls, first_token, tls_there = config.listen.tls, config.listen.first_token, config.listen.first_token_tls
+    by_socket = first_token.startswith(UNIX)
     return EnvoySettings(
         endpoints=tuple(endpoints),
         picker_host=_WILDCARDS.get(host, host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
-        first_token_port=split_address(config.listen.first_token)[1] if config.listen.first_token else 0,
+        first_token_port=split_address(first_token)[1] if first_token and not by_socket else 0,
+        first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
+        first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,
+    )
+
+
+def _towards_picker(tls: TlsFiles | None, arguments: argparse.Namespace) -> TlsFiles | None:
+    if tls is None:
+        return None
+    return replace(
+        tls,
+        ca_file=arguments.picker_ca or tls.ca_file,
+        cert_file=arguments.picker_cert,
+        key_file=arguments.picker_key,
     )
 
 

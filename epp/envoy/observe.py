@@ -61,7 +61,7 @@ def script(settings: EnvoySettings) -> str:
     parameters = {
         "NAMESPACE": _quoted(OBSERVED_NAMESPACE),
         "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
-        "CLUSTER": _quoted(FIRST_TOKENS if settings.first_token_port else ""),
+        "CLUSTER": _quoted(FIRST_TOKENS if settings.tells_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(settings.usage_tail_bytes),
     }
@@ -90,13 +90,14 @@ def decision_header() -> api.core.HeaderValueOption:
 
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
     """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
-    if not settings.observed or not settings.first_token_port:
+    if not settings.tells_first_tokens:
         return []
-    host = settings.first_token_host or settings.picker_host
+    host, path = settings.first_token_host or settings.picker_host, settings.first_token_path
+    address = api.core.Address(pipe=api.core.Pipe(path=path)) if path else None
     cluster = api.cluster.Cluster(
         name=FIRST_TOKENS,
         type=api.cluster.ClusterDiscoveryType.STATIC
-        if is_ip(host)
+        if path or is_ip(host)
         else api.cluster.ClusterDiscoveryType.STRICT_DNS,
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(FIRST_TOKEN_TIMEOUT_MS),
@@ -118,7 +119,7 @@ def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
                     lb_endpoints=[
                         api.endpoint.LbEndpoint(
                             endpoint=api.endpoint.Endpoint(
-                                address=api.socket_address(host, settings.first_token_port)
+                                address=address or api.socket_address(host, settings.first_token_port)
                             )
                         )
                     ]
@@ -126,7 +127,7 @@ def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
             ],
         ),
     )
-    if settings.picker_tls:
-        name = settings.picker_tls.server_name or host
-        cluster.transport_socket = upstream_tls(settings.picker_tls, name)
+    if settings.first_token_tls:
+        name = settings.first_token_tls.server_name or host
+        cluster.transport_socket = upstream_tls(settings.first_token_tls, name)
     return [cluster]

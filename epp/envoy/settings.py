@@ -96,9 +96,10 @@ class EnvoySettings:
         access_log: whether one JSON line a request goes to stdout.
         observe: whether the picker is told how requests went: when the first token came, and a report at the
             end. Full duplex shows it the response itself and needs none of this.
-        first_token_host: address of the picker's listener for first tokens, `picker_host` when empty. It is
-            reached with `picker_tls` like the gRPC listener.
+        first_token_host: address of the picker's listener for first tokens, `picker_host` when empty.
         first_token_port: its port; 0 sends no first tokens, so that the picker learns of them at the end.
+        first_token_path: its Unix socket, instead of host and port; none when empty.
+        first_token_tls: TLS towards it, plaintext when None.
         report_interval_ms: longest time that a report waits in Envoy for others to travel with.
         usage_tail_bytes: how much of an answer's end is kept to find ``usage`` in.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
@@ -138,10 +139,17 @@ class EnvoySettings:
     observe: bool = True
     first_token_host: str = ""
     first_token_port: int = 9003
+    first_token_path: str = ""
+    first_token_tls: TlsFiles | None = None
     report_interval_ms: int = 100
     usage_tail_bytes: int = 2048
     strip_accept_encoding: bool = False
     decision_id_header: bool = True
+
+    @property
+    def tells_first_tokens(self) -> bool:
+        """Whether there is a listener to tell first tokens to."""
+        return self.observed and bool(self.first_token_path or self.first_token_port)
 
     @property
     def observed(self) -> bool:

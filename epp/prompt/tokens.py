@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN, exact_tokens, media_bytes
 
@@ -99,3 +99,20 @@ class EstimateCounter:
         self._learned.move_to_end(model)
         if len(self._learned) > self._max_models:
             self._learned.popitem(last=False)
+
+    def observe_window(self, told: TokenRatio) -> None:
+        """What an engine's counters tell of many requests together."""
+        self.observe(told.model, told.text_bytes, told.prompt_tokens, told.requests)
+
+
+class TokenRatio(Protocol):
+    """Tokens that an engine counted in the canonical bytes of requests for one model."""
+
+    @property
+    def model(self) -> str: ...  # noqa: D102 - the class says it
+    @property
+    def text_bytes(self) -> int: ...  # noqa: D102 - the class says it
+    @property
+    def prompt_tokens(self) -> float: ...  # noqa: D102 - the class says it
+    @property
+    def requests(self) -> int: ...  # noqa: D102 - the class says it

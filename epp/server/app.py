@@ -86,10 +86,11 @@ class App:
             name_block=hasher.export_id,
             coarse_blocks=hasher.coarse_blocks,
         )
-        self.picker = self._build_picker(source, hasher)
+        counter = EstimateCounter(config.tokens.bytes_per_token)
+        self.picker = self._build_picker(source, hasher, counter)
         self.core = Core(
             picker=self.picker,
-            counter=EstimateCounter(config.tokens.bytes_per_token),
+            counter=counter,
             hasher=hasher,
             regions=config.regions,
             tenant_header=config.request.tenant_header,
@@ -103,7 +104,9 @@ class App:
         )
         self._pool = PoolFeed(
             picker=self.picker,
-            sink=SignalFeed(self.picker.fleet, self.metrics, self._index.process_started),
+            sink=SignalFeed(
+                self.picker.fleet, self.metrics, self._index.process_started, counter.observe_window
+            ),
             tasks=self.tasks,
             probe=config.probe,
             scrape=config.scrape,
@@ -117,7 +120,9 @@ class App:
         self._files = self._watched_files()
         self._observation = Observation(config, self.core, self.metrics, clock)
         self._grpc = GrpcServer(config, base, self.core, self.metrics, source, observation=self._observation)
-        self.metrics.registry.register(PickerCollector(self.picker, clock.mono_s))
+        self.metrics.registry.register(
+            PickerCollector(self.picker, clock.mono_s, bytes_per_token=lambda: counter.learned)
+        )
         self._first_tokens = FirstTokenReceiver(self.core.outcomes)
         self.metrics.add_receiver("access-log", self._grpc.access_log)
         self.metrics.add_receiver("first-token", self._first_tokens)
@@ -140,7 +145,7 @@ class App:
     def _priority(self, objective: str) -> int:
         return self._cluster.priority(objective) if self._cluster is not None else 0
 
-    def _build_picker(self, source: str, hasher: BlockHasher) -> Picker:
+    def _build_picker(self, source: str, hasher: BlockHasher, counter: EstimateCounter) -> Picker:
         config = self._config
         policy = create(config.policy.name, config.policy.params, source=source)
         weights = WeightBook(
@@ -164,6 +169,7 @@ class App:
             ),
             new_id=decision_ids(),
             name_block=hasher.export_id,
+            learn=counter.observe,
         )
 
     def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | NoRecorder:
@@ -194,6 +200,10 @@ class App:
     def _secret(self, source: str) -> bytes:
         key, name = "prefix.secret_file", self._config.prefix.secret_file
         if not name:
+            lost = ["conversations move to other endpoints when it restarts, and between pickers"]
+            if self._config.records.folder and self._config.records.restore_s:
+                lost.append("the prefix index cannot be restored from records")
+            log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
             return secrets.token_bytes(32)
         try:
             secret = (self._base / name).read_bytes().strip()
@@ -267,9 +277,9 @@ class App:
         self.grpc_address = await self._grpc.start()
         self.health_address = self._grpc.health_address
         if self._config.listen.first_token:
-            host, port = split_address(self._config.listen.first_token)
-            await self._first_tokens.start(host, port)
-            self.first_token_address = join_address(host, self._first_tokens.port)
+            tls = http_context(self._config.listen.first_token_tls, self._base, self._source)
+            where = self._config.listen.first_token
+            self.first_token_address = await self._first_tokens.listen(where, tls)
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
         if self._cluster is not None:

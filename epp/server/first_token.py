@@ -13,7 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from epp.config.address import UNIX, join_address, split_address
 
 if TYPE_CHECKING:
     import ssl
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 8192
 MAX_ID_BYTES = 128
+_SOCKET_MODE = 0o660
 
 _NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -65,14 +69,29 @@ class FirstTokenReceiver:
         self._server = await loop.create_server(lambda: _Connection(self), host, port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def start_unix(self, path: str) -> None:
-        """Listen on a Unix socket.
+    async def start_unix(self, path: str, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on a Unix socket, for this user and group; a socket that a dead process left there goes.
 
         Raises:
             OSError: the path cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), path)
+        self._server = await loop.create_unix_server(lambda: _Connection(self), path, ssl=tls)
+        _restrict(Path(path))
+
+    async def listen(self, where: str, tls: ssl.SSLContext | None = None) -> str:
+        """Listen on ``host:port`` or ``unix:/path``; returns the same with the port that the system chose.
+
+        Raises:
+            OSError: the address cannot be bound.
+            ValueError: it is not an address.
+        """
+        if where.startswith(UNIX):
+            await self.start_unix(where.removeprefix(UNIX), tls)
+            return where
+        host, port = split_address(where)
+        await self.start(host, port, tls)
+        return join_address(host, self.port)
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
@@ -149,3 +168,7 @@ class _Connection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _restrict(socket: Path) -> None:
+    socket.chmod(_SOCKET_MODE)
