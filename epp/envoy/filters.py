@@ -1,7 +1,7 @@
 """The HTTP filters between client and router, and the cleaning of headers before all of them.
 
-Owns the order. Whatever observes responses comes between the picker and the router, where it sees a response
-before anything else does: `http_filters` takes such filters as an argument.
+Owns the order. Whatever restores or observes responses comes between the picker and the router, the observer
+last, where it sees a response before anything else does: `http_filters` takes such filters as an argument.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def early_mutations() -> list[api.core.TypedExtensionConfig]:
 def http_filters(
     settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()
 ) -> list[api.hcm.HttpFilter]:
-    """Picker, observers of responses, router."""
+    """Picker, filters of responses, router."""
     return [
         api.hcm.HttpFilter(name=EXT_PROC, typed_config=api.pack(external_processor(settings))),
         *observers,

@@ -19,6 +19,7 @@ from epp.envoy.clusters import clusters
 from epp.envoy.listener import listener
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.overload import overload_manager
+from epp.envoy.restore_model import restorers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=[listener(settings, observers(settings))],
+            listeners=[listener(settings, [*restorers(settings), *observers(settings)])],
             clusters=[*clusters(settings), *observer_clusters(settings)],
         ),
     )

@@ -104,6 +104,8 @@ class EnvoySettings:
         usage_tail_bytes: how much of an answer's end is kept to find ``usage`` in.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
             because nothing can be read of a compressed answer.
+        restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
+            name back. In full duplex the picker does that itself.
         decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
     """
 
@@ -144,6 +146,7 @@ class EnvoySettings:
     report_interval_ms: int = 100
     usage_tail_bytes: int = 2048
     strip_accept_encoding: bool = False
+    restore_model: bool = True
     decision_id_header: bool = True
 
     @property
@@ -155,6 +158,11 @@ class EnvoySettings:
     def observed(self) -> bool:
         """Whether Envoy itself reports on responses: asked to, and the picker does not see them anyway."""
         return self.observe and self.variant is not Variant.FULL_DUPLEX
+
+    @property
+    def restores_models(self) -> bool:
+        """Whether Envoy itself restores model names: asked to, and the answers do not pass the picker."""
+        return self.restore_model and self.variant is not Variant.FULL_DUPLEX
 
     def __post_init__(self) -> None:
         """Reject what Envoy would reject later, or accept and then fail on.

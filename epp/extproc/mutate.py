@@ -147,9 +147,16 @@ def _empty(part: str) -> ProcessingResponse:
     return reply
 
 
+def _without_length() -> ProcessingResponse:
+    reply = ProcessingResponse()
+    reply.response_headers.response.header_mutation.remove_headers.append("content-length")
+    return reply
+
+
 EMPTY_REQUEST_HEADERS = _empty("request_headers")
 EMPTY_REQUEST_BODY = _empty("request_body")
 EMPTY_REQUEST_TRAILERS = _empty("request_trailers")
 EMPTY_RESPONSE_HEADERS = _empty("response_headers")
 EMPTY_RESPONSE_BODY = _empty("response_body")
 EMPTY_RESPONSE_TRAILERS = _empty("response_trailers")
+RESPONSE_WITHOUT_LENGTH = _without_length()

@@ -1,4 +1,4 @@
-"""The response half of an exchange: lets it pass unchanged and tells what it was.
+"""The response half of an exchange: lets it pass, changed only where the pick asks for it; tells what it was.
 
 Owns how far the response has come; holds none of it. Knows nothing of the request.
 
@@ -25,7 +25,10 @@ from epp.extproc.types import ResponseData, ResponseStarted
 from epp.extproc.violation import ViolationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from epp.extproc.response_modes import ResponseMode
+    from epp.extproc.types import BodyRewriter
     from epp.pb.core_pb2 import Metadata
     from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders, ProcessingResponse
 
@@ -50,6 +53,9 @@ class ResponseSide:
         self._mode, self._tell_served = mode, tell_served
         #: Whether `ResponseData` is told; headers and the end always are.
         self.read = True
+        #: From the response's headers to what changes its body; see `Pick.rewrite_response`.
+        self.rewrite: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
+        self._rewriter: BodyRewriter | None = None
         self.phase = ResponsePhase.WAITING
         self._trailers_seen = False
 
@@ -70,17 +76,22 @@ class ResponseSide:
         )
         if self._tell_served:
             return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}), started]
-        return [mutate.EMPTY_RESPONSE_HEADERS, started]
+        if self.rewrite is not None and not message.end_of_stream:
+            self._rewriter = self.rewrite(headers)
+        # A body that changes has another length than its headers say.
+        reply = mutate.EMPTY_RESPONSE_HEADERS if self._rewriter is None else mutate.RESPONSE_WITHOUT_LENGTH
+        return [reply, started]
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:
         """A piece of the response body."""
         if self.phase is ResponsePhase.OVER:
             return []
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
+        changed = None if self._rewriter is None else self._rewriter.feed(message.body)
         if not self.read:
-            return [*self._mode(message)]
+            return [*self._mode(message, changed)]
         # The bytes go on before anyone looks at them.
-        return [*self._mode(message), ResponseData(message.body)]
+        return [*self._mode(message, changed), ResponseData(message.body)]
 
     def on_trailers(self) -> list[ProcessingResponse]:
         """Response trailers."""

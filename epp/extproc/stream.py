@@ -33,7 +33,7 @@ from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, det
 from epp.extproc.mutate import Change
 from epp.extproc.request_modes import REQUEST_MODES
 from epp.extproc.request_side import BodyTooLargeError, RequestPhase, RequestSide
-from epp.extproc.response_modes import RESPONSE_MODES
+from epp.extproc.response_modes import CHANGEABLE, RESPONSE_MODES
 from epp.extproc.response_side import ResponsePhase, ResponseSide
 from epp.extproc.types import (
     Abort,
@@ -134,7 +134,12 @@ class Stream:
 
     def picked(self, pick: Pick) -> list[Output]:
         """Answer `PickNeeded` with a destination."""
-        return self._answer(mutate.change_of(pick), pick.observe_response)
+        observe = pick.observe_response
+        if self._response is not None and self._modes is not None and self._modes.response in CHANGEABLE:
+            self._response.rewrite = pick.rewrite_response
+            if pick.rewrite_response is not None and observe is Observe.LEAVE:
+                observe = Observe.CARRY  # what is not seen cannot be changed
+        return self._answer(mutate.change_of(pick), observe)
 
     def pass_through(self, observe_response: Observe = Observe.READ) -> list[Output]:
         """Answer `PickNeeded` by letting the request go on as it came, without a destination."""

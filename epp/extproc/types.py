@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Cause(Enum):
@@ -58,6 +58,14 @@ class HttpRequest:
     metadata: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
+class BodyRewriter(Protocol):
+    """Changes a body that comes in pieces; holds nothing back, so that it needs no end."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What goes on instead of the next piece."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """The shell's answer: where the request goes.
@@ -71,6 +79,8 @@ class Pick:
         scores: endpoint -> score, higher is better, for the metadata ``envoy.lb`` ->
             ``x-gateway-destination-endpoint-scores``; not sent when empty.
         observe_response: what becomes of the response.
+        rewrite_response: from the response's headers to what changes its body, None for one that stays as it
+            is. Asked only where the proxy shows both; a response that may be changed is never left early.
     """
 
     destination: str
@@ -80,6 +90,7 @@ class Pick:
     metadata: Mapping[str, str] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     observe_response: Observe = Observe.READ
+    rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

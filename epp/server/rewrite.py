@@ -7,10 +7,12 @@ configuration says so, where a streaming client does not ask for the usage. All 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ClientError
 from epp.prompt.rewrite import rewrite
+from epp.prompt.rewrite_answer import restorer
 
 if TYPE_CHECKING:
     from epp.decide.picker import Ask
@@ -53,4 +55,10 @@ def rewritten(
     if "accept-encoding" in request.headers:
         headers["accept-encoding"] = "identity"
     names = {PUBLIC_KEY: public, SERVED_KEY: served}
-    return replace(pick, body=body, set_headers=headers, metadata={**pick.metadata, **names})
+    return replace(
+        pick,
+        body=body,
+        set_headers=headers,
+        metadata={**pick.metadata, **names},
+        rewrite_response=partial(restorer, public),
+    )

@@ -1,0 +1,261 @@
+"""Several models in one pool: what engines are asked, and what clients see of it. A real Envoy and picker."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from epp.envoy.settings import Variant
+from tests.kit.engines import Answered, Asked, Engine, EngineServing
+from tests.kit.envoy import require_envoy
+from tests.kit.picker import CHAT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def chat_answer(asked: Asked, **fields: Any) -> bytes:
+    message = {"role": "assistant", "content": 'my "model": "is" secret'}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return json.dumps(
+        {"id": "c-1", "object": "chat.completion", "created": 1, "model": asked.fields["model"], "choices": [choice],
+         "usage": usage, **fields}
+    ).encode()  # fmt: skip
+
+
+def whole(asked: Asked) -> Answered:
+    return Answered([chat_answer(asked)])
+
+
+def events(size: int) -> Callable[[Asked], Answered]:
+    """A streamed chat, cut into pieces of this many bytes."""
+
+    def answer(asked: Asked) -> Answered:
+        common = {
+            "id": "c-1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": asked.fields["model"],
+        }
+        deltas = [
+            {"role": "assistant", "content": ""},
+            {"content": 'say "model": "x"'},
+            {"content": " né 你"},
+        ]
+        documents = [common | {"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        documents.append(
+            common | {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}
+        )
+        body = b"".join(b"data: " + json.dumps(document).encode() + b"\n\n" for document in documents)
+        body += b"data: [DONE]\n\n"
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        return Answered(pieces, "text/event-stream; charset=utf-8", chunked=True)
+
+    return answer
+
+
+def engines(answer: Callable[[Asked], Answered] = whole) -> list[Engine]:
+    return [
+        Engine({"chat": "llama-a", 'Größe "7B"': "org/qwen"}, {"sql": "lora-a"}, answer),
+        Engine({"chat": "llama-b/with-a-longer-name"}, ["sql"], answer),
+    ]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(Variant))
+async def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[EngineServing]:
+    require_envoy()
+    folder = tmp_path_factory.mktemp(request.param)
+    async with EngineServing(
+        folder, engines(), variant=request.param, policy={"name": "round-robin"}
+    ) as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(shared: EngineServing) -> EngineServing:
+    """Two engines that nobody has asked anything, for every test."""
+    for engine in shared.engines:
+        engine.asked.clear()
+        engine.answer = whole
+    return shared
+
+
+def answers(serving: EngineServing, answer: Callable[[Asked], Answered]) -> None:
+    for engine in serving.engines:
+        engine.answer = answer
+
+
+def served_by(engine: Engine, public: str) -> str:
+    names = {**dict_of(engine.models), **dict_of(engine.adapters)}
+    return names[public]
+
+
+def dict_of(names: dict[str, str] | list[str]) -> dict[str, str]:
+    return names if isinstance(names, dict) else {name: name for name in names}
+
+
+async def test_each_engine_is_asked_for_its_own_name_and_clients_see_theirs(serving: EngineServing) -> None:
+    for number in range(2):
+        for public in ("chat", "chat", "sql", "sql"):
+            status, body = await serving.chat(
+                f"question {number}", model=public, headers={"accept-encoding": "gzip"}
+            )
+            assert (status, body["model"]) == (200, public)
+            assert body["choices"][0]["message"]["content"] == 'my "model": "is" secret'
+    status, body = await serving.chat(model='Größe "7B"')
+    assert (status, body["model"]) == (200, 'Größe "7B"')
+    asked = [(engine, asked) for engine in serving.engines for asked in engine.asked]
+    assert {(e.address, a.fields["model"]) for e, a in asked} >= {
+        (engine.address, served_by(engine, public))
+        for engine in serving.engines
+        for public in ("chat", "sql")
+    }
+    for engine, one in asked:
+        assert one.fields["model"] in {
+            *dict_of(engine.models).values(),
+            *dict_of(engine.adapters).values(),
+        }
+        assert int(one.headers.get("content-length", len(one.body))) == len(one.body)
+        assert one.fields["messages"][0]["content"].startswith(("question", "hello"))
+        if one.fields["model"] not in {
+            "sql",
+            "org/qwen",
+        }:  # these were rewritten, and asked with an encoding
+            assert one.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_streams_are_restored_however_they_are_cut(serving: EngineServing, size: int) -> None:
+    answers(serving, events(size))
+    client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        stream = await client.chat.completions.create(
+            model="chat", messages=[{"role": "user", "content": "hello"}], stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [chunk.model for chunk in chunks] == ["chat"] * 4
+    words = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert words == ["", 'say "model": "x"', " né 你"]
+    assert serving.engines[0].asked or serving.engines[1].asked
+
+
+async def test_a_compressed_answer_passes_as_it_came(serving: EngineServing) -> None:
+    def zipped(asked: Asked) -> Answered:
+        return Answered([gzip.compress(chat_answer(asked))], headers={"content-encoding": "gzip"})
+
+    answers(serving, zipped)
+    status, body = await serving.chat(model="chat")
+    assert status == 200
+    assert body["model"] in {"llama-a", "llama-b/with-a-longer-name"}, "what the engine said"
+
+
+async def test_anthropic_streams_are_restored_and_tool_inputs_are_not(serving: EngineServing) -> None:
+    def messages(asked: Asked) -> Answered:
+        model = asked.fields["model"]
+        message = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": model,
+                   "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}  # fmt: skip
+        block = {"type": "tool_use", "id": "t", "name": "f", "input": {"model": model}}
+        documents: list[dict[str, Any]] = [
+            {"type": "message_start", "message": message},
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+            {"type": "message_stop"},
+        ]
+        pieces = [f"event: {d['type']}\ndata: {json.dumps(d)}\n\n".encode() for d in documents]
+        return Answered(pieces, "text/event-stream", chunked=True)
+
+    answers(serving, messages)
+    body = {
+        "model": "chat",
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+    }
+    async with serving.http.post(f"{serving.url}/v1/messages", json=body) as answer:
+        lines = (await answer.text()).splitlines()
+    seen = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [line for line in lines if line.startswith("event: ")] == [f"event: {one['type']}" for one in seen]
+    assert seen[0]["message"]["model"] == "chat"
+    assert seen[1]["content_block"]["input"] == {
+        "model": next(asked.fields["model"] for engine in serving.engines for asked in engine.asked)
+    }
+
+
+async def test_an_unknown_model_is_404_in_openais_words(serving: EngineServing) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(
+                model="llama-a", messages=[{"role": "user", "content": "hi"}]
+            )
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    told = json.dumps(caught.value.body)
+    for secret in ("llama-b", "lora", "qwen", "127.0.0.1", "chat", "sql"):
+        assert secret not in told
+    assert not any(engine.asked for engine in serving.engines)
+
+
+async def test_a_body_of_unknown_length_gets_a_new_one(serving: EngineServing) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 200_000}], "model": "chat"}).encode()
+
+    async def pieces() -> Any:
+        for at in range(0, len(body), 30_000):
+            yield body[at : at + 30_000]
+
+    headers = {"content-type": "application/json"}
+    async with serving.http.post(serving.url + CHAT, data=pieces(), headers=headers) as answer:
+        assert (await answer.json())["model"] == "chat"
+    asked = next(asked for engine in serving.engines for asked in engine.asked)
+    assert asked.fields["messages"][0]["content"] == "x" * 200_000
+    assert asked.fields["model"].startswith("llama-")
+
+
+async def test_an_answer_longer_than_envoys_buffers_is_restored(serving: EngineServing) -> None:
+    def long(asked: Asked) -> Answered:
+        return Answered([chat_answer(asked, padding="y" * 3_000_000)])
+
+    answers(serving, long)
+    status, body = await serving.chat(model="chat")
+    assert (status, body["model"], len(body["padding"])) == (200, "chat", 3_000_000)
+
+
+async def test_the_record_names_both_and_fallbacks_have_the_same_name(tmp_path: Path) -> None:
+    three = [Engine({"chat": name}, answer=whole) for name in ("llama-a", "llama-b", "llama-a")]
+    async with EngineServing(tmp_path, three) as serving:
+        for number in range(12):
+            await serving.chat(f"question {number}", model="chat")
+            async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
+                record = await answer.json()
+            assert record["request"]["model"] == "chat"
+            assert record["served_models"] == ["llama-a", "llama-b", "llama-a"]
+            assert record["served_model"] == record["served_models"][record["chosen"]]
+            assert len(record["costs"]) == 3, "the policy prices all of them"
+            alike = {
+                row for row, name in enumerate(record["served_models"]) if name == record["served_model"]
+            }
+            assert set(record["fallbacks"]) == alike - {record["chosen"]}
+
+
+@pytest.mark.parametrize(("setting", "asked_for"), [("always", {"include_usage": True}), ("never", None)])
+async def test_usage_is_asked_for_when_configured(tmp_path: Path, setting: str, asked_for: Any) -> None:
+    plain = [Engine(["chat"], answer=events(10_000))]
+    async with EngineServing(tmp_path, plain, request={"inject_usage": setting}) as serving:
+        await serving.chat(model="chat", stream=True)
+        await serving.chat(model="chat", stream=True, stream_options={"include_usage": False})
+        await serving.chat(model="chat")
+        streamed, refused, not_streamed = (asked.fields.get("stream_options") for asked in plain[0].asked)
+        assert streamed == asked_for
+        assert refused == {"include_usage": False}
+        assert not_streamed is None

@@ -1,0 +1,118 @@
+"""Engines that say what a test tells them to, behind the real picker and a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from aiohttp import web
+
+from tests.kit.picker import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from epp.config.pool import EndpointSpec
+    from epp.sim.http import SimReplica
+
+
+@dataclass
+class Asked:
+    """A request as an engine got it."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self.body)
+        return fields
+
+
+@dataclass
+class Answered:
+    """What an engine answers: pieces go out one by one, each in a packet of its own."""
+
+    pieces: Sequence[bytes]
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    chunked: bool = False
+
+
+@dataclass
+class Engine:
+    """An HTTP server with one answer for every request that is no probe.
+
+    Attributes:
+        models: its endpoint's ``models``.
+        adapters: its endpoint's ``adapters``.
+        answer: from a request to the answer.
+        asked: requests, in order.
+    """
+
+    models: dict[str, str] | list[str]
+    adapters: dict[str, str] | list[str] = field(default_factory=list)
+    answer: Callable[[Asked], Answered] = lambda _: Answered([b"{}"])
+    asked: list[Asked] = field(default_factory=list)
+    port: int = 0
+    _runner: web.AppRunner | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            return web.Response(text="ok")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Asked(request.path, headers, await request.read())
+        self.asked.append(asked)
+        told = self.answer(asked)
+        response = web.StreamResponse(headers={"content-type": told.content_type, **told.headers})
+        if told.chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.content_length = sum(len(piece) for piece in told.pieces)
+        await response.prepare(request)
+        for piece in told.pieces:
+            await response.write(piece)
+            if len(told.pieces) > 1:
+                await asyncio.sleep(0.002)  # so that Envoy reads it by itself
+        return response
+
+
+class EngineServing(Serving):
+    """`Serving` with engines of a test's own in the place of simulated replicas."""
+
+    def __init__(self, folder: Path, engines: Sequence[Engine], **options: Any) -> None:
+        super().__init__(folder, replicas=(), **options)
+        self.engines = list(engines)
+        self.replicas = cast("list[SimReplica]", self.engines)
+
+    def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
+        """The endpoints file, each endpoint with its engine's models."""
+        by_address = {engine.address: engine for engine in self.engines}
+        named = []
+        for spec in specs:
+            engine = by_address[spec.address]
+            changes = {"models": engine.models, "adapters": engine.adapters}
+            fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+            named.append(type(spec)(**(fields | changes)))
+        super().write_pool(named)
