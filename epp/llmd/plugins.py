@@ -130,7 +130,7 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> None:
         if alternative is not None:
             raise ConfigError(source, key, f"plugin {kind!r} has no counterpart here", alternative)
         known = [*_TAKERS, *POLICIES, *ALTERNATIVES, SETTINGS]
-        near = difflib.get_close_matches(kind, known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(kind, known, n=1, cutoff=0.6)
         fix = f"did you mean {near[0]!r}?" if near else "docs/llm-d.md lists the plugins"
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
     parameters = Parameters(plugin.parameters or {}, kind, source, f"{key}.parameters", meaning.warnings)

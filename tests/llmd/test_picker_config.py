@@ -1,0 +1,231 @@
+"""`EndpointPickerConfig` becomes a policy with weights, or is refused by name with the alternative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp.config.schema import Config
+from epp.errors import ConfigError
+from epp.llmd.catalogue import ALTERNATIVES
+from epp.llmd.flags import read_flags
+from epp.llmd.settings import Translation, translate
+from epp.policies.registry import POLICIES
+
+SCORED = """
+apiVersion: inference.networking.x-k8s.io/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [haPopulateNonLeaderDatastore, flowControl=false]
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- {type: prefix-cache-scorer, name: prefix, parameters: {blockSize: 128, maxPrefixBlocksToMatch: 256, lruCapacityPerServer: 31250}}
+- {type: max-score-picker, parameters: {maxNumOfEndpoints: 3}}
+- type: single-profile-handler
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 1}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 1.5}
+  - {pluginRef: prefix, weight: 4}
+  - {pluginRef: max-score-picker}
+"""
+
+
+def read(text: str) -> Translation:
+    return translate(read_flags({"pool-name": "p"}), text, {})
+
+
+def config_of(
+    plugins: list[dict[str, Any]], profile: list[dict[str, Any]] | None = None, **rest: Any
+) -> Translation:
+    document: dict[str, Any] = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", **rest}
+    document["plugins"] = plugins
+    if profile is not None:
+        document["schedulingProfiles"] = [{"name": "default", "plugins": profile}]
+    return read(msgspec.json.encode(document).decode())
+
+
+def refusal(*args: Any, **rest: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of(*args, **rest)
+    return str(caught.value)
+
+
+def test_scorers_with_weights() -> None:
+    made = read(SCORED)
+    policy = made.config.policy
+    assert policy.name == "llm-d"
+    assert policy.weights == {"queue_weight": 1.0, "kv_weight": 1.5, "prefix_weight": 4.0}
+    assert policy.fallbacks == 2
+    assert made.config.prefix.block_bytes == 128 * 4
+    assert made.config.prefix.capacity_tokens == 31250 * 128
+    assert any("maxPrefixBlocksToMatch" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_text_is_no_configuration(text: str) -> None:
+    assert read(text).config.policy.name == "llm-d"
+
+
+def test_without_profiles_every_plugin_is_in_one_with_weight_one() -> None:
+    policy = config_of([{"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}]).config.policy
+    assert policy.weights == {"queue_weight": 1.0, "kv_weight": 0.0, "prefix_weight": 1.0}
+
+
+def test_heavy_weights_keep_their_proportions() -> None:
+    made = config_of(
+        [{"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}],
+        [{"pluginRef": "queue-scorer", "weight": 50}, {"pluginRef": "prefix-cache-scorer", "weight": 100}],
+    )
+    assert made.config.policy.weights == {"queue_weight": 5.0, "kv_weight": 0.0, "prefix_weight": 10.0}
+    assert any("proportions" in warning for warning in made.warnings)
+
+
+def test_the_match_length_of_the_prefix_scorer() -> None:
+    parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 4096}
+    policy = config_of([{"type": "prefix-cache-scorer", "parameters": parameters}]).config.policy
+    assert policy.params == {"match_length_weight": 0.5, "match_length_scale_tokens": 4096}
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_random_picker(scored: bool) -> None:
+    plugins: list[dict[str, Any]] = [{"type": "random-picker"}] + [{"type": "queue-scorer"}] * scored
+    made = config_of(plugins)
+    assert made.config.policy.name == "random"
+    assert any("decide nothing" in warning for warning in made.warnings) == scored
+
+
+def test_no_scorers_are_a_random_choice_as_there() -> None:
+    assert config_of([{"type": "max-score-picker"}]).config.policy.name == "random"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_of_ours_is_a_plugin(name: str) -> None:
+    assert config_of([{"type": name}], [{"pluginRef": name}]).config.policy.name == name
+
+
+def test_a_policy_of_ours_with_its_constants() -> None:
+    parameters = {"weights": {"rtt_weight": 0.5}, "tie_band": 0.05, "fallbacks": 1}
+    policy = config_of(
+        [{"type": "gorgo", "name": "mine", "parameters": parameters}, {"type": "max-score-picker"}],
+        [{"pluginRef": "mine"}, {"pluginRef": "max-score-picker"}],
+    ).config.policy
+    assert (policy.name, policy.weights, policy.tie_band, policy.fallbacks) == (
+        "gorgo", {"rtt_weight": 0.5}, 0.05, 1,
+    )  # fmt: skip
+
+
+def test_settings_of_ours_ride_along_and_win() -> None:
+    settings = {"records": {"folder": "/records"}, "weights_file": "/shared/weights.yaml", "drain_s": 7}
+    made = config_of(
+        [{"type": "gorgo"}, {"type": "epp-settings", "parameters": settings}], [{"pluginRef": "gorgo"}]
+    )
+    assert made.config.records.folder == "/records"
+    assert made.config.weights_file == "/shared/weights.yaml"
+    assert made.config.drain_s == 7
+    assert made.config.listen.grpc == "[::]:9002"
+
+
+@pytest.mark.parametrize("section", ["listen", "pool"])
+def test_what_flags_say_is_not_said_twice(section: str) -> None:
+    assert "flags" in refusal([{"type": "epp-settings", "parameters": {section: {}}}])
+
+
+def test_data_sources_parsers_and_detectors() -> None:
+    made = config_of(
+        [
+            {"type": "metrics-data-source", "parameters": {"path": "/m", "interval": "500ms"}},
+            {"type": "core-metrics-extractor", "parameters": {"defaultEngine": "sglang"}},
+            {"type": "utilization-detector", "parameters": {"queueDepthThreshold": 9}},
+            {"type": "openai-parser"},
+            {"type": "queue-scorer"},
+        ],
+        [{"pluginRef": "queue-scorer"}],
+        dataLayer={
+            "sources": [
+                {"pluginRef": "metrics-data-source", "extractors": [{"pluginRef": "core-metrics-extractor"}]}
+            ]
+        },
+        requestHandler={"parsers": [{"pluginRef": "openai-parser"}]},
+        saturationDetector={"pluginRef": "utilization-detector"},
+    )
+    config: Config = made.config
+    assert config.scrape.path == "/m"
+    assert config.scrape.interval_s == 0.5
+    assert config.saturation.queue_requests == 9
+    assert config.saturation.kv_usage == 0.8
+    assert any("defaultEngine" in warning for warning in made.warnings)
+
+
+def test_the_conformance_plugins_turn_the_switch() -> None:
+    made = config_of([{"type": "header-based-testing-filter"}, {"type": "queue-scorer"}])
+    assert made.config.protocol.conformance
+    assert any("conformance suite" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize("kind", sorted(ALTERNATIVES))
+def test_every_other_plugin_is_refused_by_name_with_the_alternative(kind: str) -> None:
+    said = refusal([{"type": kind}])
+    assert "plugins[0]" in said
+    assert repr(kind) in said
+    assert ALTERNATIVES[kind] in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"plugins": [{"type": "queue-scorrer"}]}, "did you mean 'queue-scorer'"),
+        ({"plugins": [{"type": "zzz"}]}, "docs/llm-d.md"),
+        ({"plugins": [{"type": "queue-scorer", "parameters": {"x": 1}}]}, "plugins[0].parameters.x"),
+        ({"plugins": [{"type": "prefix-cache-scorer", "parameters": {"blokSize": 1}}]}, "did you mean"),
+        ({"plugins": [{"type": "max-score-picker", "parameters": {"maxNumOfEndpoints": 0}}]}, "at least 1"),
+        (
+            {"plugins": [{"type": "metrics-data-source", "parameters": {"port": 9100}}]},
+            "where the endpoint serves",
+        ),
+        ({"plugins": [{"type": "token-producer", "parameters": {"vllm": {"url": "x"}}}]}, "estimated"),
+        ({"plugins": [{"type": "core-metrics-extractor", "parameters": {"engineConfigs": []}}]}, "built in"),
+        ({"plugins": [{"type": "queue-scorer"}, {"type": "queue-scorer"}]}, "a second plugin named"),
+        ({"plugins": [{"type": "gorgo"}, {"type": "lmetric"}]}, "keep one"),
+        ({"plugins": [{"type": "gorgo"}, {"type": "queue-scorer"}]}, "drop the scorers"),
+        ({"plugins": [{"type": "max-score-picker"}, {"type": "random-picker"}]}, "keep one"),
+        ({"plugins": [{"type": "gorgo", "parameters": {"weights": {"rtt": 1}}}]}, ""),
+        ({"plugins": [{"type": "epp-settings", "parameters": {"recods": {}}}]}, "did you mean 'records'"),
+        ({"flowControl": {}}, "nothing is queued here"),
+        ({"featureGates": ["flowControl"]}, "nothing is queued here"),
+        ({"featureGates": ["magic"]}, "unknown gate"),
+        ({"scheduling": []}, "schedulingProfiles"),
+        ({"kind": "Pod"}, "EndpointPickerConfig"),
+        ({"apiVersion": "v1"}, "llm-d.ai/v1alpha1"),
+        ({"saturationDetector": {"pluginRef": "nobody"}}, "no plugin is named 'nobody'"),
+        ({"dataLayer": {"crossReplicaSyncerPluginRef": "x"}}, "do not meet"),
+        (
+            {
+                "plugins": [{"type": "gorgo"}],
+                "schedulingProfiles": [{"name": "prefill", "plugins": []}, {"name": "decode", "plugins": []}],
+            },
+            "one profile is served, not several (prefill, decode)",
+        ),
+        (
+            {
+                "plugins": [{"type": "gorgo"}],
+                "schedulingProfiles": [{"name": "x", "plugins": [{"pluginRef": "gorgo", "weight": 2}]}],
+            },
+            "put 'weights' into its parameters",
+        ),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_honoured_says_where_and_what_to_do(changes: dict[str, Any], says: str) -> None:
+    document = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", **changes}
+    text = msgspec.json.encode(document).decode()
+    if not says:  # left to the policy, which is built at start
+        read(text)
+        return
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert says in str(caught.value)
+    assert caught.value.source == "--config-text"

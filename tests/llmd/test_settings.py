@@ -1,0 +1,234 @@
+"""llm-d's flags become a configuration of ours, a warning or a refusal; docs/llm-d.md, 'Flags'."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import build_parser
+from epp.config.schema import Kubernetes, ServerTls
+from epp.errors import ConfigError
+from epp.llmd.flags import FLAGS, LOG_FLAGS, Stance, read_flags
+from epp.llmd.settings import Translation, translate
+from epp.server.command import Setup, read_setup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POOL = ("--pool-name", "vllm", "--pool-namespace", "serving")
+CONFIG = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: gorgo}]
+schedulingProfiles: [{name: default, plugins: [{pluginRef: gorgo}]}]
+"""
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    return build_parser(("serve",)).parse_args(["serve", *words])
+
+
+def setup(*words: str, **environment: str) -> Setup:
+    return read_setup(arguments(*words), environment)
+
+
+def translated(**given: str) -> Translation:
+    flags = {"pool-name": "vllm"} | {name.replace("_", "-"): value for name, value in given.items()}
+    return translate(read_flags(flags), None, {})
+
+
+def test_llm_ds_defaults() -> None:
+    made = setup("--pool-name", "vllm")
+    config = made.config
+    assert config.listen.grpc == "[::]:9002"
+    assert config.listen.health == "[::]:9003"
+    assert config.listen.http == "[::]:9090"
+    assert config.listen.tls == ServerTls(self_signed=True)
+    assert config.pool.kubernetes == Kubernetes(pool_name="vllm", pool_group="inference.networking.k8s.io")
+    assert config.policy.name == "llm-d"
+    assert config.policy.weights == {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
+    assert config.policy.fallbacks == 0, "some gateways take a single endpoint"
+    assert config.scrape.stale_after_s == 2.0
+    assert config.drain_s == 30.0
+    assert config.protocol.errors == "llm-d"
+    assert config.protocol.subset_hint
+    assert not config.protocol.emit_scores
+    assert not config.protocol.conformance
+    assert [w.split(":")[0] for w in made.warnings] == ["--metrics-endpoint-auth"], (
+        "the one default that differs"
+    )
+
+
+def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
+    file = tmp_path / "plugins.yaml"
+    file.write_text(CONFIG)
+    made = setup(
+        *POOL, "--pool-group", "inference.networking.k8s.io", "--zap-encoder", "json",
+        "--config-file", str(file), "--grpc-health-port", "9003", "--tracing=false",
+    )  # fmt: skip
+    assert made.config.policy.name == "gorgo"
+    assert made.log.json
+    assert made.source == str(file)
+    assert made.config.pool.kubernetes is not None
+    assert made.config.pool.kubernetes.namespace == "serving"
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["--grpc-port=19002"], lambda c: c.listen.grpc == "[::]:19002"),
+        (["--grpc-health-port", "0"], lambda c: c.listen.health == "[::]:0"),
+        (["--metrics-port", "9999"], lambda c: c.listen.http == "[::]:9999"),
+        (["--secure-serving=false"], lambda c: c.listen.tls is None),
+        (["--secure-serving", "false"], lambda c: c.listen.tls is None),
+        (["--secure-serving"], lambda c: c.listen.tls.self_signed),
+        (["--cert-path", "/certs/"], lambda c: c.listen.tls.key_file == "/certs/tls.key" and not c.listen.tls.reload),
+        (["--cert-path=/certs", "--enable-cert-reload"], lambda c: c.listen.tls.reload),
+        (["--disable-endpoint-subset-filter"], lambda c: not c.protocol.subset_hint),
+        (["--emit-endpoint-scores"], lambda c: c.protocol.emit_scores),
+        (["--refresh-metrics-interval=1s"], lambda c: c.scrape.interval_s == 1.0),
+        (["--metrics-staleness-threshold=5s"], lambda c: c.scrape.stale_after_s == 5.0),
+        (["--drain-timeout=1m"], lambda c: c.drain_s == 60.0),
+        (["--grpc-max-recv-msg-size=25MB"], lambda c: c.listen.max_receive_bytes == 25_000_000),
+        (["--grpc-max-send-msg-size=8Mi"], lambda c: c.listen.max_send_bytes == 8 << 20),
+        (["--metrics-cert-dir=/m"], lambda c: c.listen.http_tls.cert_file == "/m/tls.crt"),
+        (
+            ["--metrics-cert-dir=/m", "--metrics-client-ca-file=/ca"],
+            lambda c: c.listen.http_tls.client_ca_file == "/ca",
+        ),
+        (["--pool-group=inference.networking.x-k8s.io"], lambda c: c.pool.kubernetes.pool_group.endswith("x-k8s.io")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_flags_that_are_honoured(words: list[str], read: object) -> None:
+    assert callable(read)
+    assert read(setup(*POOL, *words).config)
+
+
+def test_pods_by_selector_without_a_pool() -> None:
+    config = setup(
+        "--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000,8001", "--endpoint-target-ports=8002",
+        NAMESPACE="prod",
+    ).config  # fmt: skip
+    assert config.pool.kubernetes == Kubernetes(
+        selector="app=vllm", target_ports=[8000, 8001, 8002], namespace="prod"
+    )
+
+
+def test_the_namespace_flag_goes_before_the_environment() -> None:
+    config = setup(*POOL, NAMESPACE="prod").config
+    assert config.pool.kubernetes is not None
+    assert config.pool.kubernetes.namespace == "serving"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ha-enable-leader-election"], "every replica serves"),
+        (["--allow-experimental-plugins"], "experimental"),
+        (["--refresh-prometheus-metrics-interval=5s"], "whenever Prometheus asks"),
+        (["--refresh-metrics-interval=50ms"], "raised to 200 ms"),
+        (["--tracing"], "no spans"),
+        (["--enable-pprof=true"], "py-spy"),
+        (["--zap-stacktrace-level=info"], "traceback"),
+        (["--health-checking=false"], "whatever this says"),
+        (["--enable-grpc-stream-metrics=false"], "always there"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_flags_that_mean_something_else_are_told(words: list[str], says: str) -> None:
+    warnings = setup(*POOL, "--metrics-endpoint-auth=false", *words).warnings
+    assert len(warnings) == 1
+    assert warnings[0].startswith(words[0].partition("=")[0])
+    assert says in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tls-min-version=VersionTLS13"], "leave the flag out"),
+        (["--tls-min-version=TLS1"], "none of"),
+        (["--tls-cipher-suites=TLS_AES_128_GCM_SHA256"], "GRPC_SSL_CIPHER_SUITES"),
+        (["--metrics-endpoint-auth=true"], "NetworkPolicy"),
+        (["--metrics-client-ca-file=/ca"], "--metrics-cert-dir"),
+        (["--total-queued-requests-metric=x"], "recognised"),
+        (["--cache-info-metric=x"], "recognised"),
+        (["--config-file=a", "--config-text=b"], "one of them"),
+        (["--endpoint-selector=app=x", "--endpoint-target-ports=1"], "both are given"),
+        (["--endpoint-target-ports=8000"], "--endpoint-selector"),
+        (["--secure-serving=false", "--cert-path=/c"], "goes with TLS"),
+        (["--enable-cert-reload"], "self-signed"),
+        (["--grpc-port=70000"], "not a port"),
+        (["--drain-timeout=30"], "not a duration"),
+        (["--zap-encoder=xml"], "json"),
+        (["--config=epp.yaml"], "does not go with --config"),
+        (["--config-file=/nowhere.yaml"], "does not exist"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_flags_that_are_refused_say_why(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        setup(*POOL, *words)
+    assert says in str(caught.value)
+
+
+def test_without_anything_the_two_ways_are_told() -> None:
+    with pytest.raises(ConfigError, match="--config epp.yaml, or llm-d's flags"):
+        setup()
+
+
+def test_a_flag_that_nobody_knows_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(*POOL, "--pool-nam", "x")
+    assert "--pool-nam" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "level", "json", "time"),
+    [
+        ([], "INFO", False, "rfc3339"),
+        (["-v=4"], "DEBUG", False, "rfc3339"),
+        (["-v", "5"], "DEBUG", False, "rfc3339"),
+        (["--v=3"], "INFO", False, "rfc3339"),
+        (["--v=5", "--zap-log-level=error"], "ERROR", False, "rfc3339"),
+        (["--zap-log-level=5"], "DEBUG", False, "rfc3339"),
+        (["--zap-devel"], "DEBUG", False, "rfc3339"),
+        (["--zap-encoder=json", "--zap-time-encoding=epoch"], "INFO", True, "epoch"),
+        (["--log-level=warning"], "WARNING", False, "rfc3339"),
+    ],
+)
+def test_the_form_of_the_log(words: list[str], level: str, json: bool, time: str) -> None:
+    log = setup(*POOL, *words).log
+    assert (log.level, log.json, log.time) == (level, json, time)
+
+
+def test_log_flags_go_with_our_configuration_too(tmp_path: Path) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text("policy: {name: random}")
+    made = setup("--config", str(file), "--zap-encoder=json", "-v=4")
+    assert made.log.json
+    assert made.log.level == "DEBUG"
+    assert made.base == tmp_path
+    assert made.config.policy.name == "random"
+
+
+def test_no_flag_is_without_a_word() -> None:
+    for flag in FLAGS:
+        assert flag.help or flag.says, flag.name
+        assert (flag.stance is Stance.HONOURED) == (not flag.says), flag.name
+    assert {flag.name for flag in FLAGS} >= LOG_FLAGS
+
+
+def test_a_default_is_harmless_or_told() -> None:
+    """What llm-d does without being told is done here, or a warning or the documentation says otherwise."""
+    told = {"health-checking", "enable-grpc-stream-metrics", "enable-pprof", "tracing", "metrics-endpoint-auth",
+            "refresh-prometheus-metrics-interval", "zap-stacktrace-level"}  # fmt: skip
+    differing = {
+        flag.name
+        for flag in FLAGS
+        if flag.stance is not Stance.HONOURED and flag.default not in flag.harmless
+    }
+    assert differing == told
+    assert translated().warnings

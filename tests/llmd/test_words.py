@@ -1,0 +1,50 @@
+"""Refusals in llm-d's words (endpoint picker protocol 004, errors), and its scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from epp.llmd import words
+
+
+@pytest.mark.parametrize(
+    ("status", "rule", "body", "reason"),
+    [
+        (400, "client", b"inference error: BadRequest - no model", ""),
+        (401, "client", b"inference error: Unauthorized - no model", ""),
+        (403, "client", b"inference error: Forbidden - no model", ""),
+        (404, "model", b"inference error: NotFound - no model", ""),
+        (412, "client", b"inference error: PreconditionFailed - no model", ""),
+        (413, "client", b"inference error: BadRequest - no model", ""),
+        (
+            429,
+            "saturated",
+            b"inference error: ResourceExhausted - system saturated, sheddable request dropped: no model",
+            "rejected-saturated",
+        ),
+        (500, "", b"inference error: Internal - no model", ""),
+        (
+            503,
+            "pool-empty",
+            b"inference error: ServiceUnavailable - failed to find endpoint candidates for serving the request: no model",
+            "rejected-no-endpoints",
+        ),
+        (503, "health", b"inference error: ServiceUnavailable - no model", "rejected-no-endpoints"),
+        (503, "shutting-down", b"inference error: ServiceUnavailable - no model", "rejected-shutting-down"),
+    ],
+)
+def test_the_error_table(status: int, rule: str, body: bytes, reason: str) -> None:
+    assert words.error_text(status, "no model", rule) == body
+    assert words.dropped_reason(status, rule) == reason
+
+
+def test_scores_of_the_same_formulas_are_llm_ds_own() -> None:
+    weights = {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
+    scores = words.endpoint_scores(("a:1", "b:1"), np.array([0.0, 5.5]), "llm-d", weights)
+    assert scores == {"a:1": 7.0, "b:1": 1.5}
+
+
+def test_scores_of_other_policies_are_higher_for_the_cheaper() -> None:
+    scores = words.endpoint_scores(("a:1", "b:1"), np.array([3.0, 5.5]), "gorgo", {"rtt_weight": 1.0})
+    assert scores == {"a:1": -3.0, "b:1": -5.5}
