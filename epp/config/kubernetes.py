@@ -9,6 +9,9 @@ import msgspec
 from epp.config.section import Port, Section
 from epp.config.selector import check_selector
 
+#: API groups that an InferencePool may be of, and the version that is followed.
+POOL_VERSIONS = {"inference.networking.k8s.io": "v1", "inference.networking.x-k8s.io": "v1alpha2"}
+
 
 class Kubernetes(Section, frozen=True):
     """Endpoints from a cluster: set exactly one of `pool_name`, `selector` and `service`.
@@ -34,9 +37,7 @@ class Kubernetes(Section, frozen=True):
     """
 
     pool_name: str = ""
-    pool_group: Literal["inference.networking.k8s.io", "inference.networking.x-k8s.io"] = (
-        "inference.networking.k8s.io"
-    )
+    pool_group: str = "inference.networking.k8s.io"
     selector: str = ""
     service: str = ""
     target_ports: Annotated[list[Port], msgspec.Meta(max_length=8)] = []
@@ -53,6 +54,8 @@ class Kubernetes(Section, frozen=True):
         """One source, complete, and a selector that the API server would accept."""
         if sum(map(bool, (self.pool_name, self.selector, self.service))) != 1:
             raise ValueError("set exactly one of pool_name, selector and service")
+        if self.pool_group not in POOL_VERSIONS:
+            raise ValueError(f"pool_group is {self.pool_group!r}; write one of {', '.join(POOL_VERSIONS)}")
         if self.selector:
             check_selector(self.selector)
             if not self.target_ports:

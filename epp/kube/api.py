@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from epp.clock import Clock
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.credentials import Surroundings
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from epp.clock import Clock
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: How often a kubeconfig's credentials are looked at again; exec plugins run only when theirs expire.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.objects import Objective
 
 

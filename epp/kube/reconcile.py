@@ -22,7 +22,7 @@ from epp.kube.keys import PREFIX, active_ports, first, stated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.objects import ContainerStatus, Named, Pod
 
 HOSTNAME = "kubernetes.io/hostname"

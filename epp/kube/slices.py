@@ -17,7 +17,7 @@ from epp.kube.reconcile import HOSTNAME, REGION, ZONE, Discovered, Offer, settle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.objects import EndpointSlice, Named, SliceEndpoint
 
 _FAMILY = {"IPv4": "ipv4", "IPv6": "ipv6"}

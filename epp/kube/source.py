@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from epp.config.kubernetes import POOL_VERSIONS
 from epp.kube.objectives import priorities
 from epp.kube.objects import Decoder, EndpointSlice, InferencePool, Named, Objective, Pod
 from epp.kube.problems import Reason
@@ -26,14 +27,13 @@ from epp.kube.words import advice
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.reflector import Tools
 
 log = logging.getLogger(__name__)
 
 #: Changes are gathered for this long: a rollout is many events and few pools.
 GATHER_S = 0.05
-_VERSIONS = {"inference.networking.k8s.io": "v1", "inference.networking.x-k8s.io": "v1alpha2"}
 #: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
 _OBJECTIVES = ("llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2")
 _SERVICE_LABEL = "kubernetes.io/service-name"
@@ -64,7 +64,7 @@ class KubeSource:
         self._pool = self._objectives = self._old_objectives = None
         if settings.pool_name:
             name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
-            group = f"{settings.pool_group}/{_VERSIONS[settings.pool_group]}"
+            group = f"{settings.pool_group}/{POOL_VERSIONS[settings.pool_group]}"
             self._pool = self._mirror("inferencepools", self._collection(group), InferencePool, name)
             new, old = (
                 self._mirror(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from epp.kube.problems import KubeError, Reason
 
 if TYPE_CHECKING:
-    from epp.config.schema import Kubernetes
+    from epp.config.kubernetes import Kubernetes
     from epp.kube.reflector import Resource
 
 

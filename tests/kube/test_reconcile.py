@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.config.kubernetes import Kubernetes
+from epp.kube.objectives import priorities
+from epp.kube.objects import Decoder, InferencePool, Named, Objective, Pod
+from epp.kube.reconcile import Discovered, reconcile_pods
+from tests.kit import kubeobjects as objects
+
+SETTINGS = Kubernetes(selector="app=llm", target_ports=[8000])
+DUAL = ["10.0.0.1", "fd00::1"]
+
+
+def made(name: str = "a", ip: str | list[str] = "10.0.0.1", *, meta: dict[str, Any] | None = None,
+         spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **pod: Any) -> Pod:  # fmt: skip
+    given = objects.pod(name, **pod)
+    given["metadata"] |= {"uid": f"uid-{name}", "namespace": "llm"} | (meta or {})
+    given["spec"] |= spec or {}
+    given["status"] = objects.pod_status(ip) | (status or {})
+    return Decoder(Pod)(msgspec.json.encode(given))
+
+
+def found(*pods: Pod, ports: tuple[int, ...] = (8000,), nodes: dict[str, dict[str, str]] | None = None,
+          before: Discovered | None = None, **settings: Any) -> Discovered:  # fmt: skip
+    known = before.specs if before else {}
+    table = {
+        name: Decoder(Named)(msgspec.json.encode(objects.node(name, labels)))
+        for name, labels in (nodes or {}).items()
+    }
+    return reconcile_pods(pods, table, ports, msgspec.structs.replace(SETTINGS, **settings), known)
+
+
+NOT_READY = {"conditions": [{"type": "Ready", "status": "False"}]}
+
+
+@pytest.mark.parametrize(
+    ("pod", "counts"),
+    [
+        (made(), True),
+        (made(status=NOT_READY), False),
+        (made(status={"conditions": [{"type": "Ready", "status": "Unknown"}]}), False),
+        (made(status={"conditions": [{"type": "Initialized", "status": "True"}]}), False),
+        (made(status={"conditions": None}), False),
+        (made(status={"podIP": "", "podIPs": None}), False),
+        (made(status={"podIP": "not an address", "podIPs": None}), False),
+        (made(meta={"deletionTimestamp": "2026-01-01T00:00:00Z"}), False),
+        (made(status={"phase": "Failed"}), False),
+        (made(status={"phase": "Succeeded"}), False),
+        (made(status={"podIPs": None}), True),
+        (made(status={"containerStatuses": None}), True),
+    ],
+)  # fmt: skip
+def test_a_pod_counts_when_it_is_ready_has_an_address_and_stays(pod: Pod, counts: bool) -> None:
+    assert list(found(pod).specs) == (["10.0.0.1:8000"] if counts else [])
+
+
+def test_each_target_port_is_an_endpoint_with_its_rank() -> None:
+    specs = found(made(), made("b", "10.0.0.2"), ports=(8001, 8000)).specs
+    names = {address: spec.labels["gorgo-epp/name"] for address, spec in specs.items()}
+    assert names == {
+        "10.0.0.1:8001": "a-rank-0", "10.0.0.1:8000": "a-rank-1",
+        "10.0.0.2:8001": "b-rank-0", "10.0.0.2:8000": "b-rank-1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("annotations", "active", "problem"),
+    [
+        ({}, [8000, 8001], ""),
+        ({"llm-d.ai/active-ports": "8001"}, [8001], ""),
+        ({"llm-d.ai/active-ports": " 8001 , 8000 "}, [8000, 8001], ""),
+        ({"inference.networking.k8s.io/active-ports": "8000"}, [8000], ""),
+        ({"llm-d.ai/active-ports": "8001", "inference.networking.k8s.io/active-ports": "8000"}, [8001], ""),
+        ({"llm-d.ai/active-ports": ""}, [], ""),
+        ({"llm-d.ai/active-ports": "8001,9999"}, [8001], "9999 is none of the pool's ports [8000, 8001]"),
+        ({"llm-d.ai/active-ports": "grpc"}, [], "grpc is none of"),
+    ],
+)
+def test_the_active_ports_annotation_chooses_among_the_ports(
+    annotations: dict[str, str], active: list[int], problem: str
+) -> None:
+    result = found(made(annotations=annotations), ports=(8000, 8001))
+    assert [int(address.rpartition(":")[2]) for address in result.specs] == active
+    assert [problem in words for words in result.problems] == ([True] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("ips", "family", "address", "aliases"),
+    [
+        (DUAL, "", "10.0.0.1:8000", {"[fd00::1]:8000": "10.0.0.1:8000"}),
+        (DUAL, "ipv6", "[fd00::1]:8000", {"10.0.0.1:8000": "[fd00::1]:8000"}),
+        (DUAL[::-1], "", "[fd00::1]:8000", {"10.0.0.1:8000": "[fd00::1]:8000"}),
+        (["10.0.0.1"], "ipv6", None, {}),
+        (["fd00:0:0::1"], "", "[fd00::1]:8000", {}),
+    ],
+)
+def test_a_dual_stack_pod_is_one_endpoint(
+    ips: list[str], family: str, address: str | None, aliases: dict[str, str]
+) -> None:
+    result = found(made(ip=ips), ip_family=family)
+    assert list(result.specs) == ([] if address is None else [address])
+    assert result.aliases == aliases
+
+
+def test_what_was_an_endpoint_drains_while_its_process_lives() -> None:
+    before = found(made())
+    for pod in (made(status=NOT_READY), made(meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})):
+        spec = found(pod, before=before).specs["10.0.0.1:8000"]
+        assert spec.draining
+        assert spec.uid == before.specs["10.0.0.1:8000"].uid
+    stopped = made(status={**NOT_READY, **objects.pod_status("10.0.0.1", ready=False, restarts=1)})
+    assert not found(stopped, before=before).specs, "another process than the one that had the leases"
+    assert not found(made(meta={"uid": "another"}, status=NOT_READY), before=before).specs
+
+
+def restarted(name: str) -> Pod:
+    """The pod of `two_containers` after a restart of one of them."""
+    return two_containers({name: 1})
+
+
+def two_containers(restarts: dict[str, int]) -> Pod:
+    spec = {
+        "containers": [
+            {"name": "engine", "ports": [{"containerPort": 8000}]},
+            {"name": "log-shipper"},
+        ]
+    }
+    statuses = [
+        {
+            "name": name,
+            "restartCount": restarts.get(name, 0),
+            "state": {"running": {"startedAt": objects.STARTED}},
+        }
+        for name in ("engine", "log-shipper")
+    ]
+    return made(spec=spec, status={"containerStatuses": statuses})
+
+
+def test_identity_follows_the_pod_and_the_container_that_serves() -> None:
+    def uid(pod: Pod) -> str:
+        return found(pod).specs["10.0.0.1:8000"].uid
+
+    base = two_containers({})
+    assert uid(base) == uid(restarted("log-shipper"))
+    assert uid(base) != uid(restarted("engine"))
+    assert uid(made()) != uid(made(meta={"uid": "other"}))
+    assert uid(made()) != uid(made(status=objects.pod_status("10.0.0.1", started="2026-02-02T00:00:00Z")))
+    without_ports = made(spec={"containers": [{"name": "engine"}]})
+    again = made(spec={"containers": [{"name": "engine"}]}, status=objects.pod_status("10.0.0.1", restarts=3))
+    assert uid(without_ports) != uid(again), "where nobody declares the port every container counts"
+
+
+def test_an_address_that_passes_on_goes_to_the_pod_that_serves_and_then_to_the_younger() -> None:
+    old = made("old", meta={"creationTimestamp": "2026-01-01T00:00:00Z"})
+    new = made("new", meta={"creationTimestamp": "2026-01-02T00:00:00Z"})
+    going = made(
+        "zold",
+        meta={"creationTimestamp": "2026-03-01T00:00:00Z", "deletionTimestamp": "2026-03-02T00:00:00Z"},
+    )
+    assert found(old, new).specs["10.0.0.1:8000"].uid.startswith("uid-new")
+    before = found(made("zold"))
+    assert found(going, new, before=before).specs["10.0.0.1:8000"].uid.startswith("uid-new")
+
+
+NODE = {"topology.kubernetes.io/region": "eu-1", "topology.kubernetes.io/zone": "eu-1a",
+        "nvidia.com/gpu.product": "H100", "kubernetes.io/hostname": "host-1", "secret": "x"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pod", "settings", "region", "engine_class"),
+    [
+        ({}, {}, "eu-1", "H100"),
+        ({"labels": {"gorgo-epp/region": "us"}}, {}, "us", "H100"),
+        ({"labels": {"gorgo-epp/region": "us"}, "annotations": {"gorgo-epp/region": "ap"}}, {}, "ap", "H100"),
+        ({"labels": {"topology.kubernetes.io/region": "pod"}}, {}, "pod", "H100"),
+        ({"annotations": {"gorgo-epp/engine-class": "A100 vllm"}}, {}, "eu-1", "A100 vllm"),
+        (
+            {"labels": {"site": "here", "gpu": "L4"}},
+            {"region_label": "site", "engine_class_label": "gpu"},
+            "here",
+            "L4",
+        ),
+        ({}, {"region_label": "none", "engine_class_label": ""}, "", ""),
+    ],
+)
+def test_region_and_engine_class_come_from_pod_then_node(
+    pod: dict[str, Any], settings: dict[str, Any], region: str, engine_class: str
+) -> None:
+    spec = found(made(node="n", **pod), nodes={"n": NODE}, **settings).specs["10.0.0.1:8000"]
+    assert (spec.region, spec.engine_class) == (region, engine_class)
+    assert spec.labels["topology.kubernetes.io/zone"] == "eu-1a"
+    assert spec.labels["kubernetes.io/hostname"] == "host-1"
+    assert "secret" not in spec.labels
+
+
+def test_a_node_that_cannot_be_read_costs_only_its_labels() -> None:
+    spec = found(made(node="n")).specs["10.0.0.1:8000"]
+    assert (spec.region, spec.labels["kubernetes.io/hostname"]) == ("", "n")
+
+
+def test_a_pod_says_what_the_endpoints_file_would() -> None:
+    stated = {
+        "models": "org/a, org/b", "context-tokens": "32768", "kv-capacity-tokens": "500000", "rtt-ms": "12.5",
+        "draining": "True", "tls": "true", "server-name": "engine.example",
+    }  # fmt: skip
+    result = found(made(annotations={f"gorgo-epp/{key}": value for key, value in stated.items()}))
+    endpoint = result.specs["10.0.0.1:8000"].endpoint()
+    assert result.problems == ()
+    assert set(endpoint.models) == {"org/a", "org/b"}
+    assert (endpoint.context_tokens, endpoint.kv_capacity_tokens) == (32768, 500_000)
+    assert (endpoint.draining, endpoint.tls, endpoint.server_name) == (True, True, "engine.example")
+    assert result.specs["10.0.0.1:8000"].rtt_ms == 12.5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("context-tokens", "32k"),
+        ("context-tokens", "0"),
+        ("rtt-ms", "-1"),
+        ("rtt-ms", "nan"),
+        ("draining", "yes"),
+        ("tls", "1"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_told_and_left_out(key: str, value: str) -> None:
+    result = found(made(annotations={f"gorgo-epp/{key}": value}))
+    assert list(result.specs) == ["10.0.0.1:8000"]
+    assert len(result.problems) == 1
+    assert f"pod a: gorgo-epp/{key}: '{value}'" in result.problems[0]
+
+
+@given(st.permutations([made(name, f"10.0.0.{n}") for n, name in enumerate("abcdef", 1)]))
+def test_the_order_of_pods_means_nothing(pods: list[Pod]) -> None:
+    assert list(found(*pods).specs) == [f"10.0.0.{n}:8000" for n in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("pool", "labels", "ports"),
+    [
+        (objects.pool(ports=(8000, 8001)), {"app": "llm"}, (8000, 8001)),
+        (objects.old_pool(), {"app": "llm"}, (8000,)),
+    ],
+)
+def test_pools_of_both_groups_are_read(
+    pool: dict[str, Any], labels: dict[str, str], ports: tuple[int, ...]
+) -> None:
+    spec = Decoder(InferencePool)(msgspec.json.encode(pool)).spec
+    assert (spec.match_labels, spec.ports) == (labels, ports)
+
+
+def test_priorities_are_those_of_our_pool() -> None:
+    table = [
+        objects.objective("batch", -5),
+        objects.objective("chat", 10),
+        objects.objective("plain", None),
+        objects.objective("other", 7, pool_name="another"),
+    ]
+    foreign = objects.objective("foreign", 3)
+    foreign["spec"]["poolRef"]["group"] = objects.OLD_GROUP
+    short = objects.objective("short", 4)
+    del short["spec"]["poolRef"]["group"]
+    decoded = [Decoder(Objective)(msgspec.json.encode(each)) for each in [*table, foreign, short]]
+    settings = Kubernetes(pool_name="pool")
+    assert priorities(decoded, settings) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
