@@ -31,7 +31,9 @@ ALLOWED = {
     "kube": BASE | {"config"},
     "envoy": BASE | {"config", "signals"},
     "llmd": BASE | {"config", "policies"},
-    "server": BASE | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals"},
+    "tokenizer": BASE | {"config", "prompt"},
+    "server": BASE
+    | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals", "tokenizer"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "demo", "__main__", "__init__"}

@@ -15,7 +15,7 @@ import xxhash
 from epp.prompt.types import MeasuredPrompt
 
 if TYPE_CHECKING:
-    from epp.prompt.types import ParsedRequest, TokenCounter
+    from epp.prompt.types import CountedPrompt, ParsedRequest, TokenCounter
 
 
 #: Canonical bytes that one exported id stands for, as near as whole blocks come: 256 to 512 tokens at 3 to 6
@@ -46,19 +46,27 @@ class BlockHasher:
             block_bytes.to_bytes(8), digest_size=8, key=self._key, person=b"epp key id"
         ).hexdigest()
 
-    def measure(self, request: ParsedRequest, counter: TokenCounter, tenant: str = "") -> MeasuredPrompt:
+    def measure(
+        self,
+        request: ParsedRequest,
+        counter: TokenCounter,
+        tenant: str = "",
+        counted: CountedPrompt | None = None,
+    ) -> MeasuredPrompt:
         """Count and hash a prompt.
 
         Args:
             request: the canonical request.
             counter: counts its tokens.
             tenant: separates cache namespaces beside model and salt.
+            counted: what a tokenizer has counted already; the counter is not asked then.
         """
-        tokens = counter.count(request)
+        tokens = counter.count(request) if counted is None else counted.tokens
         size = len(request.canonical)
         namespace = self._namespace(request.model, request.cache_salt, tenant)
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
-        return MeasuredPrompt(namespace, tokens, self._chain(namespace, request.canonical), block_tokens)
+        blocks = self._chain(namespace, request.canonical)
+        return MeasuredPrompt(namespace, tokens, blocks, block_tokens, counted.curve if counted else ())
 
     def export_id(self, block: int) -> str:
         """A block's name outside of this process."""

@@ -1,15 +1,18 @@
 """Canonical bytes back to what a chat template or a tokenizer takes: messages, tools, plain texts.
 
 Owns the reading of frames that `epp.prompt.canonical` writes; knows no API and no template. What canonical
-form has dropped is not there: objects have their keys sorted, media are counted and no more.
+form has dropped is not there: objects have their keys sorted, and of media only their tokens are known.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN
 
 _MARK = b"\xff"
 _REASONING, _REFUSAL = "reasoning_content", "refusal"
@@ -25,7 +28,7 @@ class PromptContent:
         tools: descriptions of tools.
         documents: documents that some templates take.
         chat_template: the client's own template, ``""`` for the model's.
-        media: images, recordings and files; none of their tokens are in the text.
+        media_tokens: estimate for images, recordings and files, of which nothing is in the text.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -33,7 +36,7 @@ class PromptContent:
     tools: list[Any] = field(default_factory=list)
     documents: list[Any] = field(default_factory=list)
     chat_template: str = ""
-    media: int = 0
+    media_tokens: int = 0
 
 
 def frames(canonical: bytes) -> list[bytes]:
@@ -48,7 +51,7 @@ def prompt_content(canonical: bytes) -> PromptContent:
     as engines do before they render (vLLM's ``string`` content format).
 
     Raises:
-        ValueError: the bytes are not what a parser writes.
+        ValueError: the bytes are no chat and no text: pairs to be scored, what an engine keeps elsewhere.
     """
     content = PromptContent()
     try:
@@ -71,13 +74,15 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
     elif tag == b"H":
         content.chat_template = data.decode()
     elif tag == b"M":
-        content.media += 1
+        content.media_tokens += len(data) // MEDIA_BYTES_PER_TOKEN
+    elif tag == b"C" and content.texts and not content.messages:
+        content.texts[-1] += data.decode()  # a text that goes on behind a piece of media
     else:
         _add_to_message(content.messages[-1], tag, data)
 
 
 def _add_to_message(message: dict[str, Any], tag: bytes, data: bytes) -> None:
-    if tag == b"C":
+    if tag in (b"C", b"J"):  # what is structured and has no place of its own stands as its JSON
         _append(message, "content", data)
     elif tag == b"G":
         _append(message, _REASONING, data)
@@ -102,10 +107,7 @@ def _append(message: dict[str, Any], key: str, data: bytes) -> None:
 
 def _call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(arguments, str):
-        try:
+    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+        with suppress(msgspec.DecodeError):
             function["arguments"] = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            return call
     return call

@@ -1,0 +1,144 @@
+"""Real tokenizers beside the event loop: a count within its time budget, or the estimate and a reason.
+
+Owns the threads and the waiting. A count that comes too late is not lost: its thread goes on, and what it has
+tokenized is known at the conversation's next turn. Nothing here raises into the path of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from epp.prompt.canonical import exact_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from epp.config.schema import Tokens
+    from epp.prompt.types import CountedPrompt, ParsedRequest
+
+log = logging.getLogger(__name__)
+
+#: Counts that may wait for each thread: more would be late anyway.
+WAITING_PER_THREAD = 16
+#: Why the estimate was used: no thread was free, none was done in time, the chat template refused or there is
+#: none, the prompt is no chat and no text, the tokenizer failed.
+REASONS = ("busy", "late", "template", "content", "error")
+
+
+class Counting(Protocol):
+    """What counts one model's prompts (`epp.tokenizer.model.TokenizerModel`)."""
+
+    def count(self, canonical: bytes, block_bytes: int) -> CountedPrompt:
+        """Tokens of a prompt and how they spread over its blocks."""
+        ...
+
+
+class Tokenizers:
+    """The tokenizers of all configured models.
+
+    Args:
+        models: what counts, by public model name.
+        budgets_ms: longest wait by model.
+        block_bytes: bytes of canonical prompt per block.
+        threads: threads that tokenize.
+        on_estimate: told the reason, one of `REASONS`, when the estimate has to do.
+        not_countable: the error by which a model says that it cannot count a prompt, with its reason.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Counting],
+        budgets_ms: Mapping[str, float],
+        *,
+        block_bytes: int,
+        threads: int,
+        on_estimate: Callable[[str], None],
+        not_countable: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._models, self._block_bytes = models, block_bytes
+        self._budgets_s = {name: budget_ms / 1000.0 for name, budget_ms in budgets_ms.items()}
+        self._on_estimate, self._not_countable = on_estimate, not_countable
+        self._limit, self._running = threads * (1 + WAITING_PER_THREAD), 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer") if models else None
+        self._failed: set[str] = set()
+
+    def start(self, request: ParsedRequest) -> Awaitable[CountedPrompt | None] | None:
+        """Begin to count; None at once when the model has no tokenizer here or there is nothing to count.
+
+        What is awaited gives the count, or None when the estimate has to do.
+        """
+        model = self._models.get(request.model)
+        if model is None or self._threads is None or not request.canonical:
+            return None
+        if exact_tokens(request.canonical) is not None:
+            return None
+        if self._running >= self._limit:
+            self._on_estimate("busy")
+            return None
+        self._running += 1
+        loop = asyncio.get_running_loop()
+        job = self._threads.submit(model.count, request.canonical, self._block_bytes)
+        job.add_done_callback(lambda _: self._ended(loop))
+        return self._within_budget(request.model, job)
+
+    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.call_soon_threadsafe(self._end)
+        except RuntimeError:  # the loop has closed: nobody counts any more
+            return
+
+    def _end(self) -> None:
+        self._running -= 1
+
+    async def _within_budget(self, name: str, job: Future[CountedPrompt]) -> CountedPrompt | None:
+        try:
+            # Cancels the job when the time is over or the client has gone: one that waits is never begun.
+            return await asyncio.wait_for(asyncio.wrap_future(job), self._budgets_s[name])
+        except TimeoutError:
+            self._on_estimate("late")
+        except self._not_countable as error:
+            self._on_estimate(str(error))
+        except Exception:
+            self._on_estimate("error")
+            if name not in self._failed:  # one word in the log for each model, the metric counts the rest
+                self._failed.add(name)
+                log.exception("the tokenizer of %s failed; its prompts are estimated when it does", name)
+        return None
+
+    def close(self) -> None:
+        """Begin no more; what runs ends by itself."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def load_tokenizers(
+    tokens: Tokens, base: Path, source: str, *, block_bytes: int, on_estimate: Callable[[str], None]
+) -> Tokenizers:
+    """The tokenizers that a configuration names, loaded and proven.
+
+    Raises:
+        ConfigError: a package or a file is missing, or cannot be used.
+    """
+    models: dict[str, Counting] = {}
+    not_countable: tuple[type[Exception], ...] = ()
+    if tokens.models:
+        from epp.tokenizer.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
+
+        models = {name: load_model(name, section, base, source) for name, section in tokens.models.items()}
+        from epp.tokenizer.model import NotCountableError  # noqa: PLC0415  # as above
+
+        not_countable = (NotCountableError,)
+        log.info("tokenizers: %s", ", ".join(models))
+    return Tokenizers(
+        models,
+        {name: section.budget_ms for name, section in tokens.models.items()},
+        block_bytes=block_bytes,
+        threads=tokens.threads,
+        on_estimate=on_estimate,
+        not_countable=not_countable,
+    )
