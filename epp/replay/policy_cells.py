@@ -84,8 +84,8 @@ _LOADS = (
     _Load("art-chat ts 1", "art-chat", 1.0, calibrated=True),
     _Load("art-chat ts 2", "art-chat-apr-6", 2.0, calibrated=True, tuning="art-chat"),
     _Load("art-chat ts 3", "art-chat-apr-7", 3.0, calibrated=True, tuning="art-chat"),
-    _Load("wild-chat", "wild-chat", 2.0),
-    _Load("mooncake", "mooncake-chat", 1.0),
+    _Load("wild-chat", "wild-chat", 3.0),
+    _Load("mooncake", "mooncake-chat", 1.5),
     _Load("agent sessions", "agent-sessions", 1.0, limited=False),
     _Load("siblings", "agent-bursts", 1.0, limited=False),
 )
@@ -134,7 +134,14 @@ def _cell(load: _Load, rate: float, trace: str) -> Cell:
         # A recorded load cannot have more users: larger fleets get it faster.
         source = Source(trace=trace, part="judge")
         tuning = replace(source, part="tune")
-        return Cell(load.name, source, load=rate, max_in_flight=limit, tuning=tuning)
+        return Cell(
+            load.name,
+            source,
+            load=rate,
+            time_scale=load.time_scale,
+            max_in_flight=limit,
+            tuning=tuning,
+        )
     return Cell(
         load.name,
         Source(workload=load.workload, rate=rate, until_s=until_s),

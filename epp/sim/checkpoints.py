@@ -10,8 +10,7 @@ because its last token must be computed: it falls back to the copy before that.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections import OrderedDict
+from bisect import bisect_right
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,9 @@ class Checkpoints:
 
     def __init__(self, slots: int, block_tokens: int) -> None:
         self.slots, self.block_tokens = slots, block_tokens
-        self._order: OrderedDict[tuple[int, int], None] = OrderedDict()  # the least recently used first
-        self._by_block: dict[int, list[int]] = {}
+        # Plain dicts and tuples: forks copy them at once.
+        self._order: dict[tuple[int, int], None] = {}  # the least recently used first
+        self._by_block: dict[int, tuple[int, ...]] = {}  # ascending
 
     def __len__(self) -> int:
         """Copies kept."""
@@ -52,7 +52,7 @@ class Checkpoints:
             if positions is not None and block is not None:
                 place = bisect_right(positions, limit_tokens)
                 if place:
-                    self._order.move_to_end((block, positions[place - 1]))
+                    self._touch((block, positions[place - 1]))
                     return positions[place - 1]
         return 0
 
@@ -60,19 +60,22 @@ class Checkpoints:
         """Copy the state at a position; ``running`` requests hold a slot each."""
         key = (block, tokens)
         if key in self._order:
-            self._order.move_to_end(key)
+            self._touch(key)
         else:
             self._order[key] = None
-            insort(self._by_block.setdefault(block, []), tokens)
+            self._by_block[block] = tuple(sorted((*self._by_block.get(block, ()), tokens)))
         self.make_room(running)
 
     def make_room(self, running: int) -> None:
         """Drop copies, the least recently used first, until the running requests have their slots."""
         while self._order and len(self._order) + running > self.slots:
-            (block, tokens), _ = self._order.popitem(last=False)
-            positions = self._by_block[block]
-            positions.remove(tokens)
-            if not positions:
+            key = next(iter(self._order))
+            del self._order[key]
+            block, tokens = key
+            positions = tuple(kept for kept in self._by_block[block] if kept != tokens)
+            if positions:
+                self._by_block[block] = positions
+            else:
                 del self._by_block[block]
 
     def clear(self) -> None:
@@ -88,4 +91,9 @@ class Checkpoints:
 
     def _detach(self) -> None:
         self._order = self._order.copy()
-        self._by_block = {block: list(positions) for block, positions in self._by_block.items()}
+        self._by_block = self._by_block.copy()
+
+    def _touch(self, key: tuple[int, int]) -> None:
+        """Make a copy the last one to go."""
+        del self._order[key]
+        self._order[key] = None

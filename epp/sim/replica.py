@@ -48,6 +48,11 @@ class Replica:
         spec: what it is.
         block_tokens: tokens per block of the jobs' hashes.
         loop: virtual time.
+
+    Attributes:
+        changes: number of times that anything came from outside: a job, a cancellation, an event. While it
+            stays the same, what was forecast of the engine comes true.
+        latest: id and arrival of the job that was sent last.
     """
 
     def __init__(self, spec: ReplicaSpec, block_tokens: int, loop: Loop) -> None:
@@ -61,15 +66,20 @@ class Replica:
         self._slowdown = 1.0
         self._wake_ms = inf
         self._past = Counters()  # of its earlier lives
+        self.changes = 0
+        self.latest = (-1, 0.0)
 
     def expect(self, job: Job, arrives_ms: float, listener: Listener) -> None:
         """A job is on its way."""
+        self.changes += 1
+        self.latest = (job.job_id, arrives_ms)
         self.on_wire[job.job_id] = (arrives_ms, job)
         self._listeners[job.job_id] = listener
         self._loop.at(arrives_ms, Rank.REPORT, self._arrived, job.job_id)
 
     def abandon(self, job_id: int) -> None:
         """The sender has lost interest: the job is cancelled, and nobody is told."""
+        self.changes += 1
         self.on_wire.pop(job_id, None)
         if self._listeners.pop(job_id, None) is not None and self.up:
             self.engine.cancel(job_id, self._loop.now_ms)
@@ -79,6 +89,7 @@ class Replica:
         """The process is gone, and with it everything that was there or on its way."""
         if not self.up:
             return
+        self.changes += 1
         self._run()
         self._past = self.counters()
         self.up = False
@@ -94,6 +105,7 @@ class Replica:
         """A new, cold process listens at the address."""
         if self.up:
             return
+        self.changes += 1
         self.up = True
         self._started_s = _EPOCH_S + self._loop.now_ms / 1e3
         self.engine = Engine(self.spec.engine_class, self._block_tokens)
@@ -101,6 +113,7 @@ class Replica:
 
     def set_slowdown(self, factor: float) -> None:
         """See `Engine.set_slowdown`; the hardware keeps it over restarts."""
+        self.changes += 1
         self._slowdown = factor
         if self.up:
             self.engine.set_slowdown(factor, self._loop.now_ms)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from epp.sim.job import FirstToken
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epp.sim.engine import Engine
     from epp.sim.fleet import FleetSim
     from epp.sim.job import Job
@@ -52,6 +54,10 @@ class Truth:
     def __init__(self, sim: FleetSim) -> None:
         self._sim = sim
         self.index = 0
+        # By address: when everybody there ends if nothing else comes, as of so many changes of the replica.
+        self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
+        # By address: the same if the request asked about last is sent: its id, its arrival, the ends.
+        self._tried: dict[str, tuple[int, tuple[int, float], Mapping[int, float]]] = {}
 
     def ttft_ms(self, address: str) -> float:
         """The request's time to first token if it were sent there now."""
@@ -70,26 +76,34 @@ class Truth:
         replica = self._sim.replicas[address]
         if not replica.up:
             return _NOWHERE
-        engine, job, _, down_ms = self._sent(replica)
-        first_ms = end_ms = _DOWN_MS
-        cached = 0
-        ends_with: dict[int, float] = {}
+        others_end = self._others(replica)
+        engine, job, arrives_ms, down_ms = self._sent(replica)
+        first_ms, cached = _DOWN_MS, 0
+        ends: dict[int, float] = {}
         for event in engine.advance(inf):
-            mine = event.job_id == job.job_id
-            if isinstance(event, FirstToken):
-                if mine:
-                    first_ms, cached = event.at_ms, event.cached_tokens
-            elif mine:
-                end_ms = event.at_ms
-            else:
-                ends_with[event.job_id] = event.at_ms
-        inflicted_ms = 0.0
-        if ends_with:
-            for event in self._now(replica).advance(inf):
-                if not isinstance(event, FirstToken):
-                    inflicted_ms += ends_with[event.job_id] - event.at_ms
+            if not isinstance(event, FirstToken):
+                ends[event.job_id] = event.at_ms
+            elif event.job_id == job.job_id:
+                first_ms, cached = event.at_ms, event.cached_tokens
+        self._tried[address] = (replica.changes, (job.job_id, arrives_ms), ends)
+        mine = job.job_id
+        inflicted_ms = sum(at_ms - others_end[other] for other, at_ms in ends.items() if other != mine)
         away_ms = down_ms - self._sim.loop.now_ms
-        return Forecast(first_ms + away_ms, end_ms + away_ms, inflicted_ms, cached)
+        return Forecast(first_ms + away_ms, ends.get(mine, _DOWN_MS) + away_ms, inflicted_ms, cached)
+
+    def _others(self, replica: Replica) -> Mapping[int, float]:
+        """When everybody ends who is there or on the way, if nothing else comes."""
+        address = replica.spec.address
+        tried = self._tried.get(address)
+        if tried is not None and (replica.changes, replica.latest) == (tried[0] + 1, tried[1]):
+            # All that has changed is that the request asked about was sent, as supposed.
+            self._ends[address] = (replica.changes, tried[2])
+        known = self._ends.get(address)
+        if known is None or known[0] != replica.changes:
+            events = self._now(replica).advance(inf)
+            ends = {event.job_id: event.at_ms for event in events if not isinstance(event, FirstToken)}
+            known = self._ends[address] = (replica.changes, ends)
+        return known[1]
 
     def _now(self, replica: Replica, *also: tuple[float, Job]) -> Engine:
         """A fork of the replica's engine to which all that is on its way has been submitted."""

@@ -12,6 +12,7 @@ from epp.sim.fleet import FleetSim
 from epp.sim.oracle import ORACLES, GreedyOracleTotal, Oracle
 from epp.sim.run import policy_named, policy_names, run_window
 from epp.sim.scenario import Event, FleetSpec, Happening, regional_fleet
+from epp.sim.truth import Truth
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from epp.policies.base import Need, Policy, WeightSpec
     from epp.sim.scenario import WindowRequest
-    from epp.sim.truth import Forecast, Truth
+    from epp.sim.truth import Forecast
     from epp.view import FleetView, Ranking, RequestView
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
@@ -124,6 +125,32 @@ def test_an_oracle_is_better_than_chance(oracle: str, metric: str) -> None:
         results = run_window(load, LOSSY, policy, seed=1).requests
         means[policy] = sum(getattr(r, metric) for r in results) / len(results)
     assert means[oracle] < 0.9 * means["random"]
+
+
+def test_what_is_remembered_of_the_others_is_what_looking_again_would_find() -> None:
+    load = generate(DEMO, 6)[:150]
+
+    class LooksTwice(Foresees):
+        def rank(
+            self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+        ) -> Ranking:
+            index = int(request.decision_id[1:])
+            for name in fleet.endpoints:
+                again = Truth(self._truth._sim)
+                again.index = index
+                assert self._truth.forecast(name) == again.forecast(name)
+            return GreedyOracleTotal().shown(self._truth).rank(request, fleet, weights, seed)
+
+    names = [spec.address for spec in LOSSY.replicas]
+    events = (
+        Event(4.0, names[1], Happening.SLOW, 2.0),
+        Event(6.0, names[0], Happening.DIE),
+        Event(7.0, names[0], Happening.REVIVE),
+    )
+    fleet = replace(LOSSY, events=events)
+    result = run_window(load, fleet, LooksTwice(), seed=1, options=options(retries=2, timeout_s=4.0))
+    assert any(r.error == "timeout" for r in result.requests)
+    assert len({r.endpoint for r in result.requests if r.ok}) == len(names)
 
 
 def test_oracles_are_not_for_serving() -> None:
