@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from epp.config.schema import Config
 from epp.errors import ConfigError
 from epp.llmd.catalogue import ALTERNATIVES
 from epp.llmd.flags import read_flags
 from epp.llmd.settings import Translation, translate
 from epp.policies.registry import POLICIES
+
+if TYPE_CHECKING:
+    from epp.config.schema import Config
 
 SCORED = """
 apiVersion: inference.networking.x-k8s.io/v1alpha1

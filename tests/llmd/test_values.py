@@ -60,5 +60,5 @@ def test_ports_in_lists_and_repeated() -> None:
 
 @pytest.mark.parametrize("texts", [["8000", "8000"], ["0"], ["1,2,3,4,5,6,7,8,9"], ["70000"], ["x"]])
 def test_wrong_ports(texts: list[str]) -> None:
-    with pytest.raises(ValueError, match="port|number"):
+    with pytest.raises(ValueError, match=r"port|number"):
         values.ports(texts)

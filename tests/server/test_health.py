@@ -1,0 +1,103 @@
+"""The health service: llm-d's and Envoy's names, on the ext_proc port and on the port for health alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from epp.server.health import EXT_PROC, LIVENESS, READINESS, Health, HealthState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Listener:
+    """The service on a port of its own, and a client."""
+
+    def __init__(self, *, any_name: bool) -> None:
+        self.state = HealthState()
+        self._any_name = any_name
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(
+            Health(self.state, any_name=self._any_name), self._server
+        )
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.stub = health_pb2_grpc.HealthStub(self._channel)
+
+    async def stop(self) -> None:
+        await self._channel.close()
+        await self._server.stop(0)
+
+    async def check(self, name: str) -> int:
+        answer = await self.stub.Check(health_pb2.HealthCheckRequest(service=name))
+        status: int = answer.status
+        return status
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Listener]:
+    listener = Listener(any_name=True)
+    await listener.start()
+    yield listener
+    await listener.stop()
+
+
+@pytest.fixture
+async def shared() -> AsyncIterator[Listener]:
+    listener = Listener(any_name=False)
+    await listener.start()
+    yield listener
+    await listener.stop()
+
+
+@pytest.mark.parametrize("name", ["", "inference-extension", "readiness", EXT_PROC, "anything"])
+async def test_names_of_readiness_follow_the_state(alone: Listener, name: str) -> None:
+    assert await alone.check(name) == NOT_SERVING
+    await alone.state.set_serving(serving=True)
+    assert await alone.check(name) == SERVING
+    await alone.state.set_serving(serving=False)
+    assert await alone.check(name) == NOT_SERVING
+
+
+async def test_liveness_does_not(alone: Listener) -> None:
+    assert await alone.check(LIVENESS) == SERVING
+
+
+async def test_beside_ext_proc_an_unknown_name_is_unknown(shared: Listener) -> None:
+    assert await shared.check(EXT_PROC) == NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await shared.check("anything")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_list_tells_all_known_names(alone: Listener) -> None:
+    await alone.state.set_serving(serving=True)
+    answer = await alone.stub.List(health_pb2.HealthListRequest())
+    assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
+        (*READINESS, LIVENESS), SERVING
+    )
+
+
+async def test_watchers_are_told_of_every_change(alone: Listener) -> None:
+    call = alone.stub.Watch(health_pb2.HealthCheckRequest(service="inference-extension"))
+    seen = [(await call.read()).status]
+    for serving in (True, False):
+        await alone.state.set_serving(serving=serving)
+        seen.append((await call.read()).status)
+    call.cancel()
+    assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
+
+
+async def test_a_watcher_of_an_unknown_name_waits(shared: Listener) -> None:
+    call = shared.stub.Watch(health_pb2.HealthCheckRequest(service="anything"))
+    assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    call.cancel()

@@ -1,0 +1,60 @@
+"""The log's form: zap's field names and times, or lines for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from epp.server.logs import JsonLines, TextLines, stamp
+
+AT_S = 1785542400.25
+
+
+def record(level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("epp.pool", level, "f", 1, "pool: %d endpoints", (3,), None)
+    made.created = AT_S
+    made.__dict__.update(extra)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("epoch", AT_S),
+        ("millis", AT_S * 1e3),
+        ("nano", AT_S * 1e9),
+        ("iso8601", "2026-08-01T00:00:00.250Z"),
+        ("rfc3339", "2026-08-01T00:00:00Z"),
+        ("rfc3339nano", "2026-08-01T00:00:00.250000Z"),
+    ],
+)
+def test_forms_of_time(form: str, expected: object) -> None:
+    assert stamp(AT_S, form) == expected
+
+
+def test_a_line_of_json() -> None:
+    assert json.loads(JsonLines("rfc3339").format(record())) == {
+        "level": "warn",
+        "ts": "2026-08-01T00:00:00Z",
+        "logger": "epp.pool",
+        "msg": "pool: 3 endpoints",
+    }
+
+
+def test_an_exception_stays_on_its_line() -> None:
+    try:
+        int("broken\nin two")
+    except ValueError:
+        text = JsonLines("epoch").format(record(logging.ERROR, exc_info=sys.exc_info()))
+    assert "\n" not in text
+    assert "ValueError" in json.loads(text)["stacktrace"]
+
+
+def test_a_line_for_people() -> None:
+    assert (
+        TextLines("iso8601").format(record())
+        == "2026-08-01T00:00:00.250Z WARNING epp.pool: pool: 3 endpoints"
+    )

@@ -1,0 +1,133 @@
+"""What the listeners present: certificates from files, their reload, and one of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from cryptography import x509
+
+from epp.config.schema import ServerTls
+from epp.errors import ConfigError
+from epp.server.tls import Pair, grpc_credentials, http_context, self_signed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
+
+
+def write_pair(folder: Path, name: str) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"), "-days", "2",
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+FILES = ServerTls(cert_file="tls.crt", key_file="tls.key", reload=True)
+
+
+def test_a_certificate_of_our_own_is_valid_now_and_belongs_to_its_key(tmp_path: Path) -> None:
+    key, cert = self_signed(NOW)
+    parsed = x509.load_pem_x509_certificate(cert)
+    assert parsed.not_valid_before_utc < NOW < parsed.not_valid_after_utc - dt.timedelta(days=3000)
+    assert parsed.issuer == parsed.subject
+    (tmp_path / "tls.key").write_bytes(key)
+    (tmp_path / "tls.crt").write_bytes(cert)
+    assert Pair(FILES, tmp_path, "epp.yaml").pem == (key, cert)
+    assert self_signed(NOW)[0] != key, "made anew every time"
+
+
+def test_a_replaced_pair_is_taken_and_half_of_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_pair(tmp_path, "first")
+    pair = Pair(FILES, tmp_path, "epp.yaml")
+    first = pair.pem
+    assert not pair.changed()
+    (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
+    assert not pair.changed()
+    assert pair.pem == first
+    assert "last good certificate" in caplog.text
+    caplog.clear()
+    assert not pair.changed()
+    assert not caplog.text, "said once"
+    write_pair(tmp_path, "second")
+    assert pair.changed()
+    assert x509.load_pem_x509_certificate(pair.pem[1]).subject.rfc4514_string() == "CN=second"
+
+
+@pytest.mark.parametrize("missing", ["tls.crt", "tls.key"])
+def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None:
+    write_pair(tmp_path, "x")
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
+        grpc_credentials(FILES, tmp_path, "epp.yaml")
+
+
+def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
+    write_pair(tmp_path, "x")
+    (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
+    with pytest.raises(ConfigError, match="not a certificate and its key"):
+        grpc_credentials(FILES, tmp_path, "epp.yaml")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"cert_file": "x"},
+        {"self_signed": True, "cert_file": "x", "key_file": "y"},
+        {"self_signed": True, "reload": True},
+    ],
+)
+def test_half_a_configuration_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="self_signed"):
+        ServerTls(**values)  # type: ignore[arg-type]
+
+
+async def presented(address: str) -> str:
+    """Subject of the certificate that a listener presents."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return x509.load_der_x509_certificate(der).subject.rfc4514_string()
+
+
+async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
+    write_pair(tmp_path, "first")
+    server = grpc.aio.server()
+    credentials = grpc_credentials(FILES, tmp_path, "epp.yaml")
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        assert await presented(f"127.0.0.1:{port}") == "CN=first"
+        write_pair(tmp_path, "second")
+        assert await presented(f"127.0.0.1:{port}") == "CN=second"
+    finally:
+        await server.stop(0)
+
+
+def test_the_http_side_asks_for_client_certificates_where_told(tmp_path: Path) -> None:
+    write_pair(tmp_path, "x")
+    assert http_context(None, tmp_path, "epp.yaml") is None
+    plain = http_context(FILES, tmp_path, "epp.yaml")
+    assert plain is not None
+    assert plain.verify_mode is ssl.CERT_NONE
+    mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="tls.crt")
+    context = http_context(mutual, tmp_path, "epp.yaml")
+    assert context is not None
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    with pytest.raises(ConfigError, match="scrapers verify"):
+        http_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
