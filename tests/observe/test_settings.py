@@ -38,7 +38,7 @@ def test_both_sides_use_the_same_names() -> None:
 def test_nothing_watches_where_nothing_is_to_be_watched(changes: dict[str, object]) -> None:
     tree = yaml.safe_load(render(EnvoySettings(endpoints=ENDPOINTS, **changes)))  # type: ignore[arg-type]  # a table
     text = str(tree)
-    assert "filters.http.lua" not in text
+    assert "'stat_prefix': 'observe'" not in text
     assert "http_grpc" not in text
     assert [c["name"] for c in tree["static_resources"]["clusters"]] == ["replicas", "picker"]
 
@@ -176,5 +176,5 @@ def test_command_says_what_is_watched(
         for c in found
     ]
     assert [f"{a['address']}:{a['port_value']}" for a in addresses] == ([cluster] if cluster else [])
-    assert ("envoy_on_response" in text) is watched
+    assert ("stat_prefix: observe" in text) is watched
     assert "envoy_on_request" not in text
