@@ -1,0 +1,1 @@
+"""Fuzzers, each bounded by a seed and a count: ``make fuzz``."""
