@@ -1,0 +1,195 @@
+"""The endpoint picker protocol from question to answer, without a socket; sections of proposal 004 by name."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.config.load import parse_config
+from epp.extproc.types import HttpRequest, Refusal
+from epp.server.app import App
+from epp.server.core import Decided
+from epp.signals.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000")
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+HINT = "envoy.lb.subset_hint"
+KEY = "x-gateway-destination-endpoint-subset"
+REASON = "x-llm-d-request-dropped-reason"
+
+
+class StillClock:
+    """Time that stands."""
+
+    def mono_s(self) -> float:
+        return 1000.0
+
+    def wall_s(self) -> float:
+        return 1.75e9
+
+
+def app(folder: Path, endpoints: tuple[str, ...] = POOL, **protocol: Any) -> App:
+    config = {"protocol": protocol, "policy": {"fallbacks": 1}, "pool": {"warmup_s": 0}}
+    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", StillClock())
+    made.picker.set_pool([Endpoint(address) for address in endpoints], 0.0)
+    return made
+
+
+def chat(*, hint: Any = ..., body: bytes | None = None, **headers: str) -> HttpRequest:
+    metadata = {} if hint is ... else {HINT: {KEY: hint}}
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = json.dumps(CHAT).encode() if body is None else body
+    return HttpRequest("POST", "/v1/chat/completions", names, data, metadata)
+
+
+def bodyless(*, hint: Any = ...) -> HttpRequest:
+    metadata = {} if hint is ... else {HINT: {KEY: hint}}
+    return HttpRequest("GET", "/v1/models", {}, None, metadata)
+
+
+def picked(made: App, request: HttpRequest) -> list[str]:
+    decided = made.core.decide(request)
+    assert isinstance(decided, Decided), decided
+    return decided.pick.destination.split(",")
+
+
+def refused(made: App, request: HttpRequest) -> Refusal:
+    refusal = made.core.decide(request)
+    assert isinstance(refusal, Refusal)
+    return refusal
+
+
+@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
+@pytest.mark.parametrize(
+    ("hint", "allowed"),
+    [
+        (["10.0.0.2:8000"], {"10.0.0.2:8000"}),
+        ("10.0.0.1", {"10.0.0.1:8000", "10.0.0.1:8001"}),
+        (["[fd00:0::1]:8000"], {"[fd00::1]:8000"}),
+    ],
+)
+def test_pick_and_fallbacks_stay_within_the_subset(
+    tmp_path: Path, request_of: Any, hint: Any, allowed: set[str]
+) -> None:
+    """Subset hint; requests without a body obey it, too (llm-d draws at random for these)."""
+    made = app(tmp_path)
+    for _ in range(20):
+        assert set(picked(made, request_of(hint=hint))) == allowed
+
+
+@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
+@pytest.mark.parametrize(
+    "hint", [[], "", ["10.9.9.9:8000"], 7.0], ids=["empty", "empty-text", "elsewhere", "number"]
+)
+def test_a_subset_that_allows_nobody_is_503(tmp_path: Path, request_of: Any, hint: Any) -> None:
+    """Subset hint: present but empty means 503; errors: 503 when nobody is there."""
+    refusal = refused(app(tmp_path), request_of(hint=hint))
+    assert refusal.status == 503
+    assert refusal.headers == {REASON: "rejected-no-endpoints"}
+    assert refusal.details == "subset"
+
+
+def test_the_hint_can_be_switched_off(tmp_path: Path) -> None:
+    """llm-d's --disable-endpoint-subset-filter."""
+    assert picked(app(tmp_path, subset_hint=False), chat(hint=[]))
+
+
+@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
+def test_an_empty_pool_is_503_and_not_500(tmp_path: Path, request_of: Any) -> None:
+    """Errors: llm-d answers 500 where a request has no body."""
+    refusal = refused(app(tmp_path, (), errors="llm-d"), request_of())
+    assert refusal.status == 503
+    assert refusal.content_type == "text/plain"
+    assert refusal.body.startswith(
+        b"inference error: ServiceUnavailable - failed to find endpoint candidates for serving the request"
+    )
+    assert refusal.headers == {REASON: "rejected-no-endpoints"}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"), [(b"{", b"JSON"), (b'{"messages":[]}', b"model"), (b'{"model":"m"}', b"messages")]
+)
+def test_the_clients_own_mistakes_in_llm_ds_words(tmp_path: Path, body: bytes, word: bytes) -> None:
+    """Errors: 400, plain text, and no reason of a drop."""
+    refusal = refused(app(tmp_path, errors="llm-d"), chat(body=body))
+    assert refusal.status == 400
+    assert refusal.body.startswith(b"inference error: BadRequest - ")
+    assert word in refusal.body
+    assert not refusal.headers
+
+
+def test_by_default_errors_are_the_apis_own(tmp_path: Path) -> None:
+    refusal = refused(app(tmp_path, ()), chat())
+    assert refusal.content_type == "application/json"
+    assert json.loads(refusal.body)["error"]["message"].startswith("no endpoint available")
+    assert refusal.headers == {REASON: "rejected-no-endpoints"}
+
+
+@pytest.mark.parametrize(
+    ("errors", "start"), [("api", b'{"error"'), ("llm-d", b"inference error: BadRequest")]
+)
+def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, start: bytes) -> None:
+    refusal = app(tmp_path, errors=errors).core.gateway.too_large(bodyless(), 100)
+    assert refusal.status == 413
+    assert refusal.body.startswith(start)
+
+
+def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
+    """llm-d's --emit-endpoint-scores; the picked endpoint has the highest."""
+    made = app(tmp_path, emit_scores=True)
+    decided = made.core.decide(chat())
+    assert isinstance(decided, Decided)
+    scores = decided.pick.scores
+    assert set(scores) == set(POOL)
+    assert scores[decided.decision.endpoint] == max(scores.values())
+    plain = app(tmp_path).core.decide(chat())
+    assert isinstance(plain, Decided)
+    assert not plain.pick.scores
+
+
+STEERED = "10.0.0.2:8000, 10.9.9.9:1, 10.0.0.1"
+IN_ORDER = ["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8001"]
+
+
+def test_the_suite_steers(tmp_path: Path) -> None:
+    """Conformance: endpoints of the pool in the order of the header; the lease is the first one's."""
+    made = app(tmp_path, conformance=True)
+    decided = made.core.decide(chat(test_epp_endpoint_selection=STEERED))
+    assert isinstance(decided, Decided)
+    assert decided.pick.destination.split(",") == IN_ORDER
+    assert decided.decision.endpoint == IN_ORDER[0]
+    assert decided.pick.set_headers == {
+        "x-echo-set-header": f"x-conformance-test-served-endpoint:{IN_ORDER[0]}"
+    }
+
+
+def test_steering_stays_within_the_hint(tmp_path: Path) -> None:
+    made = app(tmp_path, conformance=True)
+    assert picked(made, chat(hint="10.0.0.1:8001", test_epp_endpoint_selection=STEERED)) == ["10.0.0.1:8001"]
+
+
+def test_steering_to_nobody_is_503(tmp_path: Path) -> None:
+    made = app(tmp_path, conformance=True)
+    assert refused(made, chat(test_epp_endpoint_selection="10.9.9.9:1")).status == 503
+
+
+def test_without_the_switch_clients_do_not_steer(tmp_path: Path) -> None:
+    """Conformance: in production the header is a client's word and means nothing."""
+    made = app(tmp_path)
+    found = {picked(made, chat(test_epp_endpoint_selection="10.0.0.2:8000"))[0] for _ in range(40)}
+    assert len(found) > 1
+
+
+async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: Path) -> None:
+    """Subset hint: gateways list addresses; our pool may hold names."""
+    made = app(tmp_path, ("localhost:8000", "10.0.0.2:8000"))
+    made.core.resolver.set_pool(["localhost:8000", "10.0.0.2:8000"])
+    await made.core.resolver.resolve("localhost:8000")
+    known = made.core.resolver.known_as("localhost:8000")
+    assert picked(made, chat(hint=known)) == [known]
+    assert picked(made, chat(hint=known.rpartition(":")[0])) == [known]
