@@ -58,15 +58,19 @@ class Counted:
         self.fine[resource] = ok
 
 
+async def _short(seconds: float) -> None:
+    await asyncio.sleep(min(seconds, 0.05))
+
+
 class Following:
-    """A source that runs. Waits are real but short: back-offs are cut to a hundredth."""
+    """A source that runs. Waits are real but short: none is longer than changes are gathered for."""
 
     def __init__(self, settings: Kubernetes, around: Surroundings) -> None:
         self.seen = Counted()
         self.pools: list[Discovered] = []
         clock = RealClock()
         self.api = KubeApi(settings, around, clock)
-        tools = Tools(self.api, self.seen, clock, lambda seconds: asyncio.sleep(seconds / 100.0), seed=1)
+        tools = Tools(self.api, self.seen, clock, _short, seed=1)
         self.source = KubeSource(settings, namespace_of(settings, around), tools, self.pools.append)
 
     @property

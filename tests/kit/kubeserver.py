@@ -37,7 +37,7 @@ class KubeServer:
 
     Attributes:
         tokens: bearer tokens that are let in; anybody when None.
-        denied: plurals that nobody may read or write.
+        denied: plurals that nobody may read.
         bookmark_s: seconds between bookmarks on a watch.
         requests: method, path and query of every request, in order.
     """
@@ -109,7 +109,7 @@ class KubeServer:
         if self.tokens is not None and token not in self.tokens:
             return failure(401, "Unauthorized")
         plural = request.match_info.get("plural", "")
-        if plural in self.denied:
+        if plural in self.denied and request.method == "GET":
             group = request.match_info.get("group", "")
             return failure(
                 403,
@@ -212,9 +212,7 @@ class KubeServer:
                         response, "ERROR", status(410, f"too old resource version: {seen} ({store.oldest})")
                     )
                     return response
-                for change in [
-                    each for each in store.history if each.version > seen and each.kind == kind.key
-                ]:
+                for change in store.since(seen, kind):
                     await _tell(response, request, change)
                 seen = store.version
                 if kind.key not in store.kinds or loop.time() >= ends_s:
@@ -290,7 +288,8 @@ def failure(code: int, message: str) -> web.Response:
 
 
 async def _body(request: web.Request) -> Object:
-    loaded = yaml.safe_load(await request.read()) or {}  # JSON is YAML; apply sends the latter
+    text = await request.read()
+    loaded = yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or b"{}")
     assert isinstance(loaded, dict)
     return loaded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -132,6 +133,11 @@ class Store:
         self.oldest = self.version
         self.history.clear()
         await self.wake()
+
+    def since(self, version: int, kind: Kind) -> list[Change]:
+        """What happened to a kind after a version, in order."""
+        start = bisect_right(self.history, version, key=lambda change: change.version)
+        return [change for change in self.history[start:] if change.kind == kind.key]
 
     async def wake(self) -> None:
         async with self.changed:

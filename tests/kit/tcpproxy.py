@@ -1,0 +1,62 @@
+"""A TCP proxy whose connections can be cut: a network that fails, in front of any server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class TcpProxy:
+    """Forwards to one address.
+
+    Args:
+        host: host to forward to.
+        port: port to forward to; may be changed while it runs.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.target = host, port
+        self.refusing = False
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+        await asyncio.sleep(0)
+
+    def cut(self) -> int:
+        """Break all connections, without a word."""
+        writers = list(self._writers)
+        for writer in writers:
+            writer.transport.abort()
+        return len(writers)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self.host, self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, far_writer}
+        try:
+            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        finally:
+            self._writers -= {writer, far_writer}
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
