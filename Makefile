@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint protos envoy-config docs bench calibration clean
+.PHONY: help setup demo test fuzz lint protos envoy-config docs bench calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,9 @@ $(VENV)/.installed: pyproject.toml
 test: setup ## all tests
 	$(BIN)/python -m pytest
 
+fuzz: setup ## broken requests by seed and count: none may break the picker
+	$(BIN)/python -m tests.fuzz.bodies --count 20000
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,10 +37,11 @@ protos: setup ## regenerate epp/pb from protos/
 envoy-config: setup ## render deploy/envoy/ again
 	$(BIN)/python -m epp.envoy.examples
 
-docs: setup ## write the generated pages again: configuration, metrics, dashboard
+docs: setup ## write the generated pages again: configuration, metrics, dashboard, APIs
 	$(BIN)/python tools/gen_config_docs.py
 	$(BIN)/python tools/gen_metrics_docs.py
 	$(BIN)/python tools/gen_dashboard.py
+	$(BIN)/python -m tools.gen_api_docs
 
 bench: setup ## what requests cost here, in CPU time and ratios
 	$(BIN)/python -m bench.transport --rounds 3
