@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from epp.demo.load import load_of
+from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
@@ -75,9 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
         console.print("stopped")
         return 130
     report(runs, console)
+    console.print(recorded_table(pair(arguments.out / "records", runs[arguments.policy])))
     console.print(
         f"\nOutput in {arguments.out}/: configuration, logs, records, results.\n"
-        f"Why did a request go where it went?  epp explain [ID] --records {arguments.out}/records"
+        f"Why did a request go where it went?  epp explain [ID] --records {arguments.out}/records\n"
+        f"Would it go there again?  epp records verify {arguments.out}/records"
     )
     return 0
 

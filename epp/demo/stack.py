@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _START_S = 30.0
-_LAST_REPORTS_S = 0.3  # Envoy sends its access log ten times a second
+#: Envoy sends its access log ten times a second, and the recorder writes twenty times.
+LAST_REPORTS_S = 0.3
 _ADDRESS = re.compile(r"^(?P<name>[\w-]+): http://(?P<address>\S+)", re.MULTILINE)
 _DECISION_SUM = re.compile(r"^epp_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
 
@@ -51,13 +53,15 @@ class Stack:
     Attributes:
         url: where clients send requests.
         picker_url: the picker's metrics and decisions.
+        admin_url: Envoy's admin interface.
+        folder: configuration, logs and records.
     """
 
     def __init__(self, folder: Path, policy: str, model: str, regions: tuple[Region, ...] = REGIONS) -> None:
         self._folder, self._policy, self._model, self._regions = folder, policy, model, regions
         self._exit = AsyncExitStack()
-        self.url = ""
-        self.picker_url = ""
+        self.folder = folder
+        self.url = self.picker_url = self.admin_url = ""
 
     async def __aenter__(self) -> Self:
         """Start in order: replicas, picker, Envoy; all ready when it returns.
@@ -79,7 +83,7 @@ class Stack:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop all of it, last started first, once Envoy's last reports have reached the picker."""
-        await asyncio.sleep(_LAST_REPORTS_S)
+        await asyncio.sleep(LAST_REPORTS_S)
         await self._exit.aclose()
 
     async def _start(self) -> None:
@@ -101,6 +105,7 @@ class Stack:
         )
         envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self._folder / "envoy"))
         self.url, self.picker_url = envoy.listener_url, f"http://{addresses_of['http']}"
+        self.admin_url = envoy.admin_url
 
     async def _start_replicas(self) -> dict[str, str]:
         arguments = ["sim", "serve", "--model", self._model]
@@ -122,9 +127,11 @@ class Stack:
             "pool: {file: endpoints.yaml}\n"
             f"policy: {{name: {self._policy}}}\n"
             "records: {folder: records}\n"
+            "prefix: {secret_file: secret}\n"
             "probe: {interval_s: 0.5}\n"
             "drain_s: 1\n"
         )
+        (self._folder / "secret").write_text(secrets.token_hex(32))
         ready.unlink(missing_ok=True)
         arguments = ["serve", "--config", str(config), "--ready-file", str(ready)]
         child = await self._exit.enter_async_context(Child("picker", arguments, self._folder))

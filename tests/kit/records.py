@@ -48,6 +48,7 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
     """A picker over `POOL`."""
     chosen = create(policy)
     numbers = count()
+    learn = settings.pop("learn", None)
     picker = Picker(
         fleet=Fleet(PrefixIndex()),
         policy=chosen,
@@ -56,6 +57,7 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
         settings=PickerSettings(**{"warmup_s": 0.0, **settings}),
         new_id=lambda: f"{prefix}-{next(numbers)}",
         name_block=HASHER.export_id,
+        learn=learn,
     )
     picker.set_pool(POOL, 0.0)
     for number, endpoint in enumerate(POOL):

@@ -59,6 +59,7 @@ class Page:
 def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
     """All checks that need nothing but the picker's own word."""
     _files(report, page)
+    _secret(report, config)
     _endpoints(report, page, config, specs)
     _rtts(report, page, specs)
     _losses(report, page)
@@ -81,6 +82,14 @@ def _files(report: Report, page: Page) -> None:
     weights = ", ".join(f"{name} {value:g}" for name, value in page.by("epp_weight", "name").items())
     if weights:
         report.note("picker", f"weights in force: {weights}")
+
+
+def _secret(report: Report, config: Config) -> None:
+    if not config.prefix.secret_file:
+        report.note(
+            "picker",
+            "prefix.secret_file is not set: after a restart conversations move, and nothing can be restored",
+        )
 
 
 def _endpoints(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:

@@ -66,7 +66,7 @@ def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:
             if record.get("ttft_ms") is not None:
                 ttfts.append(record["ttft_ms"])
             if record.get("cached_tokens") is not None:
-                known.add(record["endpoint"])
+                known.add(record.get("served") or record["endpoint"])
             continue
         if record.get("kind") != "decision" or not record["request"]["prompt_tokens"]:
             continue

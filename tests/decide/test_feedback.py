@@ -1,0 +1,109 @@
+"""What comes back of a request: tokens in bytes, cached tokens, an answer's credit, who really served."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.decide.picker import Ask
+from epp.decide.records import Source, outcome_record
+from epp.extproc.types import Cause
+from epp.prompt.usage import NO_USAGE, Usage
+from tests.kit.records import ask_of, picker_of
+
+if TYPE_CHECKING:
+    from epp.decide.picker import Picker
+    from epp.decide.records import Outcome
+
+WALL_S = 1_700_000_000.0
+
+
+def served(picker: Picker, ask: Ask, usage: Usage, now_s: float, **end: Any) -> Outcome:
+    decision = picker.pick(ask, now_s, WALL_S)
+    picker.first_token(decision.id, now_s + 0.1, Source.STREAM)
+    picker.response_started(decision.id, 200, end.get("served", ""))
+    picker.observed(decision.id, usage=usage, chunks=11, response_bytes=900, last_chunk_s=now_s + 1.1)
+    outcome = picker.end(decision.id, end.get("cause", "completed"), now_s + 1.2)
+    assert outcome is not None
+    return outcome
+
+
+def test_what_a_stream_shows_is_an_outcome_with_its_sources() -> None:
+    outcome = served(picker_of(), ask_of(1, stream=True), Usage(2560, 21, 0), 0.0)
+    assert outcome.ttft_ms == pytest.approx(100.0)
+    assert outcome.e2e_ms == pytest.approx(1200.0)
+    assert outcome.itl_ms == pytest.approx(1000.0 / 20)
+    assert (outcome.chunks, outcome.response_bytes, outcome.served, outcome.attempts) == (11, 900, "", None)
+    record = outcome_record(outcome, WALL_S)
+    known = {name for name, value in record.items() if value not in (None, "")}
+    assert record["sources"].keys() == known - {"schema", "kind", "id", "at", "endpoint", "sources"}
+    assert set(record["sources"].values()) == {"stream"}
+
+
+def test_without_usage_the_pieces_stand_for_tokens_and_the_source_says_so() -> None:
+    outcome = served(picker_of(), ask_of(1, stream=True), NO_USAGE, 0.0)
+    assert outcome.itl_ms == pytest.approx(1000.0 / 10)
+    assert outcome.sources["itl_ms"] is Source.CHUNKS
+    whole = served(picker_of(), ask_of(1, stream=False), NO_USAGE, 0.0)
+    assert math.isnan(whole.itl_ms)
+    assert "itl_ms" not in whole.sources
+    assert "cached_tokens" not in whole.sources
+    assert outcome_record(whole, WALL_S)["cached_tokens"] is None, "absent is unknown, never 0"
+
+
+def test_bytes_per_token_are_learned_from_whoever_tells() -> None:
+    told: list[tuple[str, int, int]] = []
+    picker = picker_of(learn=lambda *facts: told.append(facts))
+    served(picker, ask_of(1, text_bytes=9000), Usage(3000, 5, None), 0.0)
+    served(picker, ask_of(2, text_bytes=9000), NO_USAGE, 2.0)
+    served(picker, ask_of(3, text_bytes=0), Usage(3000, 5, None), 4.0)
+    served(picker, Ask(model="m"), Usage(3000, 5, None), 6.0)
+    assert told == [("m", 9000, 3000)]
+
+
+def test_an_endpoint_that_holds_less_than_foretold_has_a_lower_hit_ratio() -> None:
+    picker = picker_of()
+    ratios = picker.fleet.calibration.hit_ratio
+    outcome = served(picker, ask_of(1), Usage(2560, 5, 0), 0.0)
+    slot = picker.fleet.slot_of(outcome.endpoint)
+    assert slot is not None
+    assert ratios[slot] == 1.0, "nothing was foretold of a new prompt"
+    for turn in range(20):
+        again = served(picker, ask_of(1), Usage(2560, 5, 640), 10.0 * turn)
+        assert again.endpoint == outcome.endpoint
+    assert 0.2 < ratios[slot] < 0.5
+    view = picker.pick(ask_of(2), 300.0, WALL_S).fleet
+    assert view.hit_ratio.tolist() == ratios[: len(view)].tolist()
+
+
+def test_who_served_instead_holds_the_prompt_from_then_on() -> None:
+    picker = picker_of()
+    other = "10.0.0.2:8000"
+    outcome = served(picker, ask_of(1), Usage(2560, 5, 0), 0.0, served=other)
+    assert outcome.endpoint != outcome.where == other
+    slot = picker.fleet.slot_of(other)
+    assert slot is not None
+    assert picker.fleet.index.tokens(slot) == 2560.0
+    assert picker.fleet.calibration.hit_ratio.tolist()[:3] == [1.0] * 3, "nothing was foretold of that one"
+
+
+def test_a_lease_that_gave_way_is_told_as_evicted_and_an_old_one_as_expired() -> None:
+    picker = picker_of()
+    picker.fleet.ledger._max_leases = 2
+    ids = [picker.pick(ask_of(number), float(number), WALL_S).id for number in range(3)]
+    (evicted,) = picker.expire(3.0)
+    assert (evicted.id, evicted.cause) == (ids[0], "evicted")
+    expired = picker.expire(1e6)
+    assert [(outcome.id, outcome.cause) for outcome in expired] == [(ids[1], "expired"), (ids[2], "expired")]
+
+
+def test_reports_on_ended_requests_are_refused() -> None:
+    picker = picker_of()
+    decision = picker.pick(ask_of(1), 0.0, WALL_S)
+    picker.end(decision.id, Cause.COMPLETED.value, 1.0)
+    assert not picker.observed(decision.id, chunks=1)
+    assert not picker.usage(decision.id, Usage(1, 1, 1))
+    assert not picker.response_started(decision.id, 200)
+    picker.served(decision.id, "10.0.0.2:8000")
