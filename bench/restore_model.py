@@ -121,16 +121,14 @@ def picker_cost(calls: int = 3000) -> None:
         begun = time.process_time()
         for _ in range(calls):
             rewrite(body, model="org/served-model-7b", include_usage=True)
-        print(
-            f"picker: {(time.process_time() - begun) / calls * 1e6:.1f} us to rewrite a body of {len(body)} bytes"
-        )
+        cost_us = (time.process_time() - begun) / calls * 1e6
+        print(f"picker: {cost_us:.1f} us to rewrite a body of {len(body)} bytes")
     machine, piece = ModelRestorer("chat", events=True), token(" word")
     begun = time.process_time()
     for _ in range(calls):
         machine.feed(piece)
-    print(
-        f"picker: {(time.process_time() - begun) / calls * 1e6:.1f} us to restore a chunk of {len(piece)} bytes"
-    )
+    cost_us = (time.process_time() - begun) / calls * 1e6
+    print(f"picker: {cost_us:.1f} us to restore a chunk of {len(piece)} bytes")
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ def talk(mode: BodyMode, pick: Pick = RESTORING, kind: str = "application/json")
 
 
 def replies(outputs: Sequence[Output], field: str) -> list[ProcessingResponse]:
-    return [o for o in outputs if isinstance(o, ProcessingResponse) and o.HasField(field)]  # type: ignore[arg-type]  # by name
+    return [o for o in outputs if isinstance(o, ProcessingResponse) and o.HasField(field)]
 
 
 def through(mode: BodyMode, outputs: Sequence[Output], pieces: Sequence[bytes]) -> bytes:
