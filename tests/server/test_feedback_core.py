@@ -1,0 +1,196 @@
+"""Feedback through the whole core: bodies in, Envoy's reports back, and what the next decision makes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.config.load import parse_config
+from epp.decide.explain import explain
+from epp.decide.records import to_record
+from epp.extproc.types import Cause, HttpRequest, Refusal
+from epp.prompt.usage import NO_USAGE, Usage
+from epp.server.app import App
+from epp.server.metrics_page import page
+from epp.server.report import Report, Termination
+from epp.signals.endpoint import Endpoint
+from epp.signals.health import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.decide.records import Decision, Outcome
+
+POOL = tuple(Endpoint(f"10.0.0.{number}:8000") for number in range(1, 4))
+WORDS = "all that was said so far, at such a length that there is something to cache. "
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def mono_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0 + self.now_s
+
+
+@dataclass
+class Deployment:
+    """A picker without sockets, and what Envoy would tell it."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.app = App(parse_config("{}", "epp.yaml"), self.folder, "epp.yaml", self.clock)
+        self.core, self.fleet = self.app.core, self.app.picker.fleet
+        self.app.picker.set_pool(POOL, self.clock.now_s)
+        for number, endpoint in enumerate(POOL):
+            self.fleet.assume_rtt(endpoint.address, 10.0 + number)
+
+    def decide(self, messages: list[dict[str, str]], **fields: Any) -> Decision:
+        body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
+        headers = {"content-type": "application/json"}
+        decided = self.core.decide(HttpRequest("POST", "/v1/chat/completions", headers, body))
+        assert not isinstance(decided, Refusal)
+        return decided.decision
+
+    def ended(self, decision: Decision, **facts: Any) -> None:
+        """The stream ends, then Envoy reports."""
+        self.clock.now_s += 1.0
+        self.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+        self.core.outcomes.finished(report(decision, **facts))
+
+    def slot(self, address: str) -> int:
+        slot = self.fleet.slot_of(address)
+        assert slot is not None
+        return slot
+
+
+def report(decision: Decision, **facts: Any) -> Report:
+    values: dict[str, Any] = {
+        "decision_id": decision.id, "status": 200, "cause": Termination.COMPLETED, "flags": (), "details": "",
+        "picked": tuple(decision.destination.split(",")), "served": decision.endpoint, "attempts": 1,
+        "request_bytes": 2, "response_bytes": 300, "started_wall_s": 0.0, "ttft_ms": 50.0, "e2e_ms": 900.0,
+        "received_ms": 0.1, "sent_ms": 1.0, "headers_ms": 49.0, "connect_ms": math.nan,
+        "connected_anew": None, "streamed": True, "encoding": "", "chunks": 7, "usage": NO_USAGE,
+    }  # fmt: skip
+    return Report(**{**values, **facts})
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return Deployment(tmp_path)
+
+
+def test_an_answer_that_the_next_prompt_extends_is_credited(deployment: Deployment) -> None:
+    question = {"role": "user", "content": WORDS * 40}
+    answer = {"role": "assistant", "content": "an answer of many words. " * 80}
+    first = deployment.decide([question])
+    tokens = first.request.prompt_tokens
+    deployment.ended(first, usage=Usage(tokens, 500, 0))
+    follow = deployment.decide([question, answer, {"role": "user", "content": "and then?"}])
+    assert follow.endpoint == first.endpoint
+    cached = follow.fleet.cached_tokens[follow.chosen]
+    assert cached == pytest.approx(tokens + 500, abs=2), "the prompt and the answer to it"
+    assert cached < follow.request.prompt_tokens
+    others = [row for row in range(3) if row != follow.chosen]
+    assert follow.fleet.cached_tokens[others].tolist() == [0.0, 0.0]
+
+
+def test_without_a_count_only_the_prompt_is_credited(deployment: Deployment) -> None:
+    question = {"role": "user", "content": WORDS * 40}
+    first = deployment.decide([question])
+    deployment.ended(first)
+    follow = deployment.decide([question, {"role": "assistant", "content": "x " * 900}])
+    assert follow.fleet.cached_tokens[follow.chosen] <= first.request.prompt_tokens
+
+
+async def test_bytes_per_token_follow_the_engines_count_and_survive_absurd_ones(
+    deployment: Deployment,
+) -> None:
+    question = {"role": "user", "content": WORDS * 40}
+    first = deployment.decide([question])
+    before = first.request.prompt_tokens
+    for _ in range(200):
+        deployment.ended(deployment.decide([question]), usage=Usage(round(before * 1.25), 5, None))
+    assert deployment.decide([question]).request.prompt_tokens == pytest.approx(before * 1.25, rel=0.02)
+    settled = deployment.decide([question]).request.prompt_tokens
+    for absurd in (0, 1, 10**15):
+        deployment.ended(deployment.decide([question]), usage=Usage(absurd, 5, None))
+    assert deployment.decide([question]).request.prompt_tokens == pytest.approx(settled, rel=0.03)
+    text = (await page(deployment.app.metrics.registry)).decode()
+    assert 'epp_bytes_per_token{model_name="m"} 3.' in text
+    head = str(explain(json.loads(json.dumps(to_record(deployment.decide([question])), default=list)))[0])
+    assert "estimated at 3." in head
+
+
+def test_connects_of_real_requests_tell_the_distance(deployment: Deployment) -> None:
+    question = {"role": "user", "content": WORDS}
+    decision = deployment.decide([question])
+    slot = deployment.slot(decision.endpoint)
+    deployment.ended(decision, connect_ms=3.0, connected_anew=False)
+    assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "assumed", "an old connection's"
+    deployment.ended(deployment.decide([question]), connect_ms=3.0, connected_anew=True)
+    assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "connect"
+    assert deployment.fleet.rtt.rtt_ms(deployment.clock.now_s)[slot] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "ejected"),
+    [
+        ({"status": 500}, True),
+        ({"status": 503, "cause": Termination.UPSTREAM_RESET}, True),
+        ({"status": 400}, False),
+        ({"status": 429}, False),
+        ({"status": 0, "cause": Termination.CLIENT_GONE}, False),
+    ],
+)
+def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
+    deployment: Deployment, facts: dict[str, Any], ejected: bool
+) -> None:
+    question = {"role": "user", "content": WORDS * 40}
+    first = deployment.decide([question])
+    slot = deployment.slot(first.endpoint)
+    deployment.ended(first)
+    for number in range(20):
+        deployment.clock.now_s -= 0.9
+        decision = deployment.decide([question])
+        if decision.endpoint == first.endpoint:
+            deployment.ended(decision, **({} if number % 4 == 0 else facts))
+    assert (deployment.fleet.health.state(slot) is State.EJECTED) is ejected
+
+
+def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
+    told: list[Outcome] = []
+    deployment.core.outcomes.told.append(told.append)
+    decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
+    other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
+    deployment.ended(
+        decision, served=other, attempts=2, cause=Termination.RETRIED_ELSEWHERE, usage=Usage(900, 5, 0)
+    )
+    (outcome,) = told
+    assert (outcome.endpoint, outcome.served, outcome.attempts) == (decision.endpoint, other, 2)
+    assert (outcome.cause, outcome.itl_ms) == ("retried-elsewhere", pytest.approx(850.0 / 4))
+    assert deployment.fleet.index.tokens(deployment.slot(other)) > 0
+
+
+def test_a_picker_without_a_secret_says_what_that_costs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Deployment(tmp_path)
+    assert "conversations move to other endpoints when it restarts" in caplog.text
+    assert "records" not in caplog.text, "nothing is recorded, so nothing is lost"
+    caplog.clear()
+    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    config = parse_config("prefix: {secret_file: secret}", "epp.yaml")
+    App(config, tmp_path, "epp.yaml", Clock())
+    assert not caplog.text
