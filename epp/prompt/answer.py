@@ -1,9 +1,10 @@
-"""An answer as it passes by in pieces: how many, how long, when, and what its end says it cost.
+"""An answer as it passes by in pieces: how many, how long, when, and what its ends say it cost.
 
-Owns the few bytes of an answer that can hold ``usage``; knows no transport and no clock. Engines tell usage
-at the end of an answer, and one of their APIs (Anthropic messages) a part of it in the first event. So a
-piece in the middle costs two list operations and is searched by nobody; the search is made once, at the
-end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least. Split events are whole again there.
+Owns the few bytes of an answer that can hold ``usage``; knows no transport and no clock. Engines tell the
+usage of an event stream at its end, and one of their APIs (Anthropic messages) a part of it in the first
+event. So an event in the middle costs two list operations and is searched by nobody: the search is made once,
+at the end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least, where split events are whole again.
+What is no event stream comes in few and large pieces, and is searched as it comes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from epp.prompt.usage import MAX_OBJECT_BYTES, NO_USAGE, Usage, UsageReader
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_CLIENT_ERROR = 400
+
 HEAD_BYTES = 4096
 """An answer's first event, with room: engines send 300 to 700 bytes."""
 
 TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 """The longest usage object, the choices that some engines put into the same event, and the end mark."""
+
+
+#: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
+_GAP = b"\n" * MAX_OBJECT_BYTES
 
 
 class AnswerWatch:
@@ -39,6 +46,7 @@ class AnswerWatch:
         "_good",
         "_head",
         "_head_bytes",
+        "_reader",
         "_tail",
         "_tail_bytes",
         "chunks",
@@ -53,13 +61,16 @@ class AnswerWatch:
         self.first_s = self.last_s = math.nan
         self.encoded = False
         self._good = True
+        self._reader: UsageReader | None = UsageReader()
         self._head: list[bytes] = []
         self._tail: list[bytes] = []
         self._head_bytes = self._tail_bytes = 0
 
     def started(self, status: int, headers: Mapping[str, str]) -> None:
         """Response headers came; an answer without them is taken for a good one."""
-        self._good = status < 400
+        self._good = status < _CLIENT_ERROR
+        if headers.get("content-type", "").lower().startswith("text/event-stream"):
+            self._reader = None
         self.encoded = headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
 
     def feed(self, data: bytes, now_s: float) -> bool:
@@ -70,9 +81,14 @@ class AnswerWatch:
         self.chunks += 1
         self.response_bytes += size
         self.last_s = now_s
-        if self._head_bytes < HEAD_BYTES:
-            self._head.append(data)
-            self._head_bytes += size
+        if self._reader is not None:
+            self._reader.feed(data)
+        elif self._head_bytes < HEAD_BYTES:
+            begin = data[:HEAD_BYTES]
+            self._head.append(begin)
+            self._head_bytes += len(begin)
+            if size > HEAD_BYTES:
+                self._keep(data[HEAD_BYTES:], size - HEAD_BYTES)
         else:
             self._keep(data, size)
         if self._good and self.first_s != self.first_s and not data.startswith(b":"):
@@ -84,12 +100,12 @@ class AnswerWatch:
         """What the engine said; nothing of an answer that is compressed."""
         if self.encoded:
             return NO_USAGE
+        if self._reader is not None:
+            return self._reader.usage
         reader = UsageReader()
-        skipped = self.response_bytes - self._head_bytes - self._tail_bytes
         reader.feed(b"".join(self._head))
-        if skipped:  # the two ends are not neighbours: nothing begun in the one goes on in the other
-            known, reader = reader.usage, UsageReader()
-            reader.usage = known
+        if self.response_bytes > self._head_bytes + self._tail_bytes:
+            reader.feed(_GAP)
         reader.feed(b"".join(self._tail))
         return reader.usage
 

@@ -26,6 +26,7 @@ BOUND = 30.0
 _DECAY = 0.98  # an estimate rests on the last fifty requests
 _PRIOR_REQUESTS = 4.0
 _PRIOR_WORK_TOKENS = 1000.0
+_PRIOR_STEPS = 64.0
 _MAX_MODELS = 256
 
 
@@ -119,7 +120,7 @@ class DurationModel:
             self._learn_answer(asked.model, answer_tokens)
         if math.isfinite(itl_ms):
             steps = float((answer_tokens or 2) - 1)
-            itl = self._itl.setdefault(at or asked.endpoint, _Ratio(ITL_MS, ANSWER_TOKENS))
+            itl = self._itl.setdefault(at or asked.endpoint, _Ratio(ITL_MS, _PRIOR_STEPS))
             itl.add(steps, itl_ms * steps)
 
     def forget(self, endpoint: str) -> None:

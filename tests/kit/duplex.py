@@ -1,0 +1,211 @@
+"""A real picker behind a real Envoy in full duplex, with an upstream that plays scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from epp.config.pool import EndpointSpec, dump_pool
+from epp.decide.record_files import read_records
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.settings import EnvoySettings, Variant
+from tests.kit.picker import PickerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+async def read_chunked(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """A chunked body and its trailers."""
+    body = bytearray()
+    while True:
+        size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
+        if not size:
+            break
+        body += (await reader.readexactly(size + 2))[:-2]
+    trailers = b""
+    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
+        trailers += line
+    return bytes(body), trailers
+
+
+async def read_body(head: bytes, reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """A body as its head announces it, and trailers."""
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+    if fields.get(b"transfer-encoding") == b"chunked":
+        return await read_chunked(reader)
+    return await reader.readexactly(int(fields.get(b"content-length", b"0"))), b""
+
+
+@dataclass
+class Upstream:
+    """Plays a script for each request, once its body is read (or, if ``early``, once its head is).
+
+    Attributes:
+        script: given reader and writer; what it writes is the answer.
+        early: answer before the body is read.
+        heads, bodies, trailers: of the requests, in order.
+    """
+
+    script: Script
+    early: bool = False
+    heads: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    trailers: list[bytes] = field(default_factory=list)
+    address: str = ""
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith((b"GET /health", b"GET /metrics")):
+                    writer.write(b"HTTP/1.1 404 none\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                self.heads.append(head)
+                if self.early:
+                    await self.script(reader, writer)
+                body, trailers = await read_body(head, reader)
+                self.bodies.append(body)
+                self.trailers.append(trailers)
+                if not self.early:
+                    await self.script(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+
+@dataclass
+class Reply:
+    """What a client got; ``cut`` when the body did not come to its announced end."""
+
+    status: int
+    head: str
+    body: bytes
+    trailers: bytes
+    cut: bool
+
+
+class Gateway:
+    """Upstream, picker and Envoy.
+
+    Args:
+        folder: holds everything on disk.
+        script: what the upstream answers.
+        config: sections of the picker's configuration.
+    """
+
+    def __init__(self, folder: Path, script: Script, **config: Any) -> None:
+        self.folder = folder
+        self.upstream = Upstream(script)
+        scrape = {"interval_s": 0, **config.pop("scrape", {})}
+        self.picker = PickerProcess(folder, scrape=scrape, probe={"interval_s": 0}, **config)
+        self._exit = AsyncExitStack()
+        self._port = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.upstream.start()
+            self._exit.push_async_callback(self.upstream.stop)
+            spec = EndpointSpec(address=self.upstream.address)
+            (self.folder / "endpoints.yaml").write_bytes(dump_pool([spec]))
+            self._exit.push_async_callback(self.picker.stop)
+            await self.picker.start()
+            host, _, port = self.picker.grpc.rpartition(":")
+            settings = EnvoySettings(
+                endpoints=(spec.endpoint(),),
+                variant=Variant.FULL_DUPLEX,
+                listener_port=0,
+                admin_port=0,
+                picker_host=host,
+                picker_port=int(port),
+                message_timeout_ms=10_000,
+            )
+            envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
+            self.envoy = await self._exit.enter_async_context(envoy)
+            self._port = int(self.envoy.listener_url.rpartition(":")[2])
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to Envoy."""
+        return await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+
+    async def ask(
+        self, body: bytes | None = None, *, trailers: bytes = b"", method: str = "POST", path: str = ""
+    ) -> Reply:
+        """One request on a connection of its own."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(request(body, trailers=trailers, method=method, path=path))
+            return await read_reply(reader)
+        finally:
+            writer.transport.abort()
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """The outcomes on file."""
+        folder = self.folder / "records"
+        return [r for r in read_records(folder) if r["kind"] == "outcome"] if folder.exists() else []
+
+    async def outcome(self, count: int = 1) -> dict[str, Any]:
+        """The newest outcome, once there are so many."""
+        async with asyncio.timeout(15):
+            while len(self.outcomes()) < count:
+                await asyncio.sleep(0.02)
+        return self.outcomes()[-1]
+
+
+def request(
+    body: bytes | None = None, *, trailers: bytes = b"", method: str = "POST", path: str = ""
+) -> bytes:
+    """A chat request; with ``trailers`` it is chunked; ``body`` None is a small prompt, GET has none."""
+    head = f"{method} {path or '/v1/chat/completions'} HTTP/1.1\r\nhost: test\r\n".encode()
+    if method == "GET":
+        return head + b"\r\n"
+    data = json.dumps(CHAT).encode() if body is None else body
+    head += b"content-type: application/json\r\n"
+    if trailers or not data:
+        chunks = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n" + trailers + b"\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    """The answer to a request; ten seconds at most."""
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split()[1])
+        try:
+            body, trailers = await read_body(head, reader)
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            partial = getattr(error, "partial", b"")
+            return Reply(status, head.decode(), partial, b"", cut=True)
+    return Reply(status, head.decode(), body, trailers, cut=False)

@@ -1,0 +1,108 @@
+"""Answers that pass by: the same is known of them however they are cut, and at a bounded cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.prompt.answer import HEAD_BYTES, TAIL_BYTES, AnswerWatch
+from epp.prompt.usage import NO_USAGE, Usage
+
+USAGE = {"prompt_tokens": 1200, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1024}}
+KNOWN = Usage(1200, 7, 1024)
+
+
+def event(fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+TOKEN = event({"choices": [{"delta": {"content": 'say \\"usage\\": {} here'}}], "usage": None})
+END = event({"choices": [], "usage": USAGE}) + b"data: [DONE]\n\n"
+
+
+EVENTS = {"content-type": "Text/Event-Stream; charset=utf-8"}
+
+
+def watched(*pieces: bytes, headers: dict[str, str] = EVENTS) -> AnswerWatch:
+    watch = AnswerWatch()
+    watch.started(200, headers)
+    for number, piece in enumerate(pieces):
+        watch.feed(piece, float(number))
+    return watch
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.sampled_from([0, 1, 3, 40, 60, 400, 2000]),
+    cuts=st.lists(st.integers(0, 300_000), max_size=30),
+    headers=st.sampled_from([EVENTS, {"content-type": "application/json"}, {}]),
+)
+def test_the_cut_does_not_matter(tokens: int, cuts: list[int], headers: dict[str, str]) -> None:
+    answer = TOKEN * tokens + END
+    places = sorted({0, len(answer), *(cut % len(answer) for cut in cuts)})
+    watch = watched(*(answer[a:b] for a, b in pairwise(places)), headers=headers)
+    assert watch.usage() == KNOWN
+    assert watch.response_bytes == len(answer)
+    assert watch.chunks == len(places) - 1
+
+
+@pytest.mark.parametrize("tokens", [0, 5, 5000])
+def test_what_the_first_event_tells_is_kept(tokens: int) -> None:
+    first = event({"type": "message_start", "message": {"usage": {"input_tokens": 30, "output_tokens": 1}}})
+    last = event({"type": "message_delta", "usage": {"output_tokens": 99}})
+    watch = watched(first, *[event({"type": "delta", "text": "word"})] * tokens, last)
+    assert watch.usage() == Usage(30, 99, None)
+
+
+def test_what_the_ends_hold_does_not_join_over_the_gap() -> None:
+    torn = b'"usage": {"prompt_tokens": 5' + b"." * HEAD_BYTES
+    watch = watched(torn, b"x" * 10 * TAIL_BYTES, b'} "usage": {"completion_tokens": 3}')
+    assert watch.usage() == Usage(None, 3, None)
+
+
+def test_little_is_kept_of_a_long_answer() -> None:
+    watch = watched()
+    for number in range(50_000):
+        watch.feed(b"x" * 300, float(number))
+    kept = sum(map(len, watch._head)) + sum(map(len, watch._tail))
+    assert kept >= HEAD_BYTES + TAIL_BYTES
+    assert kept <= HEAD_BYTES + 2 * TAIL_BYTES + 600
+    assert watch.response_bytes == 15_000_000
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "first", "last"),
+    [
+        (200, [b"", b"data: a\n\n", b"data: b\n\n", b""], 1.0, 2.0),
+        (200, [b": keep-alive\n\n", b"data: a\n\n"], 1.0, 1.0),
+        (200, [], math.nan, math.nan),
+        (200, [b""], math.nan, math.nan),
+        (500, [b"no"], math.nan, 0.0),
+        (0, [b"{}"], 0.0, 0.0),
+    ],
+)
+def test_the_first_and_the_last_piece_are_stamped(
+    status: int, pieces: list[bytes], first: float, last: float
+) -> None:
+    watch = AnswerWatch()
+    watch.started(status, {})
+    firsts = [watch.feed(piece, float(number)) for number, piece in enumerate(pieces)]
+    assert watch.first_s == pytest.approx(first, nan_ok=True)
+    assert watch.last_s == pytest.approx(last, nan_ok=True)
+    assert sum(firsts) == (not math.isnan(first))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "known"), [("gzip", False), ("br", False), ("identity", True), ("", True)]
+)
+def test_compressed_answers_tell_no_usage(encoding: str, known: bool) -> None:
+    watch = AnswerWatch()
+    watch.started(200, {"content-encoding": encoding})
+    watch.feed(END, 0.0)
+    assert watch.encoded is not known
+    assert watch.usage() == (KNOWN if known else NO_USAGE)
