@@ -38,6 +38,7 @@ from epp.server.restore import IndexRestore
 from epp.server.sockets import listening_socket
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
+from epp.server.tokenizers import load_tokenizers
 from epp.signals.fleet import Fleet
 from epp.signals.warm_index import WarmIndex
 
@@ -88,6 +89,13 @@ class App:
         )
         counter = EstimateCounter(config.tokens.bytes_per_token)
         self.picker = self._build_picker(source, hasher, counter)
+        self._tokenizers = load_tokenizers(
+            config.tokens,
+            base,
+            source,
+            block_bytes=config.prefix.block_bytes,
+            on_estimate=self.metrics.estimated,
+        )
         self.core = Core(
             picker=self.picker,
             counter=counter,
@@ -101,6 +109,7 @@ class App:
             resolver=Resolver(),
             protocol=config.protocol,
             admission=Shedding(self.picker.fleet, config.saturation, self._priority),
+            tokenizers=self._tokenizers,
         )
         self._pool = PoolFeed(
             picker=self.picker,
@@ -312,4 +321,5 @@ class App:
         await self.tasks.stop_all()
         if self._runner is not None:
             await self._runner.cleanup()
+        self._tokenizers.close()
         self._recorder.close()

@@ -15,7 +15,7 @@ from epp.decide.picker import Ask
 from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
 from epp.prompt.canonical import text_bytes
-from epp.prompt.openai import openai_error
+from epp.prompt.error_bodies import openai_error
 from epp.prompt.registry import affinity_key, find_parser
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from epp.decide.saturation import Admit
     from epp.extproc.types import HttpRequest, Pick, Refusal
     from epp.prompt.blocks import BlockHasher
-    from epp.prompt.types import Parser, TokenCounter
+    from epp.prompt.types import CountedPrompt, ParsedRequest, Parser, TokenCounter
     from epp.server.metrics import Metrics
     from epp.server.resolve import Resolver
+    from epp.server.tokenizers import Tokenizers
 
 RECENT_DECISIONS = 1000
 
@@ -57,6 +58,25 @@ class RecentDecisions:
         if decision_id == "last":
             return next(reversed(self._decisions.values()), None)
         return self._decisions.get(decision_id)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A request that has been read and is to be decided.
+
+    Attributes:
+        started_s: when it was there.
+        parser: of its API, None for what passes through unread.
+        parsed: in canonical form, None for what passes through and for what is refused.
+        refusal: why it gets no decision, None when it does.
+        counted: what its model's tokenizer says; None when the estimate has to do.
+    """
+
+    started_s: float
+    parser: Parser | None
+    parsed: ParsedRequest | None = None
+    refusal: Refusal | None = None
+    counted: CountedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +103,7 @@ class Core:
         resolver: host names to what Envoy knows.
         protocol: options of the endpoint picker protocol.
         admission: refuses requests before they are read, nobody when None.
+        tokenizers: count where a model has its own; the counter counts all when None.
     """
 
     def __init__(
@@ -100,8 +121,10 @@ class Core:
         resolver: Resolver,
         protocol: Protocol | None = None,
         admission: Admit | None = None,
+        tokenizers: Tokenizers | None = None,
     ) -> None:
         self.picker = picker
+        self._tokenizers = tokenizers
         self._admission = admission
         self.gateway = Gateway(protocol or Protocol(), picker, resolver)
         self.resolver = resolver
@@ -114,17 +137,46 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
         )
 
-    def decide(self, request: HttpRequest) -> Decided | Refusal:
-        """Pick an endpoint for a request, or say why not."""
-        started_s = self._clock.mono_s()
-        parser = find_parser(request.method, request.path, request.headers)
+    async def read(self, request: HttpRequest) -> Reading:
+        """Read a request and wait for its tokens where its model has a tokenizer, never beyond its budget."""
+        reading = self._read(request)
+        if reading.parsed is not None and self._tokenizers is not None:
+            counting = self._tokenizers.start(reading.parsed)
+            if counting is not None:
+                reading.counted = await counting
+        return reading
+
+    def _read(self, request: HttpRequest) -> Reading:
+        reading = Reading(self._clock.mono_s(), find_parser(request.method, request.path, request.headers))
+        parser = reading.parser
         if self._admission is not None and request.body is not None:
-            reason = self._admission.refusal(request.headers, started_s)
+            reason = self._admission.refusal(request.headers, reading.started_s)
             if reason:
-                return self._refuse(parser, 429, reason, rule="saturated")
-        model = ""
+                reading.refusal = self._refuse(parser, 429, reason, rule="saturated")
+                return reading
+        if parser is not None:
+            try:
+                reading.parsed = parser.parse(request.body or b"", request.headers)
+            except ClientError as error:
+                reading.refusal = self._refuse(
+                    parser, error.status, error.message, rule="client", param=error.param
+                )
+        return reading
+
+    def decide(self, request: HttpRequest, reading: Reading | None = None) -> Decided | Refusal:
+        """Pick an endpoint for a request, or say why not.
+
+        Args:
+            request: the request.
+            reading: what `read` gave; without it the request is read here and its tokens are estimated.
+        """
+        if reading is None:
+            reading = self._read(request)
+        if reading.refusal is not None:
+            return reading.refusal
+        parser, started_s, model = reading.parser, reading.started_s, ""
         try:
-            ask = self._ask(request, parser)
+            ask = self._ask(request, reading)
             model, asked_s = ask.model, self._clock.mono_s()
             decision = self.picker.pick(ask, asked_s, self._clock.wall_s())
         except ClientError as error:
@@ -150,18 +202,16 @@ class Core:
             return decision.destination
         return ",".join(self.resolver.known_as(name) for name in decision.destination.split(","))
 
-    def _ask(self, request: HttpRequest, parser: Parser | None) -> Ask:
-        headers = request.headers
+    def _ask(self, request: HttpRequest, reading: Reading) -> Ask:
+        headers, parsed = request.headers, reading.parsed
         body_bytes = len(request.body or b"")
-        if parser is None:
+        if parsed is None:
             regions = self._allowed("", request)
             subset = self.gateway.subset(request)
             return Ask(body_bytes=body_bytes, regions=regions, subset=subset, opaque=request.body is not None)
-        started_s = self._clock.mono_s()
-        parsed = parser.parse(request.body or b"", headers)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
-        prompt = self._hasher.measure(parsed, self._counter, tenant)
-        self._metrics.parse_seconds.observe(self._clock.mono_s() - started_s)
+        prompt = self._hasher.measure(parsed, self._counter, tenant, reading.counted)
+        self._metrics.parse_seconds.observe(self._clock.mono_s() - reading.started_s)
         export = self._hasher.export_name  # decisions are recorded: no client's word goes into one as it is
         key = affinity_key(parsed, prompt)
         return Ask(

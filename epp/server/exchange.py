@@ -1,7 +1,7 @@
 """One ext_proc stream joined to the core: the machine's events become calls, its outputs become messages.
 
-Owns which decision a stream carries, and what is watched of its response. Has no socket and does not wait:
-the servicer feeds it and sends what it returns.
+Owns which decision a stream carries, and what is watched of its response. Has no socket: the servicer feeds
+it and sends what it returns. It waits for one thing, a request's tokens, and for that within a budget.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-    from epp.server.core import Core
+    from epp.server.core import Core, Reading
     from epp.server.metrics import Metrics
     from epp.server.observe import Sampler
     from epp.server.unobserved import UnobservedLeases
@@ -58,11 +58,18 @@ class Exchange:
         self._sampler, self._leases = sampler, leases
         self._decision_id = ""
         self._watch: AnswerWatch | None = None
+        self._reading: Reading | None = None
 
-    def receive(self, message: ProcessingRequest) -> tuple[list[ProcessingResponse], Finish | Abort | None]:
+    async def receive(
+        self, message: ProcessingRequest
+    ) -> tuple[list[ProcessingResponse], Finish | Abort | None]:
         """Take a message; what to send, in order, and how the stream then ends, if it does."""
         replies: list[ProcessingResponse] = []
-        marker = self._act(self._stream.receive(message), replies)
+        outputs = self._stream.receive(message)
+        for output in outputs:
+            if isinstance(output, PickNeeded):
+                self._reading = await self._core.read(output.request)
+        marker = self._act(outputs, replies)
         return replies, marker
 
     def closed(self, *, cut: bool) -> None:
@@ -76,7 +83,8 @@ class Exchange:
         for output in outputs:
             match output:
                 case PickNeeded():
-                    decided = self._core.decide(output.request)
+                    decided = self._core.decide(output.request, self._reading)
+                    self._reading = None  # it holds the prompt
                     if isinstance(decided, Refusal):
                         further = self._stream.refused(decided)
                     else:

@@ -72,7 +72,7 @@ class ExtProc:
             message = await context.read()
             if message is grpc.aio.EOF:
                 return b""
-            replies, marker = exchange.receive(message)
+            replies, marker = await exchange.receive(message)
             last = replies.pop() if self._single and replies and isinstance(marker, Finish) else None
             for reply in replies:
                 await context.write(reply.SerializeToString())

@@ -49,6 +49,7 @@ class Metrics:
                 (
                     *self.requests.families(),
                     self._refusals,
+                    self._estimates,
                     self.exchanges,
                     self._streams_open,
                     *self._times,
@@ -63,6 +64,11 @@ class Metrics:
             "epp_refusals_total", "Requests answered with an error, by status and rule.", ("status", "rule")
         )
         self._refused: dict[tuple[int, str], Value] = {}
+        self._estimates = Counters(
+            "epp_token_estimates_total",
+            "Prompts whose tokens were estimated though their model has a tokenizer, by reason.",
+            ("reason",),
+        )
         self.exchanges = Counters("epp_exchanges_total", "ext_proc streams ended, by cause.", ("cause",))
         self._ended = {cause: self.exchanges.child(cause.value) for cause in Cause}
         self._streams_open = Gauges("llm_d_epp_extproc_streams_inflight", "ext_proc streams open now.")
@@ -132,6 +138,10 @@ class Metrics:
     def finished(self, outcome: Outcome) -> None:
         """A decided request ended."""
         self.requests.finished(outcome)
+
+    def estimated(self, reason: str) -> None:
+        """A prompt's tokens were estimated though its model has a tokenizer."""
+        self._estimates.child(reason).inc()
 
     def refused(self, status: int, rule: str, model: str = "") -> None:
         """A request was answered with an error; ``rule`` from a closed set."""

@@ -4,9 +4,9 @@ Kitoken reads ``tokenizer.json`` of byte-level and SentencePiece models alike an
 four to five times that of tokenizers on new text; it keeps no cache that grows. Only models that merge (BPE)
 are given to it: in lattices (Unigram) it was seen to choose otherwise among paths of equal worth.
 
-Others were measured: tiktoken has no normalizer and one expression for splitting, so it fits some models after
-a conversion; tokie is faster and says something else for some texts; gigatoken is much faster and exact, and
-its cache has no bound in the release of July 2026. `docs/tokenizers.md` has the figures.
+Others were measured: tiktoken has no normalizer and one expression for splitting, so it fits some models
+after a conversion; tokie is faster and says something else for some texts; gigatoken is much faster and
+exact, and its cache has no bound in the release of July 2026. `docs/tokenizers.md` has the figures.
 """
 
 from __future__ import annotations
