@@ -128,7 +128,7 @@ class PrefixIndex:
                 answered = {slot: covered for slot, covered in answered.items() if not alive >> slot & 1}
             matched = _matched(segment.hashes, blocks, position)
             position += matched
-            tokens = position * prompt.block_tokens
+            tokens = prompt.tokens_before(position)
             if steps and steps[-1][0] == alive:
                 steps[-1] = (alive, tokens)
             else:
