@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from epp.prompt.usage import usage_from
 from epp.server.doctor.fetch import fetch
+from epp.server.doctor.models import check_models, listed_models
 from epp.server.poll import target_of
 from epp.signals.metrics_text import parse_metrics
 
@@ -128,14 +129,15 @@ async def _check(
             "times in records, start times of engines and reports of Envoy do not fit together",
             "run NTP or chrony on both",
         )
+    listed = await listed_models(http, target)
+    check_models(report, address, spec, listed)
     if ask:
-        await _ask(report, http, target, spec, engine)
+        await _ask(report, http, target, _model(spec, listed), engine)
 
 
 async def _ask(
-    report: Report, http: aiohttp.ClientSession, target: Target, spec: EndpointSpec, engine: str
+    report: Report, http: aiohttp.ClientSession, target: Target, model: str | None, engine: str
 ) -> None:
-    model = await _model(http, target, spec)
     if model is None:
         report.note("engine", f"{target.address} names no model, so no request was sent")
         return
@@ -182,12 +184,7 @@ def _judge(report: Report, address: str, engine: str, seen: list[Usage]) -> None
         )
 
 
-async def _model(http: aiohttp.ClientSession, target: Target, spec: EndpointSpec) -> str | None:
+def _model(spec: EndpointSpec, listed: list[str]) -> str | None:
     if spec.models:
-        return next(iter(spec.models))
-    answer = await fetch(http, f"{target.base_url}/v1/models", target=target)
-    listed = answer.json()
-    models = listed.get("data") if isinstance(listed, dict) else None
-    first = models[0] if isinstance(models, list) and models else None
-    name = first.get("id") if isinstance(first, dict) else None
-    return name if isinstance(name, str) else None
+        return spec.endpoint().served_name(next(iter(spec.models)))
+    return listed[0] if listed else None

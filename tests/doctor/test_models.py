@@ -1,0 +1,54 @@
+"""Names in the endpoints file against those of the engine behind an endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from epp.config.pool import EndpointSpec
+from epp.server.doctor.findings import Report, Severity
+from epp.server.doctor.models import check_models
+
+LISTED = ["llama-3", "lora-sql"]
+
+
+def checked(listed: list[str], **names: Any) -> Report:
+    report = Report()
+    check_models(report, "a:1", EndpointSpec(address="a:1", **names), listed)
+    return report
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {},
+        {"models": ["llama-3"]},
+        {"models": {"chat": "llama-3"}},
+        {"models": {"chat": "llama-3"}, "adapters": {"sql": "lora-sql"}},
+    ],
+)
+def test_names_that_the_engine_knows_are_fine(names: dict[str, Any]) -> None:
+    assert checked(LISTED, **names).findings == []
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "fix"),
+    [
+        ({"models": ["chat"]}, "'chat'", "models: {chat: NAME}"),
+        ({"models": {"chat": "llama-2"}}, "'llama-2'", "models: {chat: NAME}"),
+        ({"models": ["llama-3"], "adapters": ["sql"]}, "'sql'", "adapters: {sql: NAME}"),
+    ],
+)
+def test_a_name_that_the_engine_does_not_know_is_an_error_with_its_fix(
+    names: dict[str, Any], what: str, fix: str
+) -> None:
+    [finding] = checked(LISTED, **names).findings
+    assert finding.severity is Severity.ERROR
+    assert finding.what == f"a:1 does not serve {what}"
+    assert fix in finding.fix
+    assert "llama-3" in finding.fix
+
+
+def test_an_engine_that_lists_nothing_proves_nothing() -> None:
+    assert checked([], models=["chat"]).findings == []
