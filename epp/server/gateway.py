@@ -14,6 +14,8 @@ from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
 from epp.extproc.mutate import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
+from epp.prompt.error_bodies import openai_error
+from epp.prompt.registry import error_words
 
 if TYPE_CHECKING:
     from epp.config.schema import Protocol
@@ -82,11 +84,11 @@ class Gateway:
         text = error_text(status, message, rule)
         return Refusal(status=status, body=text, content_type=PLAIN_TEXT, headers=headers, details=rule)
 
-    def too_large(self, _request: HttpRequest, limit_bytes: int) -> Refusal:
-        """The refusal of a body over the limit."""
+    def too_large(self, request: HttpRequest, limit_bytes: int) -> Refusal:
+        """The refusal of a body over the limit, in the words of the path's API."""
         message = f"request body is larger than {limit_bytes} bytes"
-        body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":413}}}}'
-        return self.refusal(413, body.encode(), message, "epp_body_too_large")
+        words = error_words(request.path) or openai_error
+        return self.refusal(413, words(413, message, None), message, "epp_body_too_large")
 
     def _hint(self, request: HttpRequest) -> Subset | None:
         hint = subset_hint(request.metadata) if self._settings.subset_hint else None
