@@ -42,6 +42,6 @@ def check_models(report: Report, address: str, spec: EndpointSpec, listed: list[
         "engine",
         f"{address} does not serve {', '.join(repr(endpoint.served_name(name)) for name in unknown)}",
         f"requests for {', '.join(unknown)} that go there fail",
-        f"in the endpoints file, map the public name to the engine's: {key}: {{{unknown[0]}: NAME}}, NAME being "
-        f"one of {', '.join(listed[:_NAMED])}",
+        f"in the endpoints file, map the public name to the engine's: {key}: {{{unknown[0]}: NAME}}, NAME "
+        f"being one of {', '.join(listed[:_NAMED])}",
     )
