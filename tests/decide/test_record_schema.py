@@ -14,14 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.decide import record_show
 from epp.decide.picker import rerun
+from epp.decide.record_files import read_records
+from epp.decide.record_restore import read_seeds
 from epp.decide.record_schema import RecordError, decision_of, join
 from epp.decide.record_verify import verify
 from epp.decide.records import to_record
+from epp.errors import EppError
 from epp.policies.registry import POLICIES, create
 from epp.view import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
-from tests.kit.records import decided, outcome_of, record_all
+from tests.kit.records import HASHER, POOL, command, decided, outcome_of, record_all
 
 if TYPE_CHECKING:
     from epp.decide.records import Decision
@@ -149,3 +153,43 @@ def test_records_from_before_there_were_such_names_are_read() -> None:
     assert record["served_model"] == record["request"]["model"]
     del record["served_model"], record["served_models"]
     assert decision_of(record).served_models == ()
+
+
+def as_version_1(record: dict[str, Any]) -> dict[str, Any]:
+    """The record as the first version wrote it."""
+    new = {"served", "attempts", "itl_ms", "chunks", "response_bytes", "sources", "text_bytes"}
+    old = {name: value for name, value in record.items() if name not in new} | {"schema": 1}
+    if "signals" in old:
+        old["signals"] = {name: value for name, value in old["signals"].items() if name != "hit_ratio"}
+    return old
+
+
+def test_records_of_the_first_version_are_read_verified_restored_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = decided(12)
+    record_all(tmp_path, requests)
+    (file,) = tmp_path.iterdir()
+    old = [as_version_1(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in old))
+    records = list(read_records(tmp_path))
+    assert [record["schema"] for record in records] == [1] * 25
+    assert verify(records).identical == 12
+    assert decision_of(records[1]).fleet.hit_ratio.tolist() == [1.0, 1.0, 1.0]
+    restored = read_seeds(
+        tmp_path,
+        key_id=HASHER.key_id,
+        since_wall_s=0.0,
+        slots={endpoint.address: slot for slot, endpoint in enumerate(POOL)},
+        capacities=dict.fromkeys(range(3), 1e6),
+        hurry=lambda: False,
+    )
+    assert (restored.requests, restored.foreign_files) == (12, 0)
+    assert command(record_show, tmp_path) == 0
+    assert "12 of 12 requests" in capsys.readouterr().out
+
+
+def test_records_of_a_version_to_come_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "records-x.jsonl").write_text('{"schema": 3, "kind": "file"}\n')
+    with pytest.raises(EppError, match="schema 3; this version reads 1 and 2"):
+        list(read_records(tmp_path))
