@@ -38,6 +38,9 @@ _REPORT_TAGS = {
 """What the log's own fields do not tell: how long the upstream connection took to open, and when it began,
 counted from the request's start; a connection that was there before has no such time."""
 
+#: First version whose tags take format strings; before it connection times are not known.
+_TAGS_SINCE = (1, 37)
+
 _REPORTS_BUFFER_BYTES = 16 * 1024
 
 
@@ -67,7 +70,8 @@ def _reports(settings: EnvoySettings) -> api.grpc_log.HttpGrpcAccessLogConfig:
     Sent when some ten are together or the interval has passed. A picker that is away loses them: Envoy keeps
     no more than the buffer and counts what it drops.
     """
-    tags = [api.tracing.CustomTag(tag=tag, value=text) for tag, text in _REPORT_TAGS.items()]
+    known = _REPORT_TAGS if settings.envoy_version >= _TAGS_SINCE else {}
+    tags = [api.tracing.CustomTag(tag=tag, value=text) for tag, text in known.items()]
     return api.grpc_log.HttpGrpcAccessLogConfig(
         common_config=api.grpc_log.CommonGrpcAccessLogConfig(
             log_name=REPORTS_LOG,

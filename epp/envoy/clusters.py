@@ -163,11 +163,16 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
     if settings.health_check_path:
         cluster.health_checks = [_health_check(settings)]
     cluster.transport_socket_matches = _transport_sockets(settings)
-    cluster.load_balancing_policy = _override_host()
+    cluster.load_balancing_policy = _override_host(settings)
 
 
-def _override_host() -> api.cluster.LoadBalancingPolicy:
+#: First version that leaves who served in metadata; before it only the access log tells.
+_SERVED_SINCE = (1, 38)
+
+
+def _override_host(settings: EnvoySettings) -> api.cluster.LoadBalancingPolicy:
     """The picked endpoints in their order, then least-request; the one that served is left in metadata."""
+    served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
     fallback = _policy(
         "envoy.load_balancing_policies.least_request",
         # A full scan is exact, and pools are small beside the cost of one prompt.
@@ -181,7 +186,7 @@ def _override_host() -> api.cluster.LoadBalancingPolicy:
             override_host_sources=[
                 api.override_host.OverrideHostOverrideHostSource(metadata=metadata_key(DESTINATION_KEY))
             ],
-            selected_host_key=metadata_key(SERVED_KEY),
+            selected_host_key=served,
             fallback_policy=fallback,
         ),
     )

@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keep the endpoints in this file, which Envoy follows without a restart; written too",
     )
+    parser.add_argument(
+        "--envoy-version",
+        metavar="1.N",
+        help="oldest Envoy that must take the configuration; docs/envoy-versions.md says what is left out",
+    )
     parser.add_argument("--eds-only", action="store_true", help="with --eds: rewrite only the endpoints file")
 
 
@@ -140,9 +145,18 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         picker_tls=_towards_picker(settings.picker_tls, arguments),
         first_token_tls=_towards_picker(settings.first_token_tls, arguments),
     )
+    if arguments.envoy_version:
+        settings = replace(settings, envoy_version=_version(arguments.envoy_version))
     if arguments.admin_port is not None:
         settings = replace(settings, admin_port=arguments.admin_port)
     return settings
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        raise ConfigError("<arguments>", "--envoy-version", f"{text!r} is not a version", "e.g. 1.36")
+    return int(parts[0]), int(parts[1])
 
 
 def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 """Failures before an endpoint has seen the request. Later ones are not repeated: the work may be done."""
 
+#: First version whose listeners probe idle clients; before it a client that vanished holds its connection
+#: until `stream_idle_timeout_s`.
+_KEEPALIVE_SINCE = (1, 37)
+
 _INT64_END = (1 << 63) - 1
 
 
@@ -37,13 +41,14 @@ def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = 
         ],
         transport_socket=downstream_tls(settings.listener_tls) if settings.listener_tls else None,
     )
+    keepalive = api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
     return api.listener.Listener(
         name="requests",
         address=api.socket_address(settings.listener_host, settings.listener_port),
         # Request bodies have their own, larger limit on the route; this one bounds what a slow reader holds.
         per_connection_buffer_limit_bytes=1024 * 1024,
         filter_chains=[chain],
-        tcp_keepalive=api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3),
+        tcp_keepalive=keepalive if settings.envoy_version >= _KEEPALIVE_SINCE else None,
     )
 
 

