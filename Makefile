@@ -47,6 +47,7 @@ bench: setup ## what requests cost here, in CPU time and ratios
 	$(BIN)/python -m bench.transport --rounds 3
 	$(BIN)/python -m bench.recorder
 	$(BIN)/python -m bench.observe
+	$(BIN)/python -m bench.restore_model
 	$(BIN)/python -m bench.simulator
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
