@@ -337,6 +337,8 @@ class Config(Section, frozen=True):
         overrides_file: weights pinned by the operator, watched; they win. None when empty.
         regions: rules that bind requests to regions; all that match apply.
         drain_s: seconds that streams may go on after SIGTERM.
+        drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
+            picker is leaving.
     """
 
     listen: Listen = Listen()
@@ -356,3 +358,4 @@ class Config(Section, frozen=True):
     records: Records = Records()
     saturation: Saturation = Saturation()
     drain_s: NotNegative = 30.0
+    drain_accept_s: NotNegative = 0.0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: Shortest time between two scrapes of an engine. llm-d scrapes every 50 ms because engine metrics are all it
 #: knows of load; here requests in flight are counted as they are decided, and scrapes only correct that.
 SHORTEST_SCRAPE_S = 0.2
+#: How long a picker that leaves still takes streams: what a cluster needs to take it out of its Service.
+LAME_DUCK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def translate(
             "errors": "llm-d",
         },
         "drain_s": flags["drain-timeout"],
+        "drain_accept_s": min(LAME_DUCK_S, flags["drain-timeout"] / 2.0),
     }
     for section, values in meaning.sections.items():
         sections[section] = {**sections.get(section, {}), **values}

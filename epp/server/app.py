@@ -315,7 +315,10 @@ class App:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
         await self._grpc.set_serving(serving=False)
-        await self._grpc.stop(self._config.drain_s if drain_s is None else drain_s)
+        left_s = self._config.drain_s if drain_s is None else drain_s
+        accept_s = min(self._config.drain_accept_s, left_s)
+        await asyncio.sleep(accept_s)
+        await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()
         self.core.outcomes.close()
         await self.tasks.stop_all()

@@ -53,6 +53,7 @@ def test_llm_ds_defaults() -> None:
     assert config.policy.fallbacks == 0, "some gateways take a single endpoint"
     assert config.scrape.stale_after_s == 2.0
     assert config.drain_s == 30.0
+    assert config.drain_accept_s == 5.0
     assert config.protocol.errors == "llm-d"
     assert config.protocol.subset_hint
     assert not config.protocol.emit_scores
@@ -92,6 +93,7 @@ def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
         (["--refresh-metrics-interval=1s"], lambda c: c.scrape.interval_s == 1.0),
         (["--metrics-staleness-threshold=5s"], lambda c: c.scrape.stale_after_s == 5.0),
         (["--drain-timeout=1m"], lambda c: c.drain_s == 60.0),
+        (["--drain-timeout=1s"], lambda c: c.drain_accept_s == 0.5),
         (["--grpc-max-recv-msg-size=25MB"], lambda c: c.listen.max_receive_bytes == 25_000_000),
         (["--grpc-max-send-msg-size=8Mi"], lambda c: c.listen.max_send_bytes == 8 << 20),
         (["--metrics-cert-dir=/m"], lambda c: c.listen.http_tls.cert_file == "/m/tls.crt"),
