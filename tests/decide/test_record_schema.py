@@ -155,12 +155,24 @@ def test_records_from_before_there_were_such_names_are_read() -> None:
     assert decision_of(record).served_models == ()
 
 
+#: What the first version knew.
+SIGNALS_1 = (
+    "rtt_ms", "cached_tokens", "uncached_tokens", "queued_tokens", "pending_uncached_tokens",
+    "running_requests", "decoding_requests", "engine_running", "engine_waiting", "engine_kv_usage",
+    "engine_used_tokens", "engine_age_ms",
+)  # fmt: skip
+REQUEST_1 = (
+    "model", "prompt_tokens", "body_bytes", "max_output_tokens", "affinity_key", "prefix_key", "sequence",
+)  # fmt: skip
+
+
 def as_version_1(record: dict[str, Any]) -> dict[str, Any]:
     """The record as the first version wrote it."""
     new = {"served", "attempts", "itl_ms", "chunks", "response_bytes", "sources", "text_bytes"}
     old = {name: value for name, value in record.items() if name not in new} | {"schema": 1}
-    if "signals" in old:
-        old["signals"] = {name: value for name, value in old["signals"].items() if name != "hit_ratio"}
+    for name, known in (("signals", SIGNALS_1), ("request", REQUEST_1)):
+        if name in old:
+            old[name] = {inner: old[name][inner] for inner in known}
     return old
 
 
@@ -190,6 +202,8 @@ def test_records_of_the_first_version_are_read_verified_restored_and_shown(
 
 
 def test_records_of_a_version_to_come_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "records-x.jsonl").write_text('{"schema": 3, "kind": "file"}\n')
+    record_all(tmp_path, decided(1))
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text().replace('"schema":2', '"schema":3'))
     with pytest.raises(EppError, match="schema 3; this version reads 1 and 2"):
         list(read_records(tmp_path))
