@@ -16,6 +16,7 @@ import msgspec
 
 _TEXT_MARK, _IDS_MARK = b"\xff", b"\xffI"
 _MEDIA_MARK = b"\xffM"
+_ROLE, _SAID = b"\xffR", b"\xffC"
 _BETWEEN = 0xFFFF_FFFF
 _MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
 #: A word for a piece of media has the highest bit set, which no token id of a tokenizer has.
@@ -37,6 +38,10 @@ class Frames:
     def add_text(self, tag: bytes, text: str) -> None:
         """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
         self._parts += (_TEXT_MARK, tag, text.encode("utf-8", "replace"))
+
+    def add_said(self, role: str, text: str) -> None:
+        """Who speaks (``R``) and what is said (``C``), at once: what most messages are."""
+        self._parts += (_ROLE, role.encode("utf-8", "replace"), _SAID, text.encode("utf-8", "replace"))
 
     def add_json(self, tag: bytes, value: object) -> None:
         """A structured value in one spelling: keys sorted, no blanks.

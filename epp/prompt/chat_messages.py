@@ -45,14 +45,17 @@ def add_message(framed: PromptFrames, message: Message) -> None:
     Raises:
         ValueError: a call or a part has no JSON spelling, or is nested too deeply.
     """
-    framed.add_text(b"R", message.role)
-    if message.name:
-        framed.add_text(b"N", message.name)
-    if reasoning := message.reasoning_content or message.reasoning:
-        framed.add_text(b"G", reasoning)
-    content = message.content
-    for part in [content] if isinstance(content, str) else content or ():
-        add_part(framed, part)
+    content, reasoning = message.content, message.reasoning_content or message.reasoning
+    if isinstance(content, str) and not reasoning and not message.name:
+        framed.add_said(message.role, content)
+    else:
+        framed.add_text(b"R", message.role)
+        if message.name:
+            framed.add_text(b"N", message.name)
+        if reasoning:
+            framed.add_text(b"G", reasoning)
+        for part in [content] if isinstance(content, str) else content or ():
+            add_part(framed, part)
     if message.tool_call_id:
         framed.add_text(b"I", message.tool_call_id)
     for call in message.tool_calls or ():
@@ -73,6 +76,10 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
     """
     if isinstance(part, str):
         framed.add_text(b"C", part)
+        return
+    text = part.get("text")
+    if isinstance(text, str) and part.get("type") == "text":  # what most parts are
+        framed.add_text(b"C", text)
         return
     field = _TEXT_PARTS.get(kind) if isinstance(kind := part.get("type", "text"), str) else None
     text = part.get(field) if field else None

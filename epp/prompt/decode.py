@@ -53,8 +53,8 @@ class OpenAIFields(msgspec.Struct, kw_only=True):
         Then ``prompt_cache_key`` (one key for many sessions that share a prefix), ``safety_identifier`` and
         ``user`` (one for all sessions of a person).
         """
-        metadata = self.metadata or {}
-        named = (self.session_id, metadata.get("session_id"), *more)
+        inner = self.metadata.get("session_id") if self.metadata else None
+        named = (self.session_id, inner, *more)
         return session_hint(headers, (*named, self.prompt_cache_key, self.safety_identifier, self.user))
 
 
@@ -106,10 +106,15 @@ def session_hint(headers: Mapping[str, str], hints: Iterable[object]) -> str:
     for name in _SESSION_HEADERS:
         if value := headers.get(name):
             return value
-    return next((hint for hint in hints if isinstance(hint, str) and hint), "")
+    for hint in hints:
+        if isinstance(hint, str) and hint:
+            return hint
+    return ""
 
 
 def output_limit(*limits: int | None) -> int | None:
     """The first limit that is given; a negative one is some clients' way to set none."""
-    limit = next((limit for limit in limits if limit is not None), None)
-    return None if limit is None or limit < 0 else min(limit, _MAX_LIMIT)
+    for limit in limits:
+        if limit is not None:
+            return None if limit < 0 else min(limit, _MAX_LIMIT)
+    return None
