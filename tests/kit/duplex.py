@@ -115,11 +115,12 @@ class Gateway:
     Args:
         folder: holds everything on disk.
         script: what the upstream answers.
+        retries: of Envoy's route.
         config: sections of the picker's configuration.
     """
 
-    def __init__(self, folder: Path, script: Script, **config: Any) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, script: Script, *, retries: int = 2, **config: Any) -> None:
+        self.folder, self._retries = folder, retries
         self.upstream = Upstream(script)
         scrape = {"interval_s": 0, **config.pop("scrape", {})}
         self.picker = PickerProcess(folder, scrape=scrape, probe={"interval_s": 0}, **config)
@@ -143,6 +144,7 @@ class Gateway:
                 picker_host=host,
                 picker_port=int(port),
                 message_timeout_ms=10_000,
+                retries=self._retries,
             )
             envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
             self.envoy = await self._exit.enter_async_context(envoy)

@@ -1,0 +1,231 @@
+"""Full duplex behind a real Envoy: what is read of responses, and that nothing is lost of those left."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.envoy import messages as api
+from tests.kit.duplex import CHAT, Gateway, request
+from tests.observe import answers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.duplex import Script
+
+END = answers.chunk(b"")
+READ = {"observe": "all"}
+LEFT = {"observe": "none"}
+
+
+def plays(*pieces: bytes, head: bytes | None = None, end: bytes = END, pause_s: float = 0.01) -> Script:
+    """An answer of pieces, each a chunk of its own."""
+
+    async def play(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head() if head is None else head)
+        for piece in pieces:
+            writer.write(answers.chunk(piece))
+            await asyncio.sleep(pause_s)
+        writer.write(end)
+
+    return play
+
+
+TOKENS = [answers.token(f" word{number}") for number in range(5)]
+
+
+async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Path) -> None:
+    usage = answers.usage() + answers.DONE
+    cut = len(usage) // 3
+    pieces = [*TOKENS, usage[:cut], usage[cut : 2 * cut], usage[2 * cut :]]
+    async with Gateway(tmp_path, plays(*pieces), **READ) as gateway:
+        reply = await gateway.ask()
+        assert (reply.status, reply.body, reply.cut) == (200, b"".join(pieces), False)
+        outcome = await gateway.outcome()
+        assert (outcome["cause"], outcome["status"]) == ("completed", 200)
+        assert (outcome["prompt_tokens"], outcome["completion_tokens"]) == (1200, 5)
+        assert outcome["cached_tokens"] == 1024
+        assert outcome["response_bytes"] == len(reply.body)
+        assert len(TOKENS) <= outcome["chunks"] <= len(pieces)
+        assert 0 < outcome["ttft_ms"] < outcome["e2e_ms"]
+        assert 0 < outcome["itl_ms"] < outcome["e2e_ms"]
+        assert set(outcome["sources"].values()) == {"stream"}
+        assert await gateway.picker.metric("epp_observe_responses_total", observe="read") == 1
+
+
+async def test_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
+    body = json.dumps({"choices": [], "usage": answers.USAGE}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    plain = json.dumps({**CHAT, "stream": False}).encode()
+    async with Gateway(tmp_path, plays(head=head, end=body), **READ) as gateway:
+        assert (await gateway.ask(plain)).body == body
+        outcome = await gateway.outcome()
+        assert (outcome["completion_tokens"], outcome["cached_tokens"]) == (5, 1024)
+        assert outcome["itl_ms"] is None
+
+
+async def test_usage_of_a_compressed_answer_is_unknown_and_counted(tmp_path: Path) -> None:
+    body = gzip.compress(answers.usage() + answers.DONE)
+    head = answers.head(answers.STREAM + "content-encoding: gzip\r\n")
+    async with Gateway(tmp_path, plays(body, head=head), **READ) as gateway:
+        assert (await gateway.ask()).body == body
+        outcome = await gateway.outcome()
+        assert outcome["completion_tokens"] is None
+        assert outcome["response_bytes"] == len(body)
+        assert await gateway.picker.metric("epp_observe_encoded_total") == 1
+
+
+@pytest.mark.parametrize("observe", ["all", "none"])
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", 204),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"", 200),
+        (b"HTTP/1.1 422 no\r\ncontent-length: 4\r\n\r\n", b"oops", 422),
+        (b"HTTP/1.1 500 bad\r\ncontent-length: 4\r\n\r\n", b"oops", 500),
+    ],
+)
+async def test_answers_without_a_body_and_errors(
+    tmp_path: Path, observe: str, head: bytes, body: bytes, status: int
+) -> None:
+    async with Gateway(tmp_path, plays(head=head, end=body), observe=observe) as gateway:
+        reply = await gateway.ask()
+        assert (reply.status, reply.body, reply.cut) == (status, body, False)
+        if observe == "all":
+            outcome = await gateway.outcome()
+            assert (outcome["cause"], outcome["status"]) == ("completed", status)
+            if status >= 400:
+                assert outcome["ttft_ms"] is None, "an error has no first token"
+
+
+@pytest.mark.parametrize("first_token", [False, True])
+async def test_a_client_that_leaves(tmp_path: Path, first_token: bool) -> None:
+    asked = asyncio.Event()
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if first_token:
+            writer.write(answers.head() + answers.chunk(TOKENS[0]))
+        asked.set()
+        await reader.read()
+
+    async with Gateway(tmp_path, play, **READ) as gateway:
+        reader, writer = await gateway.connect()
+        writer.write(request())
+        await asyncio.wait_for(asked.wait(), 10)
+        if first_token:
+            await reader.readuntil(b"word0")
+        writer.transport.abort()
+        await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+        outcome = await gateway.outcome()
+        assert outcome["cause"] in ("client-gone", "stream-end")
+        assert (outcome["ttft_ms"] is not None) is first_token
+
+
+async def test_an_upstream_that_breaks_off(tmp_path: Path) -> None:
+    async def play(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head() + answers.chunk(TOKENS[0]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async with Gateway(tmp_path, play, **READ) as gateway:
+        reply = await gateway.ask()
+        assert reply.cut
+        outcome = await gateway.outcome()
+        assert (outcome["status"], outcome["cause"] != "completed") == (200, True)
+        assert outcome["ttft_ms"] is not None
+        await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+
+
+@pytest.fixture
+def trailers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make Envoy pass trailers of HTTP/1.1, which it drops as it is."""
+    pack, options = api.pack, api.core.Http1ProtocolOptions(enable_trailers=True)
+
+    def with_trailers(message: Any) -> Any:
+        if isinstance(message, api.hcm.HttpConnectionManager):
+            message.http_protocol_options = options
+        explicit = getattr(message, "explicit_http_config", None)
+        if explicit is not None and explicit.http_protocol_options is not None:
+            explicit.http_protocol_options = options
+        return pack(message)
+
+    monkeypatch.setattr(api, "pack", with_trailers)
+
+
+@pytest.mark.usefixtures("trailers_pass")
+@pytest.mark.parametrize("observe", ["all", "none", {"mode": "none", "unobserved": "carry"}])
+async def test_requests_of_every_shape_arrive_whole(tmp_path: Path, observe: object) -> None:
+    trailing = b"0\r\nx-after: all\r\n\r\n"
+    # With retries on, Envoy 1.40 sends the body of a request with trailers upstream twice: its router keeps a
+    # copy for them, which it takes for buffered when the filter continues with the trailers.
+    script = plays(b"one", b"two", end=trailing)
+    async with Gateway(tmp_path, script, retries=0, observe=observe) as gateway:
+        long = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 3_000_000}]}).encode()
+        for body, trailers in ((None, b""), (long, b""), (None, b"x-checksum: 1\r\n"), (long, b"x-c: 1\r\n")):
+            reply = await gateway.ask(body, trailers=trailers)
+            assert (reply.status, reply.body, reply.cut) == (200, b"onetwo", False)
+            assert b"x-after: all" in reply.trailers
+            assert gateway.upstream.bodies[-1] == (json.dumps(CHAT).encode() if body is None else body)
+            assert gateway.upstream.trailers[-1] == trailers
+        for method, empty in (("GET", None), ("POST", b"")):
+            reply = await gateway.ask(empty, method=method, path="/some/path")
+            assert (reply.status, reply.body, reply.cut) == (200, b"onetwo", False)
+            assert gateway.upstream.bodies[-1] == b""
+        how = {"all": "read", "none": "leave"}.get(str(observe), "carry")
+        assert await gateway.picker.metric("epp_observe_responses_total", observe=how) == 6
+
+
+async def lost(gateway: Gateway, body: bytes | None, wanted: bytes, count: int) -> Counter[str]:
+    """Ask so often, sixteen at once; what became of the answers."""
+    found: Counter[str] = Counter()
+    left = iter(range(count))
+
+    async def client() -> None:
+        for _ in left:
+            reply = await gateway.ask(body)
+            found["whole" if reply.body == wanted and not reply.cut else "lost"] += 1
+
+    await asyncio.gather(*(client() for _ in range(16)))
+    return found
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("prompt_bytes", [100, 200_000])
+async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path, early: bool, prompt_bytes: int) -> None:
+    """The upstream answers at once, or even before it was sent the body: the worst case for an early end."""
+    answer = b"answered at once" * 8
+    status = b"401 no" if early else b"200 OK"
+    head = b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(answer))
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * prompt_bytes}]}).encode()
+    async with Gateway(tmp_path, plays(head=head, end=answer), **LEFT) as gateway:
+        gateway.upstream.early = early
+        assert await lost(gateway, body, answer, 400) == {"whole": 400}
+        assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 400
+
+
+async def test_the_lease_of_a_left_stream_ends_as_predicted(tmp_path: Path) -> None:
+    short = json.dumps({**CHAT, "max_tokens": 8}).encode()
+    async with Gateway(tmp_path, plays(*TOKENS), **LEFT) as gateway:
+        assert (await gateway.ask(short)).body == b"".join(TOKENS)
+        outcome = await gateway.outcome()
+        assert (outcome["cause"], outcome["status"], outcome["ttft_ms"]) == ("unobserved", None, None)
+        assert outcome["sources"] == {"cause": "stream", "e2e_ms": "predicted"}
+        assert 100 < outcome["e2e_ms"] < 2000, "seven steps of the prior, to the next look"
+        await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+
+
+async def test_a_sample_is_read_and_the_rest_left(tmp_path: Path) -> None:
+    answer = b"".join(TOKENS)
+    async with Gateway(tmp_path, plays(*TOKENS, pause_s=0.0), observe="sample:0.5") as gateway:
+        assert await lost(gateway, None, answer, 100) == {"whole": 100}
+        read = await gateway.picker.metric("epp_observe_responses_total", observe="read")
+        left = await gateway.picker.metric("epp_observe_responses_total", observe="leave")
+        assert (read + left, 20 < read < 80) == (100, True)
+        assert await gateway.picker.metric("epp_observe_share") == 0.5

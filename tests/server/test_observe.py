@@ -1,0 +1,282 @@
+"""Which responses are read, and when the leases of the others end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.clock import ManualClock
+from epp.config.load import parse_config
+from epp.config.schema import ObserveSection
+from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.records import Outcome, Source
+from epp.decide.weights import WeightBook
+from epp.errors import ConfigError
+from epp.extproc.types import Observe
+from epp.policies.registry import create
+from epp.prompt.types import MeasuredPrompt
+from epp.prompt.usage import Usage
+from epp.server.observe import Sampler, section_of, share_of
+from epp.server.unobserved import LONGEST, UnobservedLeases
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.metrics_text import EngineSample
+from epp.signals.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IDS = [f"d-{number}" for number in range(4000)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "share"),
+    [
+        ("", "all", 1.0),
+        ("observe: all", "all", 1.0),
+        ("observe: none", "none", 0.0),
+        ("observe: sample:0.25", "sample:0.25", 0.25),
+        ("observe: 'sample:1'", "sample:1", 1.0),
+        ("observe: {mode: 'sample:.5', max_chunks_per_s: 10, unobserved: carry}", "sample:.5", 0.5),
+    ],
+)
+def test_the_configuration_has_a_short_form(text: str, mode: str, share: float) -> None:
+    section = section_of(parse_config(text, "epp.yaml").observe)
+    assert (section.mode, share_of(section.mode)) == (mode, share)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["observe: some", "observe: sample:2", "observe: sample", "observe: {mode: 'sample:-1'}", "observe: 1"],
+)
+def test_other_words_are_errors(text: str) -> None:
+    with pytest.raises(ConfigError, match="observe"):
+        parse_config(text, "epp.yaml")
+
+
+def sampler(mode: str = "all", limit: float = 1000.0, **fields: Any) -> tuple[Sampler, ManualClock]:
+    clock = ManualClock()
+    section = ObserveSection(mode=mode, max_chunks_per_s=limit, **fields)
+    return Sampler(section, seed=7, clock=clock), clock
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high"), [("all", 4000, 4000), ("none", 0, 0), ("sample:0.2", 700, 900)]
+)
+def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -> None:
+    one, _ = sampler(mode)
+    other, _ = sampler(mode)
+    read = [one.choose(decision_id) for decision_id in IDS]
+    assert low <= read.count(Observe.READ) <= high
+    assert read == [other.choose(decision_id) for decision_id in IDS]
+    assert set(read) <= {Observe.READ, Observe.LEAVE}
+
+
+def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
+    small, large = sampler("sample:0.1")[0], sampler("sample:0.4")[0]
+    for decision_id in IDS:
+        if small.choose(decision_id) is Observe.READ:
+            assert large.choose(decision_id) is Observe.READ
+
+
+def test_what_is_not_read_can_be_carried() -> None:
+    one, _ = sampler("none", unobserved="carry")
+    assert one.choose("d") is Observe.CARRY
+    assert not one.may_leave
+    assert not sampler("all", limit=0.0)[0].may_leave
+    assert sampler("all")[0].may_leave
+
+
+def seconds(one: Sampler, clock: ManualClock, number: int, rate: Callable[[], float]) -> None:
+    for _ in range(number):
+        for _ in range(round(rate())):
+            one.chunk()
+        clock.advance(1.0)
+        one.tick()
+
+
+def test_above_the_limit_the_share_falls_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    one, clock = sampler(limit=1000.0)
+    with caplog.at_level(logging.WARNING):
+        seconds(one, clock, 30, lambda: 4000 * one.share)
+        assert one.share == pytest.approx(0.225)
+        assert len(caplog.records) == 1
+        assert "1000 allowed" in caplog.text
+    assert next(iter(one.families())).metric().samples[0].value == pytest.approx(0.225)
+    read = [one.choose(decision_id) for decision_id in IDS].count(Observe.READ)
+    assert 750 < read < 1050
+
+
+def test_it_rises_again_when_there_is_room_and_no_further() -> None:
+    one, clock = sampler("sample:0.5", limit=1000.0)
+    seconds(one, clock, 5, lambda: 10_000)
+    low = one.share
+    assert low < 0.06
+    seconds(one, clock, 12, lambda: 600)
+    assert one.share == low, "a step up would fill more than there is room for"
+    seconds(one, clock, 200, lambda: 100)
+    assert one.share == 0.5
+
+
+def test_a_load_at_the_limit_does_not_swing() -> None:
+    one, clock = sampler(limit=1000.0)
+    seconds(one, clock, 20, lambda: 1500 * one.share)
+    settled = one.share
+    seconds(one, clock, 100, lambda: 1500 * one.share)
+    assert one.share == settled
+
+
+class Told:
+    """Outcomes, as far as leases need them."""
+
+    def __init__(self, picker: Picker, clock: ManualClock) -> None:
+        self.told: list[Callable[[Outcome], None]] = []
+        self.ended: list[str] = []
+        self._picker, self._clock = picker, clock
+
+    def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
+        outcome = self._picker.end(decision_id, cause, self._clock.mono_s())
+        assert outcome is not None
+        assert predicted
+        self.ended.append(decision_id)
+        self.tell(outcome)
+
+    def tell(self, outcome: Outcome) -> None:
+        for listener in self.told:
+            listener(outcome)
+
+
+class Bench:
+    def __init__(self) -> None:
+        policy, numbers = create("round-robin"), count()
+        self.clock = ManualClock()
+        self.picker = Picker(
+            fleet=Fleet(PrefixIndex()),
+            policy=policy,
+            balance=create("least-request"),
+            weights=WeightBook(
+                policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source="t"
+            ),
+            settings=PickerSettings(warmup_s=0.0),
+            new_id=lambda: f"id-{next(numbers)}",
+        )
+        self.picker.set_pool([Endpoint("a:1")], 0.0)
+        self.picker.fleet.assume_rtt("a:1", 100.0)
+        self.told = Told(self.picker, self.clock)
+        self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
+
+    def decide(self, *, left: bool = True) -> str:
+        prompt = MeasuredPrompt(0, 1000, list(range(1, 16)), 64.0)
+        ask = Ask(model="m", prompt=prompt, max_output_tokens=11, stream=True)
+        decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
+        self.leases.decided(decision)
+        if left:
+            self.leases.left(decision.id)
+        return decision.id
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            self.clock.advance(0.1)
+            self.leases.tick()
+
+    def scrape(self, running: float, waiting: float = 0.0) -> None:
+        sample = EngineSample(running=running, waiting=waiting)
+        self.picker.fleet.engine.update(0, sample, self.clock.mono_s())
+
+    @property
+    def ledger(self) -> tuple[float, float]:
+        ledger = self.picker.fleet.ledger
+        return float(ledger.pending_uncached_tokens[0]), float(ledger.running_requests[0])
+
+
+def test_tokens_go_back_at_the_predicted_first_token_and_the_rest_at_the_end() -> None:
+    bench = Bench()
+    bench.decide()  # 100 ms, 300 ms of prefill, ten steps of 30 ms
+    bench.wait(0.3)
+    assert bench.ledger == (1000.0, 1.0)
+    bench.wait(0.2)
+    assert bench.ledger == (0.0, 1.0)
+    bench.wait(0.3)
+    assert bench.ledger == (0.0, 0.0)
+    assert (len(bench.leases), bench.told.ended) == (0, ["id-0"])
+
+
+def test_an_idle_engine_frees_what_was_sent_long_before_its_scrape() -> None:
+    bench = Bench()
+    for _ in range(60):
+        bench.leases.durations._learn_answer("m", 11)
+    bench.leases.durations.learn(
+        bench.leases._asked[bench.decide(left=False)], ttft_ms=9000.0 * 30, itl_ms=900.0, answer_tokens=11
+    )
+    old = bench.decide()
+    bench.wait(1.0)
+    new = bench.decide()
+    bench.scrape(0.0)
+    bench.wait(0.1)
+    assert bench.told.ended == [old], "the newer may still be on its way"
+    bench.wait(1.0)
+    bench.scrape(0.0)
+    bench.wait(0.1)
+    assert bench.told.ended == [old, new]
+
+
+def test_a_busy_engine_bears_a_lease_out_but_not_for_ever() -> None:
+    bench = Bench()
+    bench.decide()
+    bench.scrape(1.0)
+    bench.wait(1.5)
+    assert bench.ledger == (0.0, 1.0)
+    bench.wait(0.7 * LONGEST)
+    assert bench.ledger == (0.0, 0.0)
+
+
+def test_an_end_that_is_told_goes_before_the_prediction() -> None:
+    bench = Bench()
+    decision_id = bench.decide()
+    outcome = bench.picker.end(decision_id, "completed", 0.2)
+    assert outcome is not None
+    bench.told.tell(outcome)
+    bench.wait(5.0)
+    assert (bench.told.ended, len(bench.leases)) == ([], 0)
+
+
+def test_it_learns_from_what_was_seen() -> None:
+    bench = Bench()
+    before = bench.leases.durations.predict(bench.leases._asked[bench.decide(left=False)])
+    for _ in range(50):
+        decision_id = bench.decide(left=False)
+        outcome = bench.picker.end(decision_id, "completed", 0.0)
+        assert outcome is not None
+        seen = Outcome(
+            id=decision_id,
+            endpoint="a:1",
+            cause="completed",
+            status=200,
+            ttft_ms=5000.0,
+            e2e_ms=9000.0,
+            usage=Usage(1000, 11, None),
+            itl_ms=400.0,
+            streamed=True,
+            sources={"ttft_ms": Source.STREAM},
+        )
+        bench.told.tell(seen)
+    asked = bench.leases._asked[bench.decide(left=False)]
+    after = bench.leases.durations.predict(asked)
+    assert after.first_token_s > 3 * before.first_token_s
+    assert after.end_s - after.first_token_s > 2.0
+    assert len(bench.leases._asked) == 2, "what has ended is forgotten"
+
+
+def test_a_predicted_end_is_no_measurement() -> None:
+    bench = Bench()
+    bench.decide()
+    bench.wait(2.0)
+    fresh = UnobservedLeases(bench.picker, bench.told, bench.clock).durations  # type: ignore[arg-type]
+    asked_id = bench.decide(left=False)
+    asked = bench.leases._asked[asked_id]
+    assert bench.leases.durations.predict(asked) == fresh.predict(asked)
+    assert not math.isnan(fresh.predict(asked).end_s)
