@@ -71,7 +71,7 @@ async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
         KubeError: there are no credentials, or they cannot be used.
     """
     from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415  # see the module
-    from kubernetes_asyncio.config import ConfigException, load_incluster_config  # noqa: PLC0415
+    from kubernetes_asyncio.config import load_incluster_config  # noqa: PLC0415
 
     configuration = Configuration()
     in_cluster = bool(around.environ.get("KUBERNETES_SERVICE_HOST"))
@@ -85,8 +85,9 @@ async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
                 cert_filename=str(around.service_account / "ca.crt"),
                 environ=around.environ,
             )
-    except (ConfigException, OSError, ValueError, LookupError, TypeError, AssertionError) as error:
-        # The library answers odd kubeconfig files with whatever its code runs into.
+    except KubeError:
+        raise
+    except Exception as error:  # the library answers odd files with whatever its code runs into
         raise _unusable(error) from error
     _keep_fresh(configuration)
     return configuration

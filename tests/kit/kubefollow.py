@@ -113,6 +113,7 @@ async def following(settings: Kubernetes, around: Surroundings) -> AsyncIterator
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await follower.api.close()
+        await asyncio.sleep(0.05)  # as in `KubeClient.close`
 
 
 def kubeconfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -136,15 +137,17 @@ class KubeClient:
 
     async def close(self) -> None:
         await self._session.close()
+        await asyncio.sleep(
+            0.05
+        )  # TLS connections say goodbye after the session believes that they are closed
 
     async def call(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Any:
         async with self._session.request(method, self._url + path, json=body, headers=headers) as response:
-            answer = await response.json(content_type=None)
             if response.status >= 300:
-                raise RuntimeError(f"{method} {path}: {response.status} {answer}")
-            return answer
+                raise RuntimeError(f"{method} {path}: {response.status} {await response.text()}")
+            return await response.json()
 
     async def create(self, made: Object) -> Any:
         return await self.call("POST", path_of(made), made)
