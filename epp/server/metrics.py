@@ -83,6 +83,11 @@ class Metrics:
         self.leases_expired = Counter(
             "epp_leases_expired", "Leases that outlived their time.", registry=registry
         )
+        self.compressed = Counter(
+            "epp_compressed_answers",
+            "Answers whose usage could not be read because they were compressed.",
+            registry=registry,
+        )
         # Counted in the writer's thread, too, so it needs the client library's lock.
         self.records_dropped = Counter(
             "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry

@@ -112,6 +112,8 @@ class Outcomes:
         if not report.decision_id:
             return  # served without a decision: while the picker was away, or by the fallback
         self._judge(report)
+        if report.encoding:
+            self._metrics.compressed.inc()
         if report.served:
             self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
         if report.usage != NO_USAGE:
