@@ -2,12 +2,15 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# What the tests against a real Kubernetes API server need.
+KUBE := build/kube
+KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint protos envoy-config docs bench calibration clean
+.PHONY: help setup demo test test-k8s test-k8s-real fuzz lint protos envoy-config docs bench calibration clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed ## create the virtual environment with everything in it
 
@@ -22,6 +25,26 @@ test: setup ## all tests
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
+
+test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our own
+	$(BIN)/python -m pytest tests/kube
+
+test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
+	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube
+
+# The released server, built from its Go module; kept until the module changes, given up after 40 minutes.
+$(KUBE)/kube-apiserver: tests/kube/apiserver/go.mod tests/kube/apiserver/go.sum tests/kube/apiserver/main.go
+	mkdir -p $(KUBE)
+	version=$$(awk '$$1 == "k8s.io/kubernetes" {print $$2; exit}' tests/kube/apiserver/go.mod) && \
+	cd tests/kube/apiserver && CGO_ENABLED=0 timeout 2400 go build -trimpath \
+		-ldflags="-s -w -X $(KUBE_VERSION).gitVersion=$$version -X $(KUBE_VERSION).gitMajor=1 \
+		-X $(KUBE_VERSION).gitMinor=$$(echo $$version | cut -d. -f2)" -o $(abspath $@) .
+
+# Debian's, unpacked and not installed: nothing of it runs but in tests.
+$(KUBE)/etcd:
+	mkdir -p $(KUBE)/package
+	cd $(KUBE)/package && apt-get download etcd-server && dpkg -x etcd-server_*.deb .
+	cp $(KUBE)/package/usr/bin/etcd $@
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
