@@ -6,11 +6,12 @@ engines evict. Pure.
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.replay.stats import percentile
+from epp.replay.trace_stats import take_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,33 +28,29 @@ def reuse_share(requests: Sequence[TraceRequest], capacity_tokens: int) -> float
     Whole blocks count, and a block under its own last use: when room is needed the least recently used goes,
     of equally old ones the deepest in its prompt, so that no prefix loses its start before its end.
     """
-    last_used: dict[int, tuple[int, int]] = {}  # block id -> (request, -depth): what is smallest goes first
+    last_used: dict[int, int] = {}  # block id -> request
     size_of: dict[int, int] = {}
-    queue: list[tuple[tuple[int, int], int]] = []
+    queue: deque[list[int]] = deque()  # of requests, the oldest first: the blocks that may still be there
     used = hits = total = 0
     for number, request in enumerate(requests):
         total += request.prompt_tokens
-        run, left = True, request.prompt_tokens
-        for depth, block_id in enumerate(request.block_ids):
-            take = min(request.block_tokens, left)
-            known = size_of.get(block_id, 0)
-            run = run and known > 0
-            if run:
-                hits += min(known, take)
-                run = known >= take
-            if known < take:
-                used += take - known
-                size_of[block_id] = take
-            last_used[block_id] = (number, -depth)
-            heapq.heappush(queue, ((number, -depth), block_id))
-            left -= take
-            if left <= 0:
-                break
+        ids = request.block_ids[: -(-request.prompt_tokens // request.block_tokens)]
+        found, added = take_in(ids, request.prompt_tokens, request.block_tokens, size_of)
+        hits += found
+        used += added
+        last_used.update(dict.fromkeys(ids, number))
+        queue.append(list(ids))
+        oldest = number + 1 - len(queue)
         while used > capacity_tokens and queue:
-            stamp, block_id = heapq.heappop(queue)
-            if last_used.get(block_id) == stamp:  # else it was used again since
-                used -= size_of.pop(block_id)
-                del last_used[block_id]
+            path = queue[0]
+            while path and used > capacity_tokens:
+                block_id = path.pop()
+                if last_used.get(block_id) == oldest:  # else it was used again since
+                    used -= size_of.pop(block_id)
+                    del last_used[block_id]
+            if not path:
+                queue.popleft()
+                oldest += 1
     return hits / total if total else 0.0
 
 

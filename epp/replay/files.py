@@ -18,12 +18,14 @@ from epp.decide.record_files import read_records
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
 from epp.replay.flight_records import read_flight_records
 from epp.replay.trace import (
+    AZURE_HEADER,
     MOONCAKE_BLOCK_TOKENS,
     MOONCAKE_TICK_MS,
     TraceError,
     TraceRequest,
     dump,
     in_time_order,
+    read_azure,
     read_canonical,
     read_mooncake,
 )
@@ -57,7 +59,7 @@ def load_trace(
 
     Args:
         path: Mooncake rows, agent sessions, canonical records or the flight recorder's, one JSON object a
-            line; or a folder of the recorder's files.
+            line; Azure's CSV; or a folder of the recorder's files.
         seed: keys the draws that spread arrivals.
         scale: divides lengths and block sizes (canonical records are taken as they are).
         agents: options for agent sessions; ``seed`` and ``scale`` apply when it is left out.
@@ -71,6 +73,8 @@ def load_trace(
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         raise TraceError(f"{path}: the file is empty")
+    if first.strip() == AZURE_HEADER:
+        return tuple(_located(path, read_azure(itertools.chain([first], lines))))
     try:
         row = msgspec.json.decode(first)
     except msgspec.DecodeError as error:
@@ -92,10 +96,15 @@ def load_trace(
     else:
         raise TraceError(
             f"{path}: unknown format: the first line has keys {sorted(keys)}; "
-            "known are Mooncake rows, agent sessions, canonical records and the recorder's"
+            "known are Mooncake rows, agent sessions, Azure's CSV, canonical records and the recorder's"
         )
+    return in_time_order(tuple(_located(path, requests)))
+
+
+def _located(path: str | Path, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """The requests; a problem among them names the file."""
     try:
-        return in_time_order(tuple(requests))
+        yield from requests
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
 

@@ -8,6 +8,7 @@ start; what a format does not say is derived by a rule named in the reader, with
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -178,6 +179,47 @@ def read_mooncake(
             )
         )
     yield from sorted(waiting, key=lambda r: r.at_ms)
+
+
+# ---- Azure's LLM inference traces --------------------------------------------------------------------------
+
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_AZURE_BLOCK_TOKENS = 16
+
+
+def read_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """Rows of Azure's 2023 CSV traces: arrival and lengths, in time order, open loop.
+
+    They hold no prefix data, and none is invented: prompts share nothing, and each row is a session.
+
+    Raises:
+        TraceError: a line is not a row of this format, or time runs backwards.
+    """
+    start: datetime | None = None
+    last_ms = 0.0
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.strip() == AZURE_HEADER:
+            continue
+        try:
+            stamp, prompt, output = line.strip().split(",")
+            at, prompt_tokens, output_tokens = datetime.fromisoformat(stamp), int(prompt), int(output)
+        except ValueError as error:
+            raise TraceError(f"line {number}: not a row of {AZURE_HEADER}: {error}") from error
+        start = start or at
+        at_ms = (at - start).total_seconds() * 1000.0
+        if at_ms < last_ms:
+            raise TraceError(f"line {number}: {stamp} is before its predecessor's time")
+        last_ms = at_ms
+        name = f"row-{number}"
+        yield TraceRequest(
+            at_ms=at_ms,
+            session=name,
+            user=name,
+            prompt_tokens=max(1, prompt_tokens),
+            output_tokens=max(1, output_tokens),
+            block_ids=(),
+            block_tokens=_AZURE_BLOCK_TOKENS,
+        )
 
 
 # ---- canonical JSONL -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="FILE",
-        help="Mooncake rows, agent sessions, canonical records, recorder files or their folder; "
+        help="Mooncake rows, agent sessions, Azure's CSV, canonical records, recorder files or their folder; "
         "or the name of a generated workload",
     )
     parser.add_argument(

@@ -5,6 +5,7 @@ Owns: the measures that workloads are accepted by and that source [T] lists. Pur
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,31 +73,48 @@ class TraceStats:
     fano_60s: float
 
 
+def take_in(ids: Sequence[int], tokens: int, block_tokens: int, size_of: dict[int, int]) -> tuple[int, int]:
+    """Let a prompt go through a memory of blocks.
+
+    Args:
+        ids: its blocks, root first; a block counts under its id whatever comes before it.
+        tokens: its length.
+        block_tokens: tokens per block; the last one may be partial.
+        size_of: the memory: most tokens of each block ever sent; added to.
+
+    Returns:
+        Tokens at its start that were there, and tokens that it adds.
+    """
+    ids = ids[: -(-tokens // block_tokens)]
+    known = list(map(size_of.get, ids))
+    whole = known.count(block_tokens)
+    if known[:whole].count(block_tokens) < whole:
+        whole = 0  # not all at the start: look at each
+    hits, added, run = min(whole * block_tokens, tokens), 0, True
+    left = tokens - whole * block_tokens
+    for block_id in ids[whole:]:
+        take = min(block_tokens, left)
+        there = size_of.get(block_id, 0)
+        run = run and there > 0
+        if run:
+            hits += min(there, take)
+            run = there >= take
+        if there < take:
+            added += take - there
+            size_of[block_id] = take
+        left -= take
+    return hits, added
+
+
 def measure_reuse(requests: Sequence[TraceRequest]) -> Reuse:
     """Reuse of each request against all earlier ones, in the given order."""
-    seen: dict[int, int] = {}  # block id -> most of its tokens ever sent
-    seen_by_user: dict[tuple[str, int], int] = {}
+    seen: dict[int, int] = {}
+    seen_by_user: defaultdict[str, dict[int, int]] = defaultdict(dict)
     cached, own = [], []
     for request in requests:
-        hit = own_hit = 0
-        run = own_run = True
-        left, size = request.prompt_tokens, request.block_tokens
-        for block_id in request.block_ids:
-            take = min(size, left)
-            if run:
-                known = min(take, seen.get(block_id, 0))
-                hit, run = hit + known, known == take
-            if own_run:
-                known = min(take, seen_by_user.get((request.user, block_id), 0))
-                own_hit, own_run = own_hit + known, known == take
-            seen[block_id] = max(take, seen.get(block_id, 0))
-            key = (request.user, block_id)
-            seen_by_user[key] = max(take, seen_by_user.get(key, 0))
-            left -= take
-            if left <= 0:
-                break
-        cached.append(hit)
-        own.append(own_hit)
+        prompt = (request.block_ids, request.prompt_tokens, request.block_tokens)
+        cached.append(take_in(*prompt, seen)[0])
+        own.append(take_in(*prompt, seen_by_user[request.user])[0])
     return Reuse(tuple(cached), tuple(own))
 
 

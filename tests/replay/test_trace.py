@@ -204,3 +204,28 @@ class TestFiles:
     def test_a_record_cannot_wait_for_the_future(self) -> None:
         with pytest.raises(TraceError, match="line 1"):
             list(read_canonical(dump([request(0, after=0)])))
+
+
+class TestAzure:
+    ROWS = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+        "2023-11-16 18:15:46.6805900,374,44\n",
+        "2023-11-16 18:15:50.9951690,396,0\n",
+    )
+
+    def test_times_count_from_the_first_row_and_nothing_is_shared(self, tmp_path: Path) -> None:
+        path = tmp_path / "azure.csv"
+        path.write_text("".join(self.ROWS))
+        first, second = load_trace(path)
+        assert (first.at_ms, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
+        assert second.at_ms == pytest.approx(4314.579)
+        assert second.output_tokens == 1
+        assert first.session != second.session
+        assert (first.block_ids, second.block_ids) == ((), ())
+
+    @pytest.mark.parametrize("row", ["2023-11-16 18:15:40.0,1,1", "2023-11-16 18:15:59.0,1", "now,1,1"])
+    def test_a_row_that_does_not_fit_is_named(self, row: str, tmp_path: Path) -> None:
+        path = tmp_path / "azure.csv"
+        path.write_text("".join((*self.ROWS, row)))
+        with pytest.raises(TraceError, match=r"azure\.csv: line 4"):
+            load_trace(path)
