@@ -1,0 +1,89 @@
+"""Bodies that are too much: long, deep, many, said twice; over every API, a request or a 4xx and no exception."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epp.errors import ClientError
+from epp.prompt.registry import find_parser
+from tests.kit.apis import APIS, Api
+
+EVERY = pytest.mark.parametrize("api", [pytest.param(api, id=api.name) for api in APIS])
+LONG = "word " * 4_000_000
+#: Where each API has its words.
+WORDS = {"messages", "prompt", "input", "documents", "text_2", "text", "query"}
+
+
+def outcome(api: Api, body: bytes) -> int:
+    """Canonical bytes, -1 for a 4xx."""
+    parser = find_parser("POST", api.paths[0], {})
+    assert parser is not None
+    try:
+        return len(parser.parse(body, {}).canonical)
+    except ClientError as error:
+        told = json.loads(parser.error_body(error.status, error.message, error.param))
+        assert (error.status, told["error"]["message"]) == (400, error.message)  # noqa: PT017 - both are right
+        return -1
+
+
+def long(value: Any, field: str = "") -> Any:
+    """The body with its words made long."""
+    if isinstance(value, dict):
+        return {name: long(inner, name if name in WORDS else field) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [long(inner, field) for inner in value]
+    return LONG if field and isinstance(value, str) and value in ("a", "b", "c") else value
+
+
+@EVERY
+def test_twenty_megabytes_are_read(api: Api) -> None:
+    body = json.dumps(long(api.body)).encode()
+    if api.name == "vllm-generate":
+        body = json.dumps(api.body | {"token_ids": list(range(1_000_000))}).encode()
+    size = outcome(api, body)
+    if api.name == "anthropic-count-tokens":
+        assert size == 0
+    else:
+        assert size >= (4_000_000 if api.name == "vllm-generate" else 20_000_000)
+
+
+@EVERY
+@pytest.mark.parametrize("depth", [50, 1000, 100_000])
+@pytest.mark.parametrize("nested", ['{"a":', "[", '{"content":[{"content":['])
+def test_depth_is_read_or_refused(api: Api, depth: int, nested: str) -> None:
+    closing = "".join({"{": "}", "[": "]"}[mark] for mark in reversed(nested) if mark in "{[")
+    value = nested * depth + "1" + closing * depth
+    for name in (*api.body, "tools", "unknown", "metadata", "features"):
+        body = json.dumps(api.body | {name: "hole"}).replace('"hole"', value)
+        assert outcome(api, body.encode()) >= -1
+
+
+@EVERY
+def test_of_equal_keys_the_last_counts(api: Api) -> None:
+    body = json.dumps(api.body)
+    first = next(iter(api.body))
+    twice = '{"%s": [], %s' % (first, body[1:])
+    assert outcome(api, twice.encode()) == outcome(api, body.encode())
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "odd", ["NaN", "Infinity", "1e999", r'"\ud800"', r'"\u0000"', "9" * 5000, "-0.0", "1E1"]
+)
+def test_odd_values_are_read_or_refused(api: Api, odd: str) -> None:
+    for name in (*api.body, "max_tokens", "user", "stream", "unknown", "cache_salt"):
+        body = json.dumps(api.body | {name: "hole"}).replace('"hole"', odd)
+        assert outcome(api, body.encode()) >= -1
+
+
+@EVERY
+def test_many_media_are_bounded(api: Api) -> None:
+    if api.media is None:
+        pytest.skip("no media in this API")
+    one = json.dumps(api.media[0])
+    part = one[one.index("[{") + 1 : one.rindex("}]") + 1] if "[{" in one else ""
+    body = one.replace(part, ", ".join([part] * 3000)) if part else one
+    assert outcome(api, body.encode()) < 3 * len(body) + 4 * 300_000
