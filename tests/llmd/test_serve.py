@@ -1,0 +1,172 @@
+"""`epp serve` called as llm-d's charts call their picker: a cluster, TLS, health, logs, and Envoy in front."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from os import kill
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from epp.demo.child import Child
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.signals.endpoint import Endpoint
+from epp.sim.http import SimReplica
+from tests.kit import kubeobjects as objects
+from tests.kit.envoy import require_envoy
+from tests.kit.kubefollow import kubeconfig
+from tests.kit.kubeserver import KubeServer
+from tests.kit.replicas import CHAT, chat_body, quick_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+PLUGINS = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+- type: max-score-picker
+- type: single-profile-handler
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: max-score-picker}
+"""
+NOT_SERVING, SERVING = (
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+    health_pb2.HealthCheckResponse.SERVING,
+)
+
+
+@dataclass
+class Serving:
+    """A cluster with one ready pod, and the picker that follows it."""
+
+    folder: Path
+    server: KubeServer
+    replica: SimReplica
+    child: Child
+    addresses: dict[str, str]
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "picker.log").read_text().splitlines()]
+
+    async def health(self, name: str = "inference-extension") -> int:
+        async with grpc.aio.insecure_channel(loopback(self.addresses["health"])) as channel:
+            request = health_pb2.HealthCheckRequest(service=name)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True)
+        status: int = answer.status
+        return status
+
+    async def certificate(self) -> Path:
+        """What the picker presents, as a gateway that verified nothing would see it."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        host, _, port = loopback(self.addresses["grpc"]).rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        tls = writer.get_extra_info("ssl_object")
+        assert tls.selected_alpn_protocol() == "h2"
+        path = self.folder / "picker.pem"
+        path.write_text(ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True)))
+        writer.close()
+        return path
+
+
+def loopback(address: str) -> str:
+    return "127.0.0.1:" + address.rpartition(":")[2]
+
+
+@pytest.fixture
+async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
+    async with AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(SimReplica(quick_config("a")))
+        port = int(replica.address.rpartition(":")[2])
+        server = KubeServer()
+        await server.start()
+        stack.push_async_callback(server.stop)
+        client = objects.KubeClient(server.url, "")
+        stack.push_async_callback(client.close)
+        await client.create(objects.POOL_CRD)
+        await client.create(objects.pool("vllm", ports=(port,)))
+        await client.run_pod(objects.pod("engine-0", ports=(port,)), "127.0.0.1")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", server.url)))
+        plugins, ready = tmp_path / "default-plugins.yaml", tmp_path / "ready.json"
+        plugins.write_text(PLUGINS)
+        words = [
+            "serve", "--pool-name", "vllm", "--pool-namespace", objects.NAMESPACE,
+            "--pool-group", objects.GROUP, "--zap-encoder", "json", "--config-file", str(plugins),
+            "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--drain-timeout", "2s",
+            "--ready-file", str(ready),
+        ]  # fmt: skip
+        child = await stack.enter_async_context(Child("picker", words, tmp_path))
+        async with asyncio.timeout(20):
+            while not ready.exists():
+                child.check()
+                await asyncio.sleep(0.02)
+        yield Serving(tmp_path, server, replica, child, json.loads(ready.read_text()))
+
+
+async def until_serving(serving: Serving) -> None:
+    async with asyncio.timeout(20):
+        while await serving.health() != SERVING:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(serving: Serving) -> None:
+    """Protocol 004 end to end: pool, pick, TLS without files, full duplex both ways."""
+    require_envoy()
+    await until_serving(serving)
+    settings = EnvoySettings(
+        endpoints=(Endpoint(serving.replica.address),),
+        variant=Variant.FULL_DUPLEX,
+        listener_port=0,
+        admin_port=0,
+        picker_port=int(serving.addresses["grpc"].rpartition(":")[2]),
+        picker_tls=TlsFiles(ca_file=str(await serving.certificate()), server_name="localhost"),
+    )
+    async with (
+        EnvoyProcess(settings, folder=serving.folder / "envoy") as envoy,
+        aiohttp.ClientSession() as http,
+    ):
+        for _ in range(3):
+            async with http.post(envoy.listener_url + CHAT, json=chat_body("hello")) as answer:
+                assert answer.status == 200, await answer.text()
+        async with http.get(f"http://{loopback(serving.addresses['http'])}/decisions/last") as answer:
+            decision = await answer.json()
+    assert decision["policy"] == "llm-d"
+    assert decision["weights"] == {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
+    assert decision["endpoints"] == [serving.replica.address]
+
+
+async def test_health_logs_and_drain(serving: Serving) -> None:
+    """The health port's names, one JSON object a line, and readiness that goes before the streams do."""
+    await until_serving(serving)
+    assert await serving.health("liveness") == SERVING
+    assert await serving.health("whatever a chart calls it") == SERVING
+    lines = serving.log()
+    assert all({"level", "ts", "logger", "msg"} <= line.keys() for line in lines)
+    assert any(line["level"] == "warn" and "--metrics-endpoint-auth" in line["msg"] for line in lines)
+    kill(serving.child.pid, signal.SIGTERM)
+    async with asyncio.timeout(10):
+        while await serving.health() != NOT_SERVING:
+            await asyncio.sleep(0.01)
+    assert await serving.health("liveness") == SERVING
+    async with asyncio.timeout(10):
+        await serving.child.wait()
