@@ -87,8 +87,23 @@ nothing is decoded and nothing fetched.
 | film | 250 tokens a second (Qwen: 384) at 2 Mbit/s, at most 22,118 | 10 s |
 | documents | 2250 tokens a page of 50 KB, at most 100 pages | a page |
 
-All media of one request claim at most 262,144 tokens. Sources: the guides and preprocessors that
-`epp/prompt/media.py` names.
+All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sources.md; bytes a second and a page
+are guesses.
+
+## Usage
+
+| API | where | the prompt's tokens |
+|---|---|---|
+| OpenAI chat, completions; vLLM | `usage`; streamed only with `stream_options.include_usage` | `prompt_tokens`, of these `prompt_tokens_details.cached_tokens` |
+| OpenAI responses | `usage`; streamed in `response.completed` | `input_tokens`, of these `input_tokens_details.cached_tokens` |
+| Anthropic | `usage`; streamed in `message_start` and `message_delta` | `input_tokens` + `cache_read_input_tokens` + `cache_creation_input_tokens` |
+| SGLang generate | `meta_info`, in every event; batches are added up | `prompt_tokens`, of these `cached_tokens` |
+| embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
+
+## New versions of SDKs
+
+`tools/record_golden_requests.py` drives the SDKs against a server of its own and writes `tests/prompt/golden/`:
+requests as they are really sent, each of which is read by a test. `make fuzz` breaks them in every way it knows.
 """  # noqa: E501 - rows of tables cannot be wrapped
 
 

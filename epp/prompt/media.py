@@ -5,9 +5,7 @@ equal base64), the address of what lies elsewhere, and every field beside it tha
 engine sees (``detail``, ``format``); marks for caching are not part of it. Cost is an estimate by the rules
 below; it is right to within a few percent for images whose size can be read, and a guess for the rest.
 
-Sources: OpenAI's guide "Images and vision" (tiles) and "Audio" (10 tokens a second of speech in); Anthropic's
-guides "Vision" and "PDF support"; the preprocessors that Qwen publishes with its models (``smart_resize``,
-``qwen-vl-utils``; 25 audio tokens a second in the Qwen2-Audio and Qwen2.5-Omni reports).
+Formulas and constants are those of source [A]; what is a guess of ours says so.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1 << 18
 #: Longest claim of one part, a film's: 90 % of the 24,576 patches that qwen-vl-utils allows one.
 MAX_PART_TOKENS = 22_118
-#: Bytes a second where the file does not say: speech as 128 kbit/s MP3; films for the web at 2 Mbit/s.
+#: Bytes a second where the file does not say, guessed: speech as 128 kbit/s MP3; films for the web at 2 Mbit/s.
 _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
-#: What lies elsewhere is taken for half a minute of sound or ten seconds of film.
+#: A guess: what lies elsewhere is taken for half a minute of sound or ten seconds of film.
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
-#: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; a page of text with figures is about 50 KB.
+#: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
 _QWEN_VL = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
 _QWEN_PATCH_32 = re.compile(r"qwen3", re.IGNORECASE)
