@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1 << 18
 #: Longest claim of one part, a film's: 90 % of the 24,576 patches that qwen-vl-utils allows one.
 MAX_PART_TOKENS = 22_118
-#: Bytes a second where the file does not say, guessed: speech as 128 kbit/s MP3; films for the web at 2 Mbit/s.
+#: Guessed bytes a second where the file does not say: speech as 128 kbit/s MP3; films at 2 Mbit/s.
 _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
 #: A guess: what lies elsewhere is taken for half a minute of sound or ten seconds of film.
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
