@@ -1,0 +1,86 @@
+"""A picker that takes its pool from a cluster, behind a real Envoy that imposes full duplex."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from epp.config.address import split_address
+from epp.envoy.settings import Variant
+from tests.kit import kubeobjects as objects
+from tests.kit.kubecluster import Cluster
+from tests.kit.kubefollow import PATIENCE_S, kubeconfig
+from tests.kit.kubeserver import KubeServer
+from tests.kit.picker import Serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.envoy
+
+
+async def readiness(serving: Serving) -> str:
+    async with aiohttp.ClientSession() as http, http.get(f"http://{serving.picker.http}/readyz") as answer:
+        return (await answer.text()).strip()
+
+
+async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
+    """Watch the picker wait, and deploy what it waits for; the reasons that it gave."""
+    reasons: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while not serving.picker.http:
+            await asyncio.sleep(0.02)
+        while "CRD" not in (reason := await readiness(serving)):
+            await asyncio.sleep(0.02)
+        reasons.append(reason)
+        await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD)
+        while "exist" not in (reason := await readiness(serving)):
+            await asyncio.sleep(0.02)
+        reasons.append(reason)
+    ports = tuple(split_address(replica.address)[1] for replica in serving.replicas)
+    # The replicas share this machine's address: each pod serves on one of the pool's ports.
+    for number, port in enumerate(ports):
+        made = objects.pod(
+            f"engine-{number}", annotations={"llm-d.ai/active-ports": str(port)}, ports=(port,)
+        )
+        await cluster.client.run_pod(made, "127.0.0.1")
+    await cluster.client.create(objects.pool(ports=ports))
+    await cluster.client.create(objects.objective("batch", -1))
+    return reasons
+
+
+async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Path) -> None:
+    server = KubeServer()
+    await server.start()
+    cluster = Cluster(server, tmp_path)
+    await cluster.start()
+    config = kubeconfig(tmp_path / "kubeconfig", server.url, token="any")
+    pool = {"kubernetes": {"pool_name": "pool", "namespace": objects.NAMESPACE, "kubeconfig": str(config)}}
+    serving = Serving(tmp_path, variant=Variant.FULL_DUPLEX, pool=pool)
+    deploying = asyncio.get_running_loop().create_task(deploy(cluster, serving))
+    async with serving:
+        reasons = await deploying
+        assert "install its CRD" in reasons[0]
+        assert reasons[1] == "InferencePool llm/pool does not exist"
+        assert await readiness(serving) == "ok"
+        for number in range(6):
+            status, body = await serving.chat(f"hello {number}")
+            assert status == 200, body
+        sheddable = {"x-llm-d-inference-objective": "batch"}
+        status, body = await serving.chat("idle", headers=sheddable)
+        assert status == 200, "engines that have room shed nothing"
+        for number in range(len(serving.replicas)):
+            await cluster.client.delete(objects.pod(f"engine-{number}"))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await serving.chat("nobody"))[0] != 503:
+                await asyncio.sleep(0.05)
+        assert await readiness(serving) == "ok", "a pool scaled to nothing is no fault of the picker"
+        status, body = await serving.chat("dropped", headers=sheddable)
+        assert status == 429, body
+        assert "negative priority" in json.dumps(body)
+    await cluster.stop()
+    await server.stop()
