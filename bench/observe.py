@@ -1,6 +1,10 @@
-"""What watching responses costs Envoy: CPU per request with the observer off, without calls, and fully on.
+"""What watching responses costs, in three parts.
 
-    python -m bench.observe [--rounds 5]
+    python -m bench.observe [--rounds 5] [--only ways|filter|receiver]
+
+``ways``: picker, Envoy and added TTFT for each way of observing (`bench.observe_duplex`). ``receiver``: the
+picker's cost of a first token and of a report. ``filter``: Envoy's CPU per request with the observing filter
+off, without calls, and fully on.
 
 One Envoy worker for each way, one picker and one upstream that streams tokens with a pause between them, so
 that each is a chunk of its own in Envoy. The ways take turns, round by round; the table shows the median of
@@ -15,11 +19,11 @@ import asyncio
 import statistics
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from bench.observe_duplex import cpu_us, duplex_cost
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.report import Report, decode
@@ -39,12 +43,6 @@ TOKENS = (16, 128, 1024)
 CONCURRENCY = 24
 REQUESTS = {16: 480, 128: 192, 1024: 48}
 _PAUSE_S = 0.004
-
-
-def cpu_us(pid: int) -> float:
-    """CPU time of a process's threads, from the scheduler: nanoseconds, not ticks."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e3
 
 
 def stream(tokens: int) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
@@ -133,9 +131,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["ways", "filter", "receiver"], help="one part, all by default")
+    parser.add_argument("--tokens", default="16,128,1024", help="answer lengths of the ways")
     options = parser.parse_args()
-    uvloop.run(receiver_cost())
-    uvloop.run(envoy_cost(options.rounds))
+    if options.only in (None, "ways"):
+        uvloop.run(duplex_cost(options.rounds, [int(text) for text in options.tokens.split(",")]))
+    if options.only in (None, "receiver"):
+        uvloop.run(receiver_cost())
+    if options.only in (None, "filter"):
+        uvloop.run(envoy_cost(options.rounds))
 
 
 if __name__ == "__main__":

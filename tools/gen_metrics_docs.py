@@ -18,7 +18,9 @@ from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
+from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_requests import MAX_MODELS
+from epp.server.observation import families as observation_families
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -106,6 +108,7 @@ def example() -> Metrics:
     metrics.add_receiver("access-log", _Receiver())
     picker.fleet.health.success(0, 0.0, "outcome")
     metrics.registry.register(PickerCollector(picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}))
+    metrics.registry.register(FamilyCollector(observation_families()))
     return metrics
 
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tests.kit.duplex import Script
 
 END = answers.chunk(b"")
-READ = {"observe": "all"}
-LEFT = {"observe": "none"}
+READ, LEFT = "all", "none"
 
 
 def plays(*pieces: bytes, head: bytes | None = None, end: bytes = END, pause_s: float = 0.01) -> Script:
@@ -44,7 +43,7 @@ async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Pat
     usage = answers.usage() + answers.DONE
     cut = len(usage) // 3
     pieces = [*TOKENS, usage[:cut], usage[cut : 2 * cut], usage[2 * cut :]]
-    async with Gateway(tmp_path, plays(*pieces), **READ) as gateway:
+    async with Gateway(tmp_path, plays(*pieces), observe=READ) as gateway:
         reply = await gateway.ask()
         assert (reply.status, reply.body, reply.cut) == (200, b"".join(pieces), False)
         outcome = await gateway.outcome()
@@ -63,7 +62,7 @@ async def test_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
     body = json.dumps({"choices": [], "usage": answers.USAGE}).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     plain = json.dumps({**CHAT, "stream": False}).encode()
-    async with Gateway(tmp_path, plays(head=head, end=body), **READ) as gateway:
+    async with Gateway(tmp_path, plays(head=head, end=body), observe=READ) as gateway:
         assert (await gateway.ask(plain)).body == body
         outcome = await gateway.outcome()
         assert (outcome["completion_tokens"], outcome["cached_tokens"]) == (5, 1024)
@@ -73,7 +72,7 @@ async def test_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
 async def test_usage_of_a_compressed_answer_is_unknown_and_counted(tmp_path: Path) -> None:
     body = gzip.compress(answers.usage() + answers.DONE)
     head = answers.head(answers.STREAM + "content-encoding: gzip\r\n")
-    async with Gateway(tmp_path, plays(body, head=head), **READ) as gateway:
+    async with Gateway(tmp_path, plays(body, head=head), observe=READ) as gateway:
         assert (await gateway.ask()).body == body
         outcome = await gateway.outcome()
         assert outcome["completion_tokens"] is None
@@ -114,7 +113,7 @@ async def test_a_client_that_leaves(tmp_path: Path, first_token: bool) -> None:
         asked.set()
         await reader.read()
 
-    async with Gateway(tmp_path, play, **READ) as gateway:
+    async with Gateway(tmp_path, play, observe=READ) as gateway:
         reader, writer = await gateway.connect()
         writer.write(request())
         await asyncio.wait_for(asked.wait(), 10)
@@ -134,7 +133,7 @@ async def test_an_upstream_that_breaks_off(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         writer.transport.abort()
 
-    async with Gateway(tmp_path, play, **READ) as gateway:
+    async with Gateway(tmp_path, play, observe=READ) as gateway:
         reply = await gateway.ask()
         assert reply.cut
         outcome = await gateway.outcome()
@@ -204,7 +203,7 @@ async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path, early: bool, p
     status = b"401 no" if early else b"200 OK"
     head = b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(answer))
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * prompt_bytes}]}).encode()
-    async with Gateway(tmp_path, plays(head=head, end=answer), **LEFT) as gateway:
+    async with Gateway(tmp_path, plays(head=head, end=answer), observe=LEFT) as gateway:
         gateway.upstream.early = early
         assert await lost(gateway, body, answer, 400) == {"whole": 400}
         assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 400
@@ -212,7 +211,7 @@ async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path, early: bool, p
 
 async def test_the_lease_of_a_left_stream_ends_as_predicted(tmp_path: Path) -> None:
     short = json.dumps({**CHAT, "max_tokens": 8}).encode()
-    async with Gateway(tmp_path, plays(*TOKENS), **LEFT) as gateway:
+    async with Gateway(tmp_path, plays(*TOKENS), observe=LEFT) as gateway:
         assert (await gateway.ask(short)).body == b"".join(TOKENS)
         outcome = await gateway.outcome()
         assert (outcome["cause"], outcome["status"], outcome["ttft_ms"]) == ("unobserved", None, None)
