@@ -91,7 +91,6 @@ ALTERNATIVES: Mapping[str, str] = {
     "endpoint-notification-source": "leave it out: pods are watched anyway",
     "file-discovery": "use our own configuration: epp serve --config, with pool.file",
     "request-attribute-reporter": "read usage from the metrics page or the flight records",
-    "sglanghttp-parser": "leave it out: what no parser reads passes through, balanced",
     "vllmgrpc-parser": "leave it out: what no parser reads passes through, balanced",
     "vertexai-parser": "leave it out: what no parser reads passes through, balanced",
     "multicluster-queue-scorer": _CLUSTERS,

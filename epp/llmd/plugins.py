@@ -230,8 +230,9 @@ def _prefix_index(parameters: Parameters, meaning: Meaning) -> None:
 
 def _token_producer(parameters: Parameters, _meaning: Meaning) -> None:
     parameters.noted("estimate", "tokens are estimated from bytes, by a ratio for each model")
-    parameters.refused("vllm", "tokens are estimated here", "leave it out")
-    parameters.refused("udsTokenizerConfig", "tokens are estimated here", "leave it out")
+    for name in ("vllm", "udsTokenizerConfig"):
+        fix = "name the model's tokenizer under tokens.models of epp-settings: it is counted in process"
+        parameters.refused(name, "no other service is asked for tokens", fix)
 
 
 def _data_source(parameters: Parameters, meaning: Meaning) -> None:
@@ -292,6 +293,7 @@ _TAKERS: Mapping[str, Callable[[Parameters, Meaning], None]] = {
     "openai-parser": _nothing,
     "anthropic-parser": _nothing,
     "vllmhttp-parser": _nothing,
+    "sglanghttp-parser": _nothing,
     "passthrough-parser": _nothing,
     "metrics-data-source": _data_source,
     "core-metrics-extractor": _extractor,

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from epp.llmd.catalogue import ALTERNATIVES
-from epp.llmd.flags import FLAGS
+from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.plugins import PICKERS, SCORERS, SETTINGS
+from epp.llmd.settings import translate
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "llm-d.md").read_text()
@@ -28,3 +29,11 @@ def test_the_tests_that_it_names_exist() -> None:
         assert f"def {name}(" in sources, name
     for path in re.findall(r"`(tests/[\w/.]+)`", PAGE):
         assert (ROOT / path).exists(), path
+
+
+def test_its_example_is_understood() -> None:
+    example = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert len(example) == 1
+    config = translate(read_flags({"pool-name": "vllm"}), example[0], {}).config
+    assert config.policy.name == "gorgo"
+    assert config.records.folder == "/records"

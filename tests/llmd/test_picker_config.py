@@ -188,7 +188,7 @@ def test_every_other_plugin_is_refused_by_name_with_the_alternative(kind: str) -
             {"plugins": [{"type": "metrics-data-source", "parameters": {"port": 9100}}]},
             "where the endpoint serves",
         ),
-        ({"plugins": [{"type": "token-producer", "parameters": {"vllm": {"url": "x"}}}]}, "estimated"),
+        ({"plugins": [{"type": "token-producer", "parameters": {"vllm": {"url": "x"}}}]}, "tokens.models"),
         ({"plugins": [{"type": "core-metrics-extractor", "parameters": {"engineConfigs": []}}]}, "built in"),
         ({"plugins": [{"type": "queue-scorer"}, {"type": "queue-scorer"}]}, "a second plugin named"),
         ({"plugins": [{"type": "gorgo"}, {"type": "lmetric"}]}, "keep one"),
