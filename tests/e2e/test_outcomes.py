@@ -142,6 +142,7 @@ async def test_answers_that_end_well_or_badly(tmp_path: Path) -> None:
             known = {fact for fact in outcome["sources"] if outcome[fact] is None}
             assert not known, "what has a source is known"
             assert outcome["served"] == outcome["endpoint"] == deployment.upstream.endpoint.address
+        assert await deployment.picker.metric("epp_compressed_answers_total") == 1
         assert await deployment.picker.metric("epp_requests_in_flight") == 0
         assert await deployment.picker.metric("epp_leases") == 0
 
