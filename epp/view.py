@@ -36,6 +36,9 @@ class RequestView:
         prefix_key: the blocks within the prompt's first `PREFIX_KEY_TOKENS`, the first block at least;
             ``""`` for a prompt without a full block.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
+        expected_output_tokens: mean answer of the model of late, no more than the client's limit.
+        prefix_sharing: requests of the last minute, fading, that parted from the known prefixes where this
+            one does: many for a context that prompts share, none for a conversation that goes on.
     """
 
     decision_id: str
@@ -46,6 +49,8 @@ class RequestView:
     affinity_key: str = ""
     prefix_key: str = ""
     sequence: int = 0
+    expected_output_tokens: float = 0.0
+    prefix_sharing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class FleetView:
         engine_used_tokens: tokens of its KV cache in use: that share of the capacity it reports.
         engine_age_ms: age of the engine metrics.
         hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5; 1 unless told.
+        prefill_base_ms: fixed time of one prefill there, learned by engine class (`epp.signals.rates`).
+        prefill_ms_per_token: time of one uncached token, likewise.
+        decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
+        decode_ms_per_request: what every further answer in the batch adds to it, likewise.
         unknown: per column name, a mask of the values that were filled in.
     """
 
@@ -91,6 +100,10 @@ class FleetView:
     engine_used_tokens: NDArray[np.float64]
     engine_age_ms: NDArray[np.float64]
     hit_ratio: NDArray[np.float64]
+    prefill_base_ms: NDArray[np.float64]
+    prefill_ms_per_token: NDArray[np.float64]
+    decode_base_ms: NDArray[np.float64]
+    decode_ms_per_request: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -113,6 +126,10 @@ NUMERIC_COLUMNS = (
     "engine_used_tokens",
     "engine_age_ms",
     "hit_ratio",
+    "prefill_base_ms",
+    "prefill_ms_per_token",
+    "decode_base_ms",
+    "decode_ms_per_request",
 )
 
 

@@ -1,10 +1,11 @@
-"""What an outcome teaches: tokens in a model's bytes, and how far the prefix index can be believed.
+"""What an outcome teaches: bytes per token, how long answers are, how fast engines work, what they keep.
 
 Owns which outcomes teach what. The stores that learn own how.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from epp.signals.calibration import Finished
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 #: Ends at which an engine has done all of a request's work.
 _DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
 _FIRST_ERROR = 400
+#: Share of a time to first token that is the engine's at least, however slow the network seems.
+_LEAST = 0.1
+#: Tokens of the shortest answer that tells a time between tokens.
+_LEAST_ANSWER = 8
 
 
 def learn_from(
@@ -40,6 +45,7 @@ def learn_from(
     slot = fleet.slot_of(outcome.where)
     if slot is None or outcome.cause not in _DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
+    _rates(slot, entry, outcome, fleet)
     counted = ask.prompt.prompt_tokens
     as_picked = outcome.where == entry.endpoint
     expected = entry.expected_tokens if as_picked else 0.0
@@ -57,3 +63,50 @@ def learn_from(
             cached_told=usage.cached_tokens is not None,
         ),
     )
+
+
+def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
+    """How long the first token and the answer took, against what stood before and beside them."""
+    sent, usage = entry.sent, outcome.usage
+    if usage.completion_tokens is not None:
+        fleet.answers.observe(entry.ask.model, usage.completion_tokens)
+    if (
+        sent is None
+        or outcome.where != entry.endpoint
+        or not outcome.streamed
+        or outcome.attempts not in {None, 1}
+    ):
+        return
+    if not math.isnan(outcome.ttft_ms) and not math.isnan(sent.rtt_ms):
+        fleet.rates.observe_prefill(
+            slot,
+            requests=1.0 + 0.5 * sent.pending_requests,
+            tokens=_uncached(entry, outcome, fleet, slot) + sent.pending_uncached_tokens,
+            ttft_ms=max(
+                outcome.ttft_ms - network_ms(sent.rtt_ms, entry.ask.body_bytes), _LEAST * outcome.ttft_ms
+            ),
+            busy=sent.running_requests,
+        )
+    itl_ms, answer = outcome.itl_ms, usage.completion_tokens
+    if math.isnan(itl_ms) and answer is not None and answer > 1:
+        itl_ms = (outcome.e2e_ms - outcome.ttft_ms) / (answer - 1)
+    if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
+        fleet.rates.observe_decode(slot, beside=sent.running_requests, itl_ms=itl_ms)
+
+
+def _uncached(entry: InFlight, outcome: Outcome, fleet: Fleet, slot: int) -> float:
+    """The prompt's uncached tokens as the engine told them, else as believed."""
+    prompt_tokens = 0 if entry.prompt is None else entry.prompt.prompt_tokens
+    if outcome.usage.cached_tokens is not None:
+        whole = outcome.usage.prompt_tokens or prompt_tokens
+        return prompt_tokens * max(1.0 - outcome.usage.cached_tokens / whole, 0.0) if whole else 0.0
+    return max(prompt_tokens - float(fleet.calibration.hit_ratio[slot]) * entry.expected_tokens, 0.0)
+
+
+def network_ms(rtt_ms: float, body_bytes: int) -> float:
+    """What the network takes before an engine has the request, and until its first token is here.
+
+    One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
+    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]).
+    """
+    return rtt_ms * (1.0 + 0.7 * math.log2(1.0 + body_bytes / 14_600))

@@ -52,6 +52,23 @@ class Ask:
     text_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The endpoint's state when the request was sent, without it.
+
+    Attributes:
+        rtt_ms: round trip to it.
+        pending_requests: requests that awaited their first token.
+        pending_uncached_tokens: their uncached tokens.
+        running_requests: requests in all.
+    """
+
+    rtt_ms: float
+    pending_requests: float
+    pending_uncached_tokens: float
+    running_requests: float
+
+
 @dataclass(slots=True)
 class InFlight:
     """What is remembered of a request until its outcome is told."""
@@ -62,6 +79,7 @@ class InFlight:
     picked_s: float
     expected_tokens: float
     distance_tokens: float = math.nan
+    sent: Sent | None = None
     first_token_s: float = math.nan
     first_source: Source = Source.FIRST_TOKEN
     last_chunk_s: float = math.nan

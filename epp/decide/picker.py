@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.feedback import learn_from
-from epp.decide.in_flight import Ask, InFlight, outcome_of
+from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from epp.prompt.types import MeasuredPrompt
     from epp.signals.endpoint import Endpoint
     from epp.signals.fleet import Fleet
+    from epp.signals.prefix_index import PrefixMatch
+    from epp.view import FleetView
 
 
 __all__ = ["Ask", "Picker", "PickerSettings", "rerun"]
@@ -117,7 +119,7 @@ class Picker:
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
         view = fleet.view(found.slots, cached, tokens, now_s)
-        request = self._request(ask, tokens)
+        request = self._request(ask, tokens, match, now_s)
         policy, basis = self._policy_for(ask)
         weights = self.weights.current
         values = weights.values if policy is self.policy else {}
@@ -159,7 +161,7 @@ class Picker:
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
 
-    def _request(self, ask: Ask, tokens: int) -> RequestView:
+    def _request(self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float) -> RequestView:
         return RequestView(
             decision_id=self._new_id(),
             model=ask.model,
@@ -169,7 +171,14 @@ class Picker:
             affinity_key=ask.affinity_key,
             prefix_key=self._prefix_key(ask.prompt),
             sequence=self._sequence,
+            expected_output_tokens=self.fleet.answers.expected(ask.model, ask.max_output_tokens),
+            prefix_sharing=self._sharing(ask.prompt, match, now_s),
         )
+
+    def _sharing(self, prompt: MeasuredPrompt | None, match: PrefixMatch | None, now_s: float) -> float:
+        if prompt is None or match is None or not match.depth_blocks:
+            return 0.0
+        return self.fleet.popularity.touch(prompt.blocks[match.depth_blocks - 1], now_s)
 
     def _prefix_key(self, prompt: MeasuredPrompt | None) -> str:
         if prompt is None or not prompt.blocks:
@@ -191,12 +200,13 @@ class Picker:
 
     def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
         self._sequence += 1
+        sent = _state(decision)
         self.fleet.ledger.reserve(
             decision.id, slot, decision.request.prompt_tokens, decision.uncached_tokens, now_s
         )
         distance = math.nan if ask.prompt is None else self.fleet.index.insert(slot, ask.prompt)
         expected = float(decision.fleet.cached_tokens[decision.chosen])
-        self._in_flight[decision.id] = InFlight(slot, decision.endpoint, ask, now_s, expected, distance)
+        self._in_flight[decision.id] = InFlight(slot, decision.endpoint, ask, now_s, expected, distance, sent)
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
         """The first token came; False when the decision is unknown, ended, or had its first token before."""
@@ -312,6 +322,22 @@ class Picker:
                 if entry is not None:
                     outcomes.append(outcome_of(lease_id, entry, cause, now_s))
         return outcomes
+
+
+def _state(decision: Decision) -> Sent:
+    fleet, chosen = decision.fleet, decision.chosen
+    running = float(fleet.running_requests[chosen])
+    return Sent(
+        rtt_ms=math.nan if _unknown(fleet, "rtt_ms", chosen) else float(fleet.rtt_ms[chosen]),
+        pending_requests=running - float(fleet.decoding_requests[chosen]),
+        pending_uncached_tokens=float(fleet.pending_uncached_tokens[chosen]),
+        running_requests=running,
+    )
+
+
+def _unknown(fleet: FleetView, column: str, index: int) -> bool:
+    mask = fleet.unknown.get(column)
+    return mask is not None and bool(mask[index])
 
 
 def rerun(decision: Decision, policy: Policy) -> Decision:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Columns that schema 1 had not, with what stood in their place.
-_SINCE = {"hit_ratio": 1.0}
+_SINCE = {
+    "hit_ratio": 1.0,
+    "prefill_base_ms": 0.0,
+    "prefill_ms_per_token": 0.0,
+    "decode_base_ms": 0.0,
+    "decode_ms_per_request": 0.0,
+}
 #: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
 MAX_WAITING = 200_000
 
@@ -91,6 +97,8 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             affinity_key=request["affinity_key"],
             prefix_key=request["prefix_key"],
             sequence=request["sequence"],
+            expected_output_tokens=request.get("expected_output_tokens", 0.0),  # since schema 2
+            prefix_sharing=request.get("prefix_sharing", 0.0),
         ),
         fleet=fleet,
         weights=record["weights"],

@@ -180,6 +180,8 @@ def _asked(request: RequestView) -> dict[str, Any]:
         "affinity_key": request.affinity_key,
         "prefix_key": request.prefix_key,
         "sequence": request.sequence,
+        "expected_output_tokens": request.expected_output_tokens,
+        "prefix_sharing": request.prefix_sharing,
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from epp.errors import ConfigError
 from epp.policies.dynamo import Dynamo
 from epp.policies.gorgo import Gorgo
+from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.gorgo_v1 import GorgoV1
 from epp.policies.least_load import LeastLoad, LeastLoadStale
 from epp.policies.least_request import LeastRequest
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 POLICIES: dict[str, Callable[..., Policy]] = {
     "dynamo": Dynamo,
     "gorgo": Gorgo,
+    "gorgo-ms": GorgoMs,
     "gorgo-v1": GorgoV1,
     "least-load": LeastLoad,
     "least-load-stale": LeastLoadStale,

@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from epp.signals.answers import AnswerLengths
 from epp.signals.calibration import CounterCalibration
 from epp.signals.engine_metrics import EngineMetrics
-from epp.signals.health import HealthSettings, HealthTracker, State
+from epp.signals.gauges import gauges
+from epp.signals.health import HealthSettings, HealthTracker
 from epp.signals.ledger import LoadLedger
+from epp.signals.popularity import Popularity
+from epp.signals.rates import RateTable
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown
 from epp.view import FleetView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from epp.signals.endpoint import Endpoint
+    from epp.signals.gauges import Gauge
     from epp.signals.prefix_index import PrefixIndex
 
 _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -42,23 +47,6 @@ _FILLABLE = (
     "engine_age_ms",
 )
 _NONE_UNKNOWN: Mapping[str, NDArray[np.bool_]] = {}
-
-_GAUGES = (
-    ("rtt_ms", "Round-trip time over a warm connection."),
-    ("engine_running", "Requests in the engine's batch, by its metrics."),
-    ("engine_waiting", "Requests in the engine's queue, by its metrics."),
-    ("engine_kv_usage", "Share of the KV cache in use, by the engine's metrics."),
-    ("engine_used_tokens", "Tokens of the KV cache in use, by the engine's metrics."),
-    ("engine_age_ms", "Age of the engine's metrics."),
-    ("queued_tokens", "Prompt tokens of unfinished requests."),
-    ("pending_uncached_tokens", "Uncached tokens of requests that await their first token."),
-    ("running_requests", "Unfinished requests."),
-    ("decoding_requests", "Unfinished requests past their first token."),
-    ("hit_ratio", "Cached tokens that the engine had of late over those expected of it."),
-    ("error_share", "Share of its requests of late that failed; none without requests."),
-    ("ejected", "1 while the endpoint is ejected."),
-    ("draining", "1 while the endpoint takes no new requests."),
-)
 
 
 class Settings(Protocol):
@@ -135,6 +123,9 @@ class Fleet:
         self.engine = engine or EngineMetrics()
         self.health = health or HealthTracker()
         self.calibration = CounterCalibration()
+        self.rates = RateTable()
+        self.answers = AnswerLengths()
+        self.popularity = Popularity()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -143,7 +134,7 @@ class Fleet:
         self._learned_tokens: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
         for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
-                       self.calibration.resize, self._resize):  # fmt: skip
+                       self.calibration.resize, self.rates.resize, self._resize):  # fmt: skip
             self._slots.on_grow(resize)
 
     @classmethod
@@ -209,6 +200,8 @@ class Fleet:
         self._applied = self._applied or bool(members)
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
+            if old is None or old.engine_class != endpoint.engine_class:
+                self.rates.assign(slot, endpoint.engine_class)
             if old is not None and old.uid and endpoint.uid and old.uid != endpoint.uid:
                 self._learned_tokens.pop(slot, None)
                 self.engine.forget(slot)
@@ -228,6 +221,7 @@ class Fleet:
         self.index.forget(slot)
         self.ledger.forget(slot)
         self.calibration.forget(slot)
+        self.rates.assign(slot, endpoint.engine_class)
         self.health.admit(slot)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
@@ -279,6 +273,7 @@ class Fleet:
             now_s: the instant.
         """
         endpoints, regions, engine_classes = self._names_of(slots)
+        prefill_base, prefill_token, decode_base, decode_request = self.rates.block().take(slots, axis=1)
         load = self.ledger.block.take(slots, axis=1)
         values = np.empty((6, len(slots)))
         values[0] = self.rtt.rtt_ms(now_s)[slots]
@@ -311,30 +306,16 @@ class Fleet:
             engine_used_tokens=used_tokens,
             engine_age_ms=age_ms,
             hit_ratio=self.calibration.hit_ratio.take(slots),
+            prefill_base_ms=prefill_base,
+            prefill_ms_per_token=prefill_token,
+            decode_base_ms=decode_base,
+            decode_ms_per_request=decode_request,
             unknown=unknown,
         )
 
-    def gauges(self, now_s: float) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
-        """Every signal for people: name, what it is, (address, value) pairs; unknown values are left out."""
-        engine = self.engine.block(now_s)
-        columns: Iterable[NDArray[np.float64]] = (
-            self.rtt.rtt_ms(now_s),
-            *engine,
-            self.engine.age_ms(now_s),
-            *self.ledger.block,
-            self.calibration.hit_ratio,
-        )
-        self.health.eligible(now_s)  # moves those whose back-off is over
-        rows = list(self._members.items())
-        for (name, text), column in zip(_GAUGES, columns, strict=False):
-            values = ((address, float(column[slot])) for address, (slot, _) in rows)
-            yield name, text, [(address, value) for address, value in values if not math.isnan(value)]
-        shares = [(a, self.health.error_share(slot)) for a, (slot, _) in rows]
-        failing = [(a, share) for a, share in shares if not math.isnan(share)]
-        ejected = [(a, float(self.health.state(slot) is State.EJECTED)) for a, (slot, _) in rows]
-        draining = [(a, float(endpoint.draining)) for a, (_, endpoint) in rows]
-        for (name, text), pairs in zip(_GAUGES[-3:], (failing, ejected, draining), strict=True):
-            yield name, text, pairs
+    def gauges(self, now_s: float) -> Iterator[Gauge]:
+        """Every signal for people."""
+        return gauges(self, now_s)
 
     def _resize(self, capacity: int) -> None:
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)
@@ -349,7 +330,7 @@ class Fleet:
     def _remove(self, address: str) -> None:
         slot, _ = self._members.pop(address)
         for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
-                       self.health.forget, self.calibration.forget):  # fmt: skip
+                       self.health.forget, self.calibration.forget, self.rates.forget):  # fmt: skip
             forget(slot)
         self._learned_tokens.pop(slot, None)
         self._fresh_s[slot] = -math.inf

@@ -66,12 +66,20 @@ class PrefixMatch:
         steps: (holders, tokens) pairs, deeper and fewer: whoever is among the holders has so many tokens.
         answered: slot -> tokens including an answer that the prompt continues.
         prompt_tokens: an upper bound of every answer.
+        depth_blocks: blocks of the prompt that anybody holds.
     """
 
-    __slots__ = ("_answered", "_prompt_tokens", "_steps")
+    __slots__ = ("_answered", "_prompt_tokens", "_steps", "depth_blocks")
 
-    def __init__(self, steps: list[tuple[int, float]], answered: dict[int, int], prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        steps: list[tuple[int, float]],
+        answered: dict[int, int],
+        prompt_tokens: int,
+        depth_blocks: int = 0,
+    ) -> None:
         self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
+        self.depth_blocks = depth_blocks
 
     def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
         """Tokens believed cached, by candidate."""
@@ -139,7 +147,7 @@ class PrefixIndex:
                 for slot, (before, covered) in segment.answers.items():
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
-        return PrefixMatch(steps, answered, prompt.prompt_tokens)
+        return PrefixMatch(steps, answered, prompt.prompt_tokens, position)
 
     def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
         """The slot is about to hold the whole prompt; it becomes its most recently used path.

@@ -104,6 +104,10 @@ def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
                 engine_kv_usage=random.random(4),
                 engine_used_tokens=random.integers(0, 100_000, 4),
                 engine_age_ms=random.integers(0, 5000, 4),
+                prefill_base_ms=[80.0] * 4,
+                prefill_ms_per_token=random.choice([0.02, 0.06, 0.2], 4),
+                decode_base_ms=[8.0] * 4,
+                decode_ms_per_request=[1.5] * 4,
             )
         )
     return made

@@ -23,7 +23,7 @@ def test_creates_by_name() -> None:
     [
         ("least_request", "'least-request'"),
         ("gorg", "'gorgo'"),
-        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-v1"),
+        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-ms"),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:

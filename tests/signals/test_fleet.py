@@ -13,6 +13,7 @@ from epp.config.schema import Config
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.signals.rates import PRIORS
 from epp.view import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
         "engine_used_tokens": [15_000, 5_000],
         "engine_age_ms": [1000, 1000],
         "hit_ratio": [1.0, 1.0],
+        "prefill_base_ms": [PRIORS["l40s"].prefill_base_ms] * 2,
+        "prefill_ms_per_token": [PRIORS["l40s"].prefill_ms_per_token] * 2,
+        "decode_base_ms": [PRIORS["l40s"].decode_base_ms] * 2,
+        "decode_ms_per_request": [PRIORS["l40s"].decode_ms_per_request] * 2,
     }
     assert not seen.unknown
 

@@ -1,0 +1,102 @@
+"""gorgo-ms: each term by hand, and the trades it is for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from epp.policies.gorgo_ms import GorgoMs
+from tests.kit.fleets import default_weights, fleet_view, request
+
+RATES: dict[str, float] = {
+    "prefill_base_ms": 80.0,
+    "prefill_ms_per_token": 0.06,
+    "decode_base_ms": 7.0,
+    "decode_ms_per_request": 1.5,
+}
+
+
+def _terms(policy: GorgoMs, columns: dict[str, list[float]], **asked: Any) -> dict[str, list[float]]:
+    count = len(next(iter(columns.values())))
+    values: dict[str, Any] = {name: [value] * count for name, value in RATES.items()} | columns
+    fleet = fleet_view(count, **values)
+    ask = request(**{"prompt_tokens": 4000, "body_bytes": 14_600, "expected_output_tokens": 100.0} | asked)
+    ranking = policy.rank(ask, fleet, default_weights(policy), 0)
+    return {**{name: term.tolist() for name, term in ranking.terms.items()}, "cost": ranking.costs.tolist()}
+
+
+def test_every_term_is_a_time_by_hand() -> None:
+    terms = _terms(
+        GorgoMs(),
+        {
+            "rtt_ms": [100.0],
+            "cached_tokens": [1000.0],
+            "uncached_tokens": [3000.0],
+            "pending_uncached_tokens": [2000.0],
+            "running_requests": [5.0],
+            "decoding_requests": [3.0],
+        },
+    )
+    own_ms = 0.06 * 3000 + 80
+    assert terms["network"] == pytest.approx([100.0 * (1 + 0.7 * math.log2(2.0))])
+    assert terms["prefill"] == pytest.approx([4 * own_ms])
+    assert terms["waiting"] == pytest.approx([3 * (0.06 * 2000 + 0.5 * 80 * 2)])
+    assert terms["stall"] == pytest.approx([0.25 * own_ms * 5])
+    assert terms["decode"] == pytest.approx([100 * (7.0 + 1.5 * 5)])
+    assert terms["cost"] == pytest.approx([sum(terms[name][0] for name in GorgoMs.additive_terms)])
+
+
+def test_hits_count_as_far_as_the_engine_keeps_them() -> None:
+    columns = {
+        "cached_tokens": [3000.0, 3000.0],
+        "uncached_tokens": [1000.0, 1000.0],
+        "hit_ratio": [1.0, 0.5],
+    }
+    kept, lost = _terms(GorgoMs(), columns)["prefill"]
+    assert lost - kept == pytest.approx(4 * 0.06 * 1500)
+    believed = _terms(GorgoMs(discount_hits=False), columns)["prefill"]
+    assert believed[0] == believed[1]
+
+
+def test_an_engine_that_is_faster_wins_the_cold_prompt() -> None:
+    columns = {"uncached_tokens": [4000.0, 4000.0], "prefill_ms_per_token": [0.06, 0.02]}
+    slow, fast = _terms(GorgoMs(), columns)["cost"]
+    assert fast < slow
+
+
+def test_a_long_answer_goes_where_fewer_run_and_a_short_one_to_the_cache() -> None:
+    columns = {
+        "cached_tokens": [2000.0, 0.0],
+        "uncached_tokens": [2000.0, 4000.0],
+        "running_requests": [8.0, 0.0],
+        "decoding_requests": [8.0, 0.0],
+    }
+    warm, idle = _terms(GorgoMs(), columns, expected_output_tokens=1000.0)["cost"]
+    assert idle < warm
+    warm, idle = _terms(GorgoMs(), columns, expected_output_tokens=1.0)["cost"]
+    assert warm < idle
+
+
+def test_a_copy_of_a_prefix_that_many_share_costs_little_more_than_its_own_time() -> None:
+    columns = {"cached_tokens": [3000.0, 0.0], "uncached_tokens": [1000.0, 4000.0]}
+    private = _terms(GorgoMs(), columns)["prefill"]
+    shared = _terms(GorgoMs(), columns, prefix_sharing=1000.0)["prefill"]
+    assert private[1] - private[0] == pytest.approx(4 * 0.06 * 3000)
+    assert shared[1] - shared[0] == pytest.approx(0.06 * 3000, rel=0.05)
+    fixed = _terms(GorgoMs(popular=0.0), columns, prefix_sharing=1000.0)["prefill"]
+    assert fixed == private
+
+
+def test_body_bytes_matter_more_the_farther_the_endpoint_is() -> None:
+    near, far = _terms(GorgoMs(), {"rtt_ms": [20.0, 200.0]}, body_bytes=72_000)["network"]
+    assert far == pytest.approx(10 * near)
+    warm = _terms(GorgoMs(upload_rounds=0.0), {"rtt_ms": [20.0, 200.0]}, body_bytes=72_000)["network"]
+    assert warm == [20.0, 200.0]
+
+
+@pytest.mark.parametrize("params", [{"upload_rounds": -1.0}, {"popular": -1.0}, {"discount_hits": "yes"}])
+def test_parameters_that_make_no_cost_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        GorgoMs(**params)
