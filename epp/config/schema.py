@@ -336,6 +336,8 @@ class Config(Section, frozen=True):
         weights_file: weights written by the tuner, watched; none when empty.
         overrides_file: weights pinned by the operator, watched; they win. None when empty.
         regions: rules that bind requests to regions; all that match apply.
+        observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
+            a section.
         drain_s: seconds that streams may go on after SIGTERM.
         drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
             picker is leaving.
