@@ -122,7 +122,7 @@ async def load(rig: Rig, count: int, *, at_once: int) -> list[float]:
     port = int(rig.envoy.listener_url.rpartition(":")[2])
 
     async def one_by_one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         for _ in left:
             begun = time.perf_counter()
             writer.write(request())
