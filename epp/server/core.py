@@ -16,7 +16,7 @@ from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
 from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
-from epp.prompt.registry import affinity_key, find_parser
+from epp.prompt.registry import affinity_key, error_words, find_parser
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.rewrite import rewritten
@@ -152,14 +152,14 @@ class Core:
         if self._admission is not None and request.body is not None:
             reason = self._admission.refusal(request.headers, reading.started_s)
             if reason:
-                reading.refusal = self._refuse(parser, 429, reason, rule="saturated")
+                reading.refusal = self._refuse(request, 429, reason, rule="saturated")
                 return reading
         if parser is not None:
             try:
                 reading.parsed = parser.parse(request.body or b"", request.headers)
             except ClientError as error:
                 reading.refusal = self._refuse(
-                    parser, error.status, error.message, rule="client", param=error.param
+                    request, error.status, error.message, rule="client", param=error.param
                 )
         return reading
 
@@ -174,19 +174,19 @@ class Core:
             reading = self._read(request)
         if reading.refusal is not None:
             return reading.refusal
-        parser, started_s, model = reading.parser, reading.started_s, ""
+        started_s, model = reading.started_s, ""
         try:
             ask = self._ask(request, reading)
             model, asked_s = ask.model, self._clock.mono_s()
             decision = self.picker.pick(ask, asked_s, self._clock.wall_s())
         except ClientError as error:
-            return self._refuse(parser, error.status, error.message, rule="client", param=error.param)
+            return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NoEndpointError as error:
             if error.rule == "model":
                 words = f"The model '{model[:MODEL_CHARS]}' does not exist or you do not have access to it."
-                return self._refuse(parser, 404, words, rule=error.rule, param="model", model=model)
+                return self._refuse(request, 404, words, rule=error.rule, param="model", model=model)
             words = f"no endpoint available: {error.message}"
-            return self._refuse(parser, 503, words, rule=error.rule, model=model)
+            return self._refuse(request, 503, words, rule=error.rule, model=model)
         decided_s = self._clock.mono_s()
         self._metrics.schedule_seconds.observe(decided_s - asked_s)
         self._metrics.decision_seconds.observe(decided_s - started_s)
@@ -235,7 +235,7 @@ class Core:
 
     def _refuse(
         self,
-        parser: Parser | None,
+        request: HttpRequest,
         status: int,
         message: str,
         *,
@@ -244,7 +244,7 @@ class Core:
         model: str = "",
     ) -> Refusal:
         self._metrics.refused(status, rule, model)
-        make = parser.error_body if parser is not None else openai_error
+        make = error_words(request.path) or openai_error  # also for what passes through unread
         return self.gateway.refusal(status, make(status, message, param), message, rule)
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> None:
