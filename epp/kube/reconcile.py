@@ -76,12 +76,45 @@ def settle(offers: Iterable[Offer], problems: Sequence[str]) -> Discovered:
     )
 
 
+class Memory:
+    """What was made of pods that have not changed since: a rollout changes few of a thousand at a time."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Made] = {}
+
+    def recall(self, pod: Pod, node: Named | None, ports: tuple[int, ...]) -> _Made | None:
+        """What was made of exactly this, None when it was never."""
+        made = self._made.get(id(pod))
+        if made is None or made.pod is not pod or made.ports != ports or made.node_labels != _labels(node):
+            return None
+        return made
+
+    def keep(self, made: Iterable[_Made]) -> None:
+        """Remember these and nothing else."""
+        self._made = {id(each.pod): each for each in made}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    pod: Pod
+    node_labels: Mapping[str, str]
+    ports: tuple[int, ...]
+    offers: tuple[Offer, ...]
+    problems: tuple[str, ...]
+
+
+def _labels(node: Named | None) -> Mapping[str, str]:
+    return (node.metadata.labels if node else None) or {}
+
+
 def reconcile_pods(
     pods: Iterable[Pod],
     nodes: Mapping[str, Named],
     ports: tuple[int, ...],
     settings: Kubernetes,
     known: Mapping[str, EndpointSpec],
+    *,
+    memory: Memory | None = None,
 ) -> Discovered:
     """The pool of these pods.
 
@@ -91,12 +124,25 @@ def reconcile_pods(
         ports: target ports, in order of rank.
         settings: address family and keys of labels.
         known: the endpoints before, by address.
+        memory: of earlier calls with the same settings.
     """
+    memory = memory or Memory()
     offers: list[Offer] = []
     problems: list[str] = []
+    kept: list[_Made] = []
     for pod in sorted(pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name)):
         node = nodes.get(pod.spec.node_name)
-        offers.extend(_offers(pod, node=node, ports=ports, settings=settings, known=known, problems=problems))
+        made = memory.recall(pod, node, ports)
+        if made is None:
+            told: list[str] = []
+            found = _offers(pod, node=node, ports=ports, settings=settings, known=known, problems=told)
+            offered = tuple(found)
+            made = _Made(pod, _labels(node), ports, offered, tuple(told))
+        if is_serving(pod):  # what becomes of the others depends on what was before
+            kept.append(made)
+        offers.extend(made.offers)
+        problems.extend(made.problems)
+    memory.keep(kept)
     return settle(offers, problems)
 
 
@@ -112,7 +158,7 @@ def _offers(
     ip, others = addresses_of(pod, settings.ip_family)
     if not ip or pod.status.phase in _ENDED:
         return
-    serving = is_ready(pod) and pod.metadata.deletion_timestamp is None
+    serving = is_serving(pod)
     if not serving and not any(join_address(ip, port) in known for port in ports):
         return  # most pods that are not ready have never been: spare them the rest
     fields = stated(pod.metadata, problems)
@@ -155,7 +201,7 @@ class Place:
 
 def place_of(pod: Pod, node: Named | None, settings: Kubernetes) -> Place:
     """Region, engine class and topology labels: the pod's own word first, then its node's."""
-    node_labels = (node.metadata.labels if node else None) or {}
+    node_labels = _labels(node)
     places = [pod.metadata.annotations, pod.metadata.labels, node_labels]
     topology = {key: node_labels[key] for key in (ZONE, REGION) if key in node_labels}
     if pod.spec.node_name:
@@ -181,9 +227,10 @@ def addresses_of(pod: Pod, family: str) -> tuple[str, tuple[str, ...]]:
     return chosen, tuple(ip for ip in ips if ip != chosen)
 
 
-def is_ready(pod: Pod) -> bool:
-    """Whether the kubelet calls the pod ready."""
-    return any(entry.type == "Ready" and entry.status == "True" for entry in pod.status.conditions or ())
+def is_serving(pod: Pod) -> bool:
+    """Whether the kubelet calls the pod ready and nobody has deleted it."""
+    ready = any(entry.type == "Ready" and entry.status == "True" for entry in pod.status.conditions or ())
+    return ready and pod.metadata.deletion_timestamp is None
 
 
 def process_of(pod: Pod, port: int) -> str:

@@ -19,7 +19,7 @@ from epp.config.kubernetes import POOL_VERSIONS
 from epp.kube.objectives import priorities
 from epp.kube.objects import Decoder, EndpointSlice, InferencePool, Named, Objective, Pod
 from epp.kube.problems import Reason
-from epp.kube.reconcile import Discovered, reconcile_pods
+from epp.kube.reconcile import Discovered, Memory, reconcile_pods
 from epp.kube.reflector import Reflector, Resource
 from epp.kube.slices import reconcile_slices
 from epp.kube.words import advice
@@ -57,6 +57,7 @@ class KubeSource:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._current = Discovered()
+        self._memory = Memory()
         self._told: frozenset[str] = frozenset()
         self._applied = False
         self._priorities: Mapping[str, int] = {}
@@ -226,7 +227,9 @@ class KubeSource:
             ports = pool.spec.ports
         if self._members is None or not self._members.synced or self._next_members is not None:
             return None
-        return reconcile_pods(self._members.objects.values(), nodes, ports, settings, known)
+        return reconcile_pods(
+            self._members.objects.values(), nodes, ports, settings, known, memory=self._memory
+        )
 
 
 def _spared(mirror: Reflector[Any]) -> bool:

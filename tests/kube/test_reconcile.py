@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from epp.config.kubernetes import Kubernetes
 from epp.kube.objectives import priorities
 from epp.kube.objects import Decoder, InferencePool, Named, Objective, Pod
-from epp.kube.reconcile import Discovered, reconcile_pods
+from epp.kube.reconcile import Discovered, Memory, reconcile_pods
 from tests.kit import kubeobjects as objects
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.config.pool import EndpointSpec
 
 SETTINGS = Kubernetes(selector="app=llm", target_ports=[8000])
 DUAL = ["10.0.0.1", "fd00::1"]
@@ -269,3 +274,25 @@ def test_priorities_are_those_of_our_pool() -> None:
     decoded = [Decoder(Objective)(msgspec.json.encode(each)) for each in [*table, foreign, short]]
     settings = Kubernetes(pool_name="pool")
     assert priorities(decoded, settings) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+
+
+def test_what_is_remembered_changes_nothing_but_the_time() -> None:
+    def nodes(region: str) -> dict[str, Named]:
+        labels = {"topology.kubernetes.io/region": region}
+        return {"n": Decoder(Named)(msgspec.json.encode(objects.node("n", labels)))}
+
+    memory = Memory()
+    known: Mapping[str, EndpointSpec] = {}
+    first, second = made("a", node="n"), made("b", "10.0.0.2", node="n", annotations={"gorgo-epp/tls": "?"})
+    steps: list[tuple[list[Pod], str, tuple[int, ...]]] = [
+        ([first, second], "eu", (8000,)),
+        ([first, second], "eu", (8000,)),
+        ([first, second], "us", (8000,)),
+        ([first, second], "us", (8000, 8001)),
+        ([made("a", status=NOT_READY), second], "us", (8000, 8001)),
+        ([first], "us", (8000,)),
+    ]
+    for pods, region, ports in steps:
+        remembered = reconcile_pods(pods, nodes(region), ports, SETTINGS, known, memory=memory)
+        assert remembered == reconcile_pods(pods, nodes(region), ports, SETTINGS, known)
+        known = remembered.specs
