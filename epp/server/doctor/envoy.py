@@ -204,7 +204,9 @@ def _observed(report: Report, asked: Asked) -> None:
             "it does not learn of status, duration, tokens, or who really served",
             "render the configuration with `epp envoy render` (observe: true)",
         )
-    if not find_types(asked.manager.get("http_filters", []), "Lua"):
+    # The filter that restores model names is Lua, too, and watches nothing.
+    scripts = find_types(asked.manager.get("http_filters", []), "Lua")
+    if all(script.get("stat_prefix") == "restore_model" for script in scripts):
         report.warning(
             "envoy",
             "nothing watches answers for the first token (no Lua filter)",
