@@ -20,6 +20,7 @@ from epp.server.metrics_cluster import ClusterMetrics
 from epp.server.metrics_collect import PickerCollector, ReceiverCollector
 from epp.server.metrics_hot import Counters, FamilyCollector, Gauges, Histograms
 from epp.server.metrics_requests import RequestMetrics
+from epp.server.tokenizers import REASONS
 
 if TYPE_CHECKING:
     from epp.decide.records import Decision, Outcome
@@ -69,6 +70,8 @@ class Metrics:
             "Prompts whose tokens were estimated though their model has a tokenizer, by reason.",
             ("reason",),
         )
+        for reason in REASONS:  # shown from the start: an alert needs the zero before the one
+            self._estimates.child(reason)
         self.exchanges = Counters("epp_exchanges_total", "ext_proc streams ended, by cause.", ("cause",))
         self._ended = {cause: self.exchanges.child(cause.value) for cause in Cause}
         self._streams_open = Gauges("llm_d_epp_extproc_streams_inflight", "ext_proc streams open now.")
