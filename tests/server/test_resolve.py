@@ -49,3 +49,13 @@ async def test_a_failure_keeps_the_last_good_answer_and_is_told_once(
     resolver.set_pool([])
     assert resolver.known_as("gpu.example:8000") == "gpu.example:8000"
     assert not resolver.any_names
+
+
+async def test_the_other_address_of_a_dual_stack_endpoint_is_the_same_endpoint() -> None:
+    resolver = Resolver()
+    resolver.set_pool(["10.0.0.1:8000"])
+    resolver.set_aliases({"[fd00::1]:8000": "10.0.0.1:8000"})
+    assert resolver.endpoint_of("[fd00::1]:8000") == "10.0.0.1:8000"
+    assert resolver.endpoint_of("[fd00::2]:8000") == "[fd00::2]:8000"
+    resolver.set_aliases({})
+    assert resolver.endpoint_of("[fd00::1]:8000") == "[fd00::1]:8000"
