@@ -40,6 +40,8 @@ class ExtProc:
 
     def __init__(self, new_exchange: Callable[[], Exchange], metrics: Metrics, *, single: bool) -> None:
         self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
+        #: Set when the server begins to stop.
+        self.leaving = False
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the server is given."""
@@ -57,7 +59,9 @@ class ExtProc:
             cut = False
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
+            if self.leaving and isinstance(error, grpc.aio.BaseError):
+                raise  # the server has stopped under a stream that was over: gRPC says so in a line
             log.exception("a stream failed")
             self._metrics.stream_errors.inc()
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")

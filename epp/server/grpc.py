@@ -100,8 +100,8 @@ class GrpcServer:
                 ("grpc.max_send_message_length", listen.max_send_bytes or longest),
             )
         )
-        ext_proc = ExtProc(self._new_exchange, self._metrics, single=self._sampler.may_leave)
-        server.add_generic_rpc_handlers((ext_proc.handler(), self.access_log.handler()))
+        self._ext_proc = ExtProc(self._new_exchange, self._metrics, single=self._sampler.may_leave)
+        server.add_generic_rpc_handlers((self._ext_proc.handler(), self.access_log.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(Health(self._health, any_name=False), server)
         bound = _bind(server, address, self._credentials)
         if listen.health:
@@ -127,6 +127,7 @@ class GrpcServer:
         if self._server is None:
             await self._stop_health()
             return
+        self._ext_proc.leaving = True
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         deadline_s = asyncio.get_running_loop().time() + grace_s
         # A drain is rare and short: polling spares every request an event.
