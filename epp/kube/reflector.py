@@ -107,14 +107,21 @@ class Reflector(Generic[T]):
         resource: what to mirror.
         tools: the API server, the time, where to count.
         changed: called after every change of objects or of `problem`.
+        explain: what is wrong, for the log; the error's own words unless somebody knows more.
     """
 
-    def __init__(self, resource: Resource[T], tools: Tools, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        resource: Resource[T],
+        tools: Tools,
+        changed: Callable[[], None],
+        explain: Callable[[KubeError], str] = str,
+    ) -> None:
         self.resource = resource
         self.objects: dict[str, T] = {}
         self.synced = False
         self.problem: KubeError | None = None
-        self._tools, self._changed = tools, changed
+        self._tools, self._changed, self._explain = tools, changed, explain
         self._backoff = BackOff(tools.seed, resource.name)
         self._version = ""
         self._listed_s = 0.0
@@ -237,7 +244,7 @@ class Reflector(Generic[T]):
             elif self.synced and passing:
                 log.info("the watch of %s was cut, going on: %s", name, error)
             elif not self._warned:
-                log.warning("cannot follow %s: %s", name, error)
+                log.warning("%s", self._explain(error))
                 self._warned = True
             self.problem = error
             if not (self.resource.optional and error.reason is Reason.NOT_FOUND):

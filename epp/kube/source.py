@@ -142,7 +142,12 @@ class KubeSource:
         resource = Resource(
             name, path, Decoder(kind), params or {}, metadata_only=metadata_only, optional=optional
         )
-        return Reflector(resource, self._tools, self._dirty.set)
+        return Reflector(
+            resource,
+            self._tools,
+            self._dirty.set,
+            lambda problem: advice(resource, self._settings, self._namespace, problem),
+        )
 
     def _pods(self, selector: str) -> Reflector[Pod]:
         path = f"/api/v1/namespaces/{self._namespace}/pods"

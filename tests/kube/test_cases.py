@@ -9,6 +9,8 @@ from tests.kit import kubeobjects as objects
 from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.kit.kubecluster import Cluster
 
 BY_LABEL = {"selector": "app=llm", "target_ports": [8000]}
@@ -170,13 +172,19 @@ async def test_a_restarted_server_changes_nothing_and_is_found_again(cluster: Cl
         assert all(list(found.specs) for found in picker.pools)
 
 
-async def test_missing_rights_are_told_and_their_grant_is_noticed(cluster: Cluster) -> None:
+async def test_missing_rights_are_told_and_their_grant_is_noticed(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     await cluster.client.run_pod(pod("a"), "10.0.0.1")
     await cluster.permit(("pods",))
     async with cluster.follow(**BY_LABEL) as picker:
         await picker.until(lambda: "may not read pods" in picker.source.not_ready())
         assert f"Role in namespace {NAMESPACE}" in picker.source.not_ready()
         assert picker.seen.fine["pods"] is False
+        told = [
+            record for record in caplog.records if "give it get, list and watch on pods" in record.message
+        ]
+        assert len(told) == 1, "once, however often it is tried"
         await cluster.permit(())
         await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
         assert picker.seen.fine["pods"] is True
