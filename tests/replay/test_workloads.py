@@ -12,10 +12,12 @@ from dataclasses import replace
 import pytest
 
 from epp.errors import EppError
+from epp.replay.cache_fit import reuse_share, session_gaps
 from epp.replay.trace import TraceRequest, dump
 from epp.replay.trace_stats import describe, measure_reuse
-from epp.replay.workloads import agent_bursts, shapes, shared_prefix, wild_chat
+from epp.replay.workloads import agent_bursts, mooncake_chat, shapes, shared_prefix, wild_chat
 from epp.replay.workloads.agent_bursts import AgentBursts
+from epp.replay.workloads.mooncake_chat import MooncakeChat
 from epp.replay.workloads.registry import WORKLOADS, workload_named
 from epp.replay.workloads.shared_prefix import SharedPrefix
 from epp.replay.workloads.wild_chat import WildChat
@@ -66,6 +68,37 @@ class TestWildChat:
         assert stats.cross_user_share == pytest.approx(0.278, abs=0.05)
         assert stats.reuse_share - stats.cross_user_share == pytest.approx(0.047, abs=0.02)
         assert stats.requests / stats.users == pytest.approx(1.7, rel=0.08)
+
+
+class TestMooncakeChat:
+    requests = mooncake_chat.generate(MooncakeChat(), 3)
+
+    def test_it_has_the_traces_statistics(self) -> None:
+        stats = describe(self.requests)
+        assert stats.rate_rps == pytest.approx(2.96, rel=0.05)
+        assert stats.prompt_mean_tokens == pytest.approx(7_356, rel=0.08)
+        assert stats.output_mean_tokens == pytest.approx(336, rel=0.05)
+        assert stats.reuse_share == pytest.approx(0.37, abs=0.05)
+
+    def test_caches_of_one_replica_forget_most_of_it(self) -> None:
+        # 11.0 % of the recorded hour fit one cache of a million tokens.
+        assert reuse_share(self.requests, 1_000_000) == pytest.approx(0.11, abs=0.05)
+
+    def test_returns_come_minutes_later_from_the_same_start(self) -> None:
+        gaps = session_gaps(self.requests)
+        assert gaps.p50_s == pytest.approx(117, rel=0.15)
+        assert len({r.block_ids[0] for r in self.requests}) == 1
+
+
+class TestBusier:
+    @pytest.mark.parametrize(
+        "name", ["art-chat", "wild-chat", "agent-sessions", "mooncake-chat", "shared-30"]
+    )
+    def test_twice_as_busy_is_twice_as_many_requests_of_the_same_kind(self, name: str) -> None:
+        usual, busy = (describe(workload_named(name).make(4, rate)) for rate in (0.5, 1.0))
+        assert busy.requests == pytest.approx(2 * usual.requests, rel=0.25)
+        assert busy.prompt_mean_tokens == pytest.approx(usual.prompt_mean_tokens, rel=0.2)
+        assert busy.reuse_share == pytest.approx(usual.reuse_share, abs=0.08)
 
 
 class TestAgentBursts:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
+from epp.decide.picker import Picker
 from epp.errors import ConfigError
 from epp.policies.base import Need, Ties
 from epp.replay.trace import TraceRequest
@@ -18,7 +19,7 @@ from epp.replay.workloads.art_chat import DEMO, generate
 from epp.signals.prefix_index import PrefixIndex
 from epp.sim.engine_class import L40S_X2
 from epp.sim.run import policy_names, run_window
-from epp.sim.scenario import Affinity, regional_fleet
+from epp.sim.scenario import Affinity, FleetSpec, regional_fleet
 from epp.view import Ranking
 from tests.kit.simfleet import options, request, still_fleet
 
@@ -172,9 +173,9 @@ def test_reporting_cached_tokens_is_optional(reported: bool, monkeypatch: pytest
     told: list[int] = []
     confirm = PrefixIndex.confirm
 
-    def listen(index: PrefixIndex, slot: int, expected_tokens: float, cached_tokens: int) -> None:
+    def listen(index: PrefixIndex, slot: int, expected: float, cached_tokens: int, *more: float) -> None:
         told.append(cached_tokens)
-        confirm(index, slot, expected_tokens, cached_tokens)
+        confirm(index, slot, expected, cached_tokens, *more)
 
     monkeypatch.setattr(PrefixIndex, "confirm", listen)
     load = [request(n * 1000.0) for n in range(3)]
@@ -190,6 +191,31 @@ def test_lost_hits_are_misses_that_the_picker_does_not_foresee() -> None:
     misses = sum(result.cached_tokens == 0 for result in results)
     assert 0.2 < misses / len(results) < 0.4
     assert {result.cached_tokens for result in results} == {0, 90}
+
+
+def test_without_usage_the_picker_hears_of_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Picker, "usage", lambda _picker, decision_id, _usage: told.append(decision_id))
+    load = [request(n * 1000.0) for n in range(3)]
+    run_window(load, still_fleet(), "gorgo", options=options(report_usage=False))
+    assert told == []
+    run_window(load, still_fleet(), "gorgo", options=options())
+    assert told == ["r0", "r1"]  # the last answer ends the window
+
+
+def test_what_the_picker_is_told_of_a_replica_can_be_wrong() -> None:
+    spy = Spy()
+    true = still_fleet(rtt_ms=80.0).replicas[0]
+    told = replace(true, known_as="other", probe_factor=2.5, kv_report_factor=0.5)
+    # The probes go half a round trip each way as ever: only what they are believed to have taken is wrong.
+    load = [request(n * 2000.0, output_tokens=900, prompt_tokens=50) for n in range(2)]
+    for spec in (true, told):
+        run_window(load, FleetSpec((spec,)), spy, options=options())
+    right, wrong = spy.seen[1], spy.seen[3]
+    assert (right.engine_classes, wrong.engine_classes) == (("plain",), ("other",))
+    assert float(wrong.rtt_ms[0]) == pytest.approx(2.5 * float(right.rtt_ms[0]))
+    assert float(right.engine_used_tokens[0]) > 0.0
+    assert float(wrong.engine_used_tokens[0]) == pytest.approx(0.5 * float(right.engine_used_tokens[0]))
 
 
 def test_affinity_keys() -> None:

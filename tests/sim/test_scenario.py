@@ -45,6 +45,10 @@ def test_wrong_scenarios_are_refused() -> None:
             FleetSpec(wrong)
     with pytest.raises(ValueError, match="lost_hit_share"):
         replace(replica, lost_hit_share=2.0)
+    with pytest.raises(ValueError, match="probe_factor"):
+        replace(replica, probe_factor=0.0)
+    with pytest.raises(ValueError, match="kv_report_factor"):
+        replace(replica, kv_report_factor=-1.0)
     for changes in ({"time_scale": 0.0}, {"max_in_flight": 0}, {"retries": -1}):
         with pytest.raises(ValueError, match=next(iter(changes))):
             replace(WindowOptions(), **changes)
