@@ -27,6 +27,10 @@ RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 #: until `stream_idle_timeout_s`.
 _KEEPALIVE_SINCE = (1, 37)
 
+#: First version whose routes' body limits go beyond the connection's.
+_BODY_LIMIT_SINCE = (1, 37)
+_SLOW_READER_BYTES = 1024 * 1024
+
 _INT64_END = (1 << 63) - 1
 
 
@@ -45,11 +49,20 @@ def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = 
     return api.listener.Listener(
         name="requests",
         address=api.socket_address(settings.listener_host, settings.listener_port),
-        # Request bodies have their own, larger limit on the route; this one bounds what a slow reader holds.
-        per_connection_buffer_limit_bytes=1024 * 1024,
+        per_connection_buffer_limit_bytes=_buffer_bytes(settings),
         filter_chains=[chain],
         tcp_keepalive=keepalive if settings.envoy_version >= _KEEPALIVE_SINCE else None,
     )
+
+
+def _buffer_bytes(settings: EnvoySettings) -> int:
+    """What a slow reader may hold; request bodies have their own, larger limit on the route.
+
+    Before that limit was honoured beyond this one, this one must leave room for the longest body.
+    """
+    if settings.envoy_version >= _BODY_LIMIT_SINCE:
+        return _SLOW_READER_BYTES
+    return max(_SLOW_READER_BYTES, settings.max_body_bytes)
 
 
 def _connection_manager(

@@ -10,12 +10,12 @@ import yaml
 from epp.cli import main
 from epp.envoy.addresses import known_as
 from epp.envoy.examples import ENDPOINTS, FOLDER, examples
-from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate
+from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, version_of
 from epp.envoy.render import render, render_endpoints
-from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.envoy.settings import FULL_FEATURED, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
 from epp.signals.endpoint import Endpoint
-from tests.kit.envoy import require_envoy
+from tests.kit.envoy import require_envoy, require_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_every_variant_is_committed() -> None:
 @pytest.mark.envoy
 @pytest.mark.parametrize("name", sorted(examples()))
 async def test_committed_configuration_is_valid(name: str) -> None:
-    require_envoy()
+    await require_version(*FULL_FEATURED, "the ready configuration")
     await validate(FOLDER / name)
 
 
@@ -68,7 +68,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_other_settings_are_valid(name: str, tmp_path: Path) -> None:
     require_envoy()
-    values = {"endpoints": ENDPOINTS} | SETTINGS[name]
+    known = min(FULL_FEATURED, await version_of(find_envoy()))
+    values = {"endpoints": ENDPOINTS, "envoy_version": known} | SETTINGS[name]
     file = tmp_path / "envoy.yaml"
     file.write_text(render(EnvoySettings(**values)))
     await validate(file)
@@ -180,3 +181,23 @@ async def test_refused_configuration_is_reported_with_envoys_words(tmp_path: Pat
         await process.__aenter__()
     with pytest.raises(RuntimeError):
         _ = process.pid
+
+
+def test_what_an_older_envoy_does_not_know_is_left_out() -> None:
+    def names(version: tuple[int, int]) -> str:
+        return render(EnvoySettings(endpoints=ENDPOINTS, envoy_version=version))
+
+    since = {"selected_host_key": (1, 38), "custom_tags": (1, 37)}
+    for minor in (36, 37, 38, 40):
+        for field, first in since.items():
+            assert (field in names((1, minor))) == ((1, minor) >= first), (field, minor)
+
+
+@pytest.mark.parametrize("text", ["1", "1.x", "new"])
+def test_a_version_that_is_none_is_told(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    (tmp_path / "epp.yaml").write_text("")
+    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), "--envoy-version", text]) == 2
+    assert "e.g. 1.36" in capsys.readouterr().err

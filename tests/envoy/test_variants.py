@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.envoy.settings import Variant
+from tests.kit.envoy import require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -146,6 +147,7 @@ async def test_picker_killed_and_back(rig: Rig) -> None:
 
 
 async def test_served_endpoint_is_reported_in_full_duplex(rig: Rig) -> None:
+    await require_version(1, 38, "who served, as metadata")
     if rig.settings.variant is not Variant.FULL_DUPLEX:
         pytest.skip("responses do not pass the picker")
     rig.picker.destination = f"127.0.0.1:1,{rig.addresses[2]}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from aiohttp import web
 
-from epp.envoy.process import EnvoyError, find_envoy
+from epp.envoy.process import EnvoyError, find_envoy, version_of
 from epp.envoy.settings import EnvoySettings
 from epp.signals.endpoint import Endpoint
 
@@ -28,6 +28,13 @@ def require_envoy() -> None:
         if os.environ.get("CI"):
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+async def require_version(major: int, minor: int, feature: str) -> None:
+    """Skip the calling test where the Envoy at hand is older than a feature; docs/envoy-versions.md."""
+    require_envoy()
+    if await version_of(find_envoy()) < (major, minor):
+        pytest.skip(f"{feature} needs Envoy {major}.{minor}")
 
 
 @dataclass

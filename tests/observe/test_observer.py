@@ -12,6 +12,7 @@ import pytest
 
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.report import Termination
+from tests.kit.envoy import require_version
 from tests.observe import answers
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ async def test_forged_ids_are_not_believed(rig: Rig) -> None:
 
 
 async def test_connection_times(rig: Rig) -> None:
+    await require_version(1, 37, "connection times in the access log")
     rig.plays(answers.whole(b"{}"))
     reports = [(await rig.exchange())[2] for _ in range(4)]
     assert any(report.connected_anew is False for report in reports)
