@@ -18,6 +18,7 @@ from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
+from epp.policies.registry import params_of
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.view import PREFIX_KEY_TOKENS, RequestView
 
@@ -80,6 +81,7 @@ class Picker:
     ) -> None:
         self.fleet = fleet
         self.policy = policy
+        self._params = params_of(policy)
         self.weights = weights
         self._balance = balance
         self._settings = settings
@@ -142,6 +144,7 @@ class Picker:
             api=ask.api,
             basis=basis,
             policy=policy.name,
+            params=self._params if policy is self.policy else {},
             request=request,
             fleet=view,
             weights=values,
@@ -357,6 +360,7 @@ def rerun(decision: Decision, policy: Policy) -> Decision:
     return replace(
         decision,
         policy=policy.name,
+        params=params_of(policy),
         weights=weights,
         ranking=ranking,
         chosen=selection.chosen,

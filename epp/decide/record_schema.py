@@ -115,6 +115,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
         text_bytes=record.get("text_bytes", 0),
         served_models=tuple(record.get("served_models", ())),  # records before there were such names lack it
+        params=record.get("params", {}),
     )
 
 

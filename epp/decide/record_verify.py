@@ -49,15 +49,16 @@ class Verdict:
 def verify(records: Iterable[Mapping[str, Any]]) -> Verdict:
     """Run the decisions among the records again."""
     verdict = Verdict()
-    policies: dict[str, Policy] = {}
+    policies: dict[tuple[str, str], Policy] = {}
     for record in records:
         if record["kind"] != "decision":
             continue
         try:
             decision = decision_of(record)
-            if decision.policy not in policies:
-                policies[decision.policy] = create(decision.policy)
-            problem = compare(decision, rerun(decision, policies[decision.policy]), record)
+            made = (decision.policy, repr(sorted(decision.params.items())))
+            if made not in policies:
+                policies[made] = create(decision.policy, decision.params)
+            problem = compare(decision, rerun(decision, policies[made]), record)
         except (RecordError, ConfigError) as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001  # a policy that fails on a record is what we look for

@@ -64,6 +64,7 @@ class Decision:
         excluded: endpoints removed before pricing, by rule.
         text_bytes: canonical bytes that the prompt's tokens were estimated from, 0 where they were counted.
         served_models: what each candidate's engine calls the model; empty when all use its public name.
+        params: the policy's parameters that differ from their defaults.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Decision:
     excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text_bytes: int = 0
     served_models: tuple[str, ...] = ()
+    params: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def served_model(self) -> str:
@@ -141,6 +143,7 @@ def to_record(
         "api": decision.api,
         "basis": decision.basis.value,
         "policy": decision.policy,
+        "params": dict(decision.params),
         "arm": decision.arm,
         "weights": dict(decision.weights),
         "weights_version": decision.weights_version,

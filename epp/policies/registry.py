@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
@@ -33,7 +34,7 @@ from epp.policies.session_affinity_hash256 import SessionAffinityHash256
 from epp.policies.sglang_cache_aware import SglangCacheAware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from epp.policies.base import Policy
 
@@ -93,6 +94,20 @@ def create(
         return factory(**(params or {}))
     except (TypeError, ValueError) as error:
         raise ConfigError(source, key, f"policy {name}: {error}") from error
+
+
+def params_of(policy: Policy) -> dict[str, object]:
+    """The parameters in which a policy differs from its defaults: what `create` needs to make it again."""
+    if not dataclasses.is_dataclass(policy):
+        return {}
+    changed: dict[str, object] = {}
+    for field in dataclasses.fields(policy):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        value = getattr(policy, field.name)
+        if value != default:
+            changed[field.name] = dict(value) if isinstance(value, Mapping) else value
+    return changed
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

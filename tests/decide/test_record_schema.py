@@ -64,6 +64,19 @@ def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[
         assert np.array_equal(again.probabilities(), decision.probabilities())
 
 
+def test_a_policy_runs_again_with_its_parameters() -> None:
+    chosen = []
+    for params in ({"load": "tokens"}, {}):
+        policy = create("power-of-two", params)
+        decisions = [rerun(decision, policy) for decision, _ in decided(40, "power-of-two")]
+        assert [decision.params for decision in decisions] == [params] * 40
+        assert verify(map(through_json, decisions)).differences == []
+        chosen.append([decision.chosen for decision in decisions])
+        old = [{k: v for k, v in through_json(d).items() if k != "params"} for d in decisions]
+        assert bool(verify(old).differences) == bool(params)  # what records without them cannot tell
+    assert chosen[0] != chosen[1]
+
+
 def test_slow_start_runs_again_too() -> None:
     decision = decided(1)[0][0]
     held_back = set()

@@ -9,7 +9,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.policies.least_request import LeastRequest
-from epp.policies.registry import POLICIES, create
+from epp.policies.registry import POLICIES, create, params_of
 from tests.kit.fleets import fleet_view, request
 
 
@@ -94,3 +94,23 @@ def test_the_guide_describes_every_policy_with_its_constants() -> None:
         assert (table[name][3].strip() == "-") == (not specs), name
     advised = {name.strip(" `") for row in rows if len(row) == 5 for name in row[1].split(",")}
     assert advised == POLICIES.keys()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_defaults_are_no_parameters(name: str) -> None:
+    assert params_of(create(name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("lmetric", {"counts": "engine"}),
+        ("power-of-two", {"load": "tokens"}),
+        ("mooncake-static", {"speeds": {"a": 2.0}, "counts": "engine"}),
+        ("llm-d", {"match_length_weight": 0.5}),
+    ],
+)
+def test_parameters_make_the_same_policy_again(name: str, params: dict[str, object]) -> None:
+    policy = create(name, params)
+    assert params_of(policy) == params
+    assert create(name, params_of(policy)) == policy
