@@ -80,6 +80,7 @@ bench: setup ## what requests cost here, in CPU time and ratios
 	$(BIN)/python -m bench.recorder
 	$(BIN)/python -m bench.observe
 	$(BIN)/python -m bench.restore_model
+	$(BIN)/python -m bench.tokenizer
 	$(BIN)/python -m bench.simulator
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)

@@ -1,9 +1,9 @@
 """What counting tokens costs: estimate beside real tokenizer, first turn beside second, and stalls.
 
-``python -m bench.tokenizer [--model FOLDER ...]``. Each row is a chat of the given size through the picker's own
-path: parse, render, count, hash. The first turn knows nothing; the second is the same chat with about a tenth
-more, which must cost as much as the tenth. CPU time of the whole process, threads included, best of the
-rounds. The stall is the longest that the event loop did not come round while counts ran beside it.
+``python -m bench.tokenizer [--model FOLDER ...]``. Each row is a chat of the given size through the picker's
+own path: parse, render, count, hash. The first turn knows nothing; the second is the same chat with about a
+tenth more, which must cost as much as the tenth. CPU time of the whole process, threads included, best of
+the rounds. The stall is the longest that the event loop did not come round while counts ran beside it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: Shorter contents are found in wrong places more often than they help.
 _LEAST_TIE_BYTES = 16
+_HEAD_BYTES = 64
 
 
 def block_curve(
@@ -48,8 +49,9 @@ def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
         end = start + len(frame)
         content = frame[1:].strip()
         if len(content) >= _LEAST_TIE_BYTES:
-            found = rendered.find(content, reached)
-            if found >= 0:
+            # Looked for by its head: searching for long needles costs a preparation as long as they are.
+            found = rendered.find(content[:_HEAD_BYTES], reached)
+            if found >= 0 and rendered.startswith(content, found):
                 at = canonical.find(content, start)
                 reached = found + len(content)
                 ours += (at, at + len(content))

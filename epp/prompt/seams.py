@@ -44,6 +44,8 @@ class Pair:
         before: bytes of the last character before the seam.
         straddles: what an entry of the vocabulary must not hold, as an expression on text.
         samples: pairs of a last character and the first characters that meet at such seams.
+        after: bytes that every such seam is before, where they are rare: searched for first.
+        in_ascii: whether there are such seams in ASCII text.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Pair:
     before: int
     straddles: re.Pattern[str]
     samples: tuple[tuple[str, str], ...]
+    after: bytes = b""
+    in_ascii: bool = True
 
 
 PAIRS = (
@@ -67,6 +71,7 @@ PAIRS = (
         1,
         re.compile(r'[A-Za-z0-9]"'),
         (("a", '",'), ("Z", '",'), ("7", '",')),
+        after=b'",',
     ),
     Pair(
         "clause",
@@ -75,6 +80,7 @@ PAIRS = (
         3,
         re.compile(r"[\u4000-\u9fff][\uff01\uff0c\uff1f\u3001\u3002]"),
         (("中", "\uff0c你"), ("界", "。我"), ("好", "\uff01的"), ("文", "、人")),
+        in_ascii=False,
     ),
 )
 
@@ -106,13 +112,16 @@ class Seams:
         self._least = least_bytes
         self._unless = unless
         self._at_markers: list[_Finder] = [_marker_finder(marker.encode()) for marker in markers]
+        self._in_ascii = self._at_markers + [_pair_finder(pair) for pair in pairs if pair.in_ascii]
         self._anywhere = self._at_markers + [_pair_finder(pair) for pair in pairs]
 
     def ends(self, text: bytes) -> list[int]:
         """Where the pieces of a text end, the last at its end; none for the empty text."""
         ends: list[int] = []
         size, position = len(text), self._least
-        finders = self._at_markers if self._unless and self._unless in text else self._anywhere
+        finders = self._in_ascii if text.isascii() else self._anywhere
+        if self._unless and self._unless in text:
+            finders = self._at_markers
         hits = [-1] * len(finders)
         while position < size:
             for number, find in enumerate(finders):
@@ -147,10 +156,18 @@ def _marker_finder(marker: bytes) -> _Finder:
 
 
 def _pair_finder(pair: Pair) -> _Finder:
-    search, before = pair.around.search, pair.before
+    search, match, before, after = pair.around.search, pair.around.match, pair.before, pair.after
+
+    def find_rare(text: bytes, start: int) -> int:
+        place = text.find(after, start)
+        while place >= 0:
+            if place >= before and match(text, place - before):
+                return place
+            place = text.find(after, place + 1)
+        return _NONE
 
     def find(text: bytes, start: int) -> int:
         found = search(text, max(start - before, 0))
         return _NONE if found is None else found.start() + before
 
-    return find
+    return find_rare if after else find

@@ -1,0 +1,264 @@
+"""Loading, counting and remembering: what an operator and a conversation see."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from epp.config.schema import ModelTokenizer
+from epp.errors import ConfigError
+from epp.prompt.anthropic import MessagesParser
+from epp.prompt.content import prompt_content
+from epp.prompt.curve import block_curve
+from epp.prompt.openai import ChatParser, CompletionParser
+from epp.prompt.seams import PAIRS, Seams
+from epp.tokenizer.cache import ENTRY_BYTES, PieceCache
+from epp.tokenizer.load import load_model
+from epp.tokenizer.model import AUDIT_EVERY, NotCountableError, TokenizerModel
+from epp.tokenizer.template import ChatTemplate, RenderError
+from tests.kit.tokenizers import DATA, folder
+from tests.tokenizer.texts import chat, chat_body
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARSER = ChatParser()
+WEATHER = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Łódź"}'}, "id": "c1"}
+
+
+def load(source: str, base: Path = DATA, **more: Any) -> TokenizerModel:
+    return load_model("m", ModelTokenizer(source=source, **more), base, "epp.yaml")
+
+
+def canonical(messages: list[dict[str, Any]], **more: Any) -> bytes:
+    return PARSER.parse(chat_body(messages, **more), {}).canonical
+
+
+def test_a_longer_conversation_costs_its_new_text_alone() -> None:
+    made = load("bytes")
+    for turns in range(1, 8):
+        messages = chat(turns)
+        made.count(canonical(messages), 256)
+        again = made.count(canonical(messages), 256)
+        assert again.new_bytes == 0
+        longer = made.count(canonical([*messages, {"role": "assistant", "content": "No. " * 50}]), 256)
+        assert 200 <= longer.new_bytes <= 200 + 3 * 512
+
+
+def test_what_was_forgotten_is_counted_again() -> None:
+    made = load("bytes", cache_bytes=ENTRY_BYTES * 4)
+    first = made.count(canonical(chat(4)), 256)
+    again = made.count(canonical(chat(4)), 256)
+    assert (again.tokens, again.curve) == (first.tokens, first.curve)
+    assert again.new_bytes > 0
+    assert made.cache.used_bytes <= ENTRY_BYTES * 4
+
+
+def test_the_least_recently_used_go_first_and_the_bound_holds() -> None:
+    cache = PieceCache(ENTRY_BYTES * 3)
+    cache.add([(1, 10), (2, 20), (3, 30)])
+    assert cache.find([1]) == [10]
+    cache.add([(4, 40)])
+    assert cache.find([1, 2, 3, 4]) == [10, None, 30, 40]
+    cache.add([(5, b"x" * ENTRY_BYTES)])
+    assert cache.used_bytes <= ENTRY_BYTES * 3
+    cache.clear()
+    assert (len(cache), cache.used_bytes) == (0, 0)
+
+
+def test_kept_ids_are_given_again() -> None:
+    made = TokenizerModel(load("bytes")._tokenizer, keep_ids=True)
+    text = "words and numbers 123 " * 300
+    assert made.ids(text) == made.ids(text) == made.reference_ids(text)
+    assert len(made.cache) > 3
+    assert made.count(
+        CompletionParser().parse(json.dumps({"model": "m", "prompt": text}).encode(), {}).canonical, 64
+    )
+
+
+def test_tools_and_calls_are_rendered() -> None:
+    messages: list[dict[str, Any]] = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "How is"}, {"type": "text", "text": "the weather?"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [WEATHER]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain."},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    (text,) = load("bytes").rendered(canonical(messages, tools=tools))
+    assert text.decode() == (
+        '<|im_start|>system\nTools:{"function": {"name": "weather", "parameters": {"type": "object"}}, "type": "function"}'
+        "<|im_end|>\n<|im_start|>user\nHow is\nthe weather?<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>weather {"city": "Łódź"}</tool_call><|im_end|>\n<|im_start|>tool\nRain.<|im_end|>\n'
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_anthropic_messages_are_the_chat_that_engines_make_of_them() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    }
+    theirs = MessagesParser().parse(json.dumps(body).encode(), {}).canonical
+    ours = canonical([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+    made = load("bytes")
+    assert made.rendered(theirs) == made.rendered(ours)
+
+
+def test_media_cost_their_estimate() -> None:
+    made = load("bytes")
+    text = {"type": "text", "text": "What is this?"}
+    image = {"type": "image_url", "image_url": {"url": "https://example.test/a.png"}}
+    with_image = canonical([{"role": "user", "content": [text, image]}])
+    media = prompt_content(with_image).media_tokens
+    assert media > 0
+    without = made.count(canonical([{"role": "user", "content": [text]}]), 256).tokens
+    assert made.count(with_image, 256).tokens == without + media
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "more"),
+    [
+        ("pieces", [{"role": "oracle", "content": "hm"}], {}),
+        ("bytes", [{"role": "user", "content": "hm"}], {"chat_template": "{{ messages }}"}),
+    ],
+)
+def test_chats_that_nothing_renders_are_not_countable(
+    source: str, messages: list[Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(NotCountableError, match="template"):
+        load(source).count(canonical(messages, **more), 256)
+
+
+def test_what_is_no_chat_and_no_text_is_not_countable() -> None:
+    with pytest.raises(NotCountableError, match="content"):
+        load("bytes").count(b"\xffQ", 256)
+
+
+def test_an_audit_that_fails_ends_the_use_of_seams() -> None:
+    made = load("gpt2")
+    wrong = replace(PAIRS[0], around=re.compile(rb"er"))  # inside of words
+    made.seams = Seams(made.seams.markers, [wrong], least_bytes=3)
+    prompt = canonical([{"role": "user", "content": "the order of numbers " * AUDIT_EVERY}])
+    counted = made.count(prompt, 256).tokens
+    assert made.distrusted
+    assert not made.fast
+    assert counted == len(made.reference_ids(made.rendered(prompt)[0].decode()))
+
+
+def test_the_curve_follows_the_text() -> None:
+    made = load("bytes")
+    dense = "".join(f"{number:04}" for number in range(2000))
+    prompt = canonical(
+        [{"role": "user", "content": dense}, {"role": "user", "content": "word and word " * 600}]
+    )
+    counted = made.count(prompt, 256)
+    curve = counted.curve
+    assert len(curve) == len(prompt) // 256
+    assert list(curve) == sorted(curve)
+    assert curve[-1] <= counted.tokens
+    for blocks in (10, 20, 40, 60):
+        head = prompt[: blocks * 256].rpartition(b"\xff")[2][1:].decode()
+        before = prompt[: blocks * 256 - len(head)]
+        exact = len(made.reference_ids(dense)) if b"word" not in before and head.startswith("word") else 0
+        exact += len(made.reference_ids(head))
+        assert curve[blocks - 1] == pytest.approx(exact, abs=60)
+
+
+def test_the_curve_of_nothing_is_empty() -> None:
+    assert block_curve(b"", b"", [], [], 256) == []
+    assert block_curve(b"\xffPshort", b"short", [5], [2], 256) == []
+
+
+class TestTemplates:
+    def test_what_templates_expect_is_there(self) -> None:
+        source = (
+            "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% generation %}{{ m.content }}"
+            "{% endgeneration %}{% endfor %}{{ tools | tojson(indent=1) }}{{ strftime_now('%%') }}{{ bos_token }}"
+        )
+        content = prompt_content(canonical([{"role": "user", "content": text} for text in "abc"]))
+        content.tools = [{"é": 1}]
+        assert (
+            ChatTemplate(source, constants={"bos_token": "<s>"}).render(content)
+            == 'ab[\n {\n  "é": 1\n }\n]%<s>'
+        )
+
+    def test_the_sandbox_holds(self) -> None:
+        content = prompt_content(canonical([{"role": "user", "content": "a"}]))
+        for source in (
+            "{{ messages.append(1) }}",
+            "{{ ''.__class__.__mro__ }}",
+            "{{ raise_exception('no') }}",
+        ):
+            with pytest.raises(RenderError):
+                ChatTemplate(source).render(content)
+
+    def test_chats_with_tools_have_their_own_where_there_is_one(self) -> None:
+        plain, tools = canonical(chat(1)), canonical(chat(1), tools=[{"type": "function"}])
+        template = ChatTemplate("plain", "tools")
+        assert [template.render(prompt_content(data)) for data in (plain, tools)] == ["plain", "tools"]
+
+
+class TestConfiguration:
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> Path:
+        shutil.copytree(folder("bytes"), tmp_path / "good")
+        shutil.copytree(folder("bytes"), tmp_path / "bad")
+        return tmp_path
+
+    def error(self, base: Path, **more: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load("bad", base, **more)
+        assert str(caught.value).startswith("epp.yaml: tokens.models.m.")
+        return str(caught.value)
+
+    def test_a_folder_that_is_not_there(self, base: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"m\.source: .*absent does not exist \(give a folder or a hub id\)"
+        ):
+            load("absent", base)
+
+    def test_no_tokenizer_file(self, base: Path) -> None:
+        (base / "bad" / "tokenizer.json").unlink()
+        assert "bad has no tokenizer.json" in self.error(base)
+        (base / "bad" / "tekken.json").write_text("{}")
+        assert "tekken.json is not read; convert it" in self.error(base)
+
+    def test_a_broken_tokenizer_file(self, base: Path) -> None:
+        (base / "bad" / "tokenizer.json").write_text('{"version": "1.0"')
+        assert "is no tokenizer" in self.error(base)
+
+    def test_a_broken_configuration_file(self, base: Path) -> None:
+        (base / "bad" / "tokenizer_config.json").write_text("{")
+        assert "must be valid JSON" in self.error(base)
+
+    def test_no_chat_template(self, base: Path) -> None:
+        (base / "bad" / "tokenizer_config.json").unlink()
+        assert (
+            "m.chat_template: bad has no chat template (name a file with one, or write 'none'"
+            in self.error(base)
+        )
+        with pytest.raises(NotCountableError, match="template"):
+            load("bad", base, chat_template="none").count(canonical(chat(1)), 256)
+
+    def test_a_template_with_a_mistake(self, base: Path) -> None:
+        (base / "bad" / "chat_template.jinja").write_text("fine\n{% for m in messages %}")
+        assert "chat_template.jinja is no template: line 2" in self.error(base)
+        assert "m.chat_template: " in self.error(base, chat_template="absent.jinja")
+
+    def test_the_file_beside_wins_over_the_one_inside_and_the_configured_over_both(self, base: Path) -> None:
+        prompt = canonical(chat(1))
+        (base / "good" / "chat_template.jinja").write_text("beside")
+        assert load("good", base).rendered(prompt) == [b"beside"]
+        (base / "mine.jinja").write_text("mine")
+        assert load("good", base, chat_template="mine.jinja").rendered(prompt) == [b"mine"]
