@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from epp.replay.measure import METRICS, Figures, Run, counted, figures, from_window
-from epp.sim.run import run_window
+from epp.sim.run import policy_named, run_window
 from epp.sim.scenario import FleetSpec, WindowOptions
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ class PolicyChoice:
     Attributes:
         name: registered policy or yardstick.
         weights: those that differ from its defaults.
+        params: parameters that differ from its defaults.
     """
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,8 @@ def run_task(task: Task) -> Outcome:
         report_cached_tokens=cell.reports.cached_tokens,
         report_delay_ms=cell.reports.delay_ms,
     )
-    result = run_window(
-        requests, task.fleet, task.policy.name, task.policy.weights, seed=task.seed, options=options
-    )
+    policy = policy_named(task.policy.name, task.policy.params)
+    result = run_window(requests, task.fleet, policy, task.policy.weights, seed=task.seed, options=options)
     return outcome_of(cell, task.seed, from_window(result, len(requests)), columns=task.columns)
 
 

@@ -56,17 +56,7 @@ class Workload:
         return self.generate(self.parameters.busier(rate) if rate != 1.0 else self.parameters, seed)
 
 
-def _all() -> tuple[Workload, ...]:
-    shared = shared_prefix.SharedPrefix
-    ratios = tuple(
-        Workload(
-            f"shared-{percent}",
-            f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
-            shared_prefix.generate,
-            shared(share=percent / 100.0),
-        )
-        for percent in (10, 30, 50, 70)
-    )
+def _chat() -> tuple[Workload, ...]:
     return (
         Workload(
             "art-chat", "ART-Chat's tuning window, Apr 5, at full speed", art_chat.generate, art_chat.APR_5
@@ -95,6 +85,14 @@ def _all() -> tuple[Workload, ...]:
             time_scale=2.0,
         ),
         Workload(
+            "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
+        ),
+    )
+
+
+def _returning() -> tuple[Workload, ...]:
+    return (
+        Workload(
             "agent-bursts",
             "agents that fan out into siblings at one context, closed loop",
             agent_bursts.generate,
@@ -114,6 +112,21 @@ def _all() -> tuple[Workload, ...]:
             mooncake_chat.generate,
             mooncake_chat.MooncakeChat(),
         ),
+    )
+
+
+def _groups() -> tuple[Workload, ...]:
+    shared = shared_prefix.SharedPrefix
+    ratios = tuple(
+        Workload(
+            f"shared-{percent}",
+            f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
+            shared_prefix.generate,
+            shared(share=percent / 100.0),
+        )
+        for percent in (10, 30, 50, 70)
+    )
+    return (
         *ratios,
         Workload(
             "drift",
@@ -128,13 +141,10 @@ def _all() -> tuple[Workload, ...]:
             shared_prefix.generate,
             shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
         ),
-        Workload(
-            "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
-        ),
     )
 
 
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _all()}
+WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in (*_chat(), *_returning(), *_groups())}
 
 
 def workload_named(name: str) -> Workload:
