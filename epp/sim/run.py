@@ -39,14 +39,14 @@ def policy_names() -> tuple[str, ...]:
     return (*POLICIES, *ORACLES)
 
 
-def policy_named(name: str) -> Policy | Oracle:
-    """A policy with its default parameters, or an oracle.
+def policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy | Oracle:
+    """A policy with the given parameters, the others being defaults, or an oracle, which has none.
 
     Raises:
-        ConfigError: nothing has that name.
+        ConfigError: nothing has that name, or the policy no such parameter.
     """
     oracle = ORACLES.get(name)
-    return create(name) if oracle is None else oracle()
+    return create(name, params) if oracle is None else oracle()
 
 
 def run_window(

@@ -144,7 +144,9 @@ def _groups() -> tuple[Workload, ...]:
     )
 
 
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in (*_chat(), *_returning(), *_groups())}
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload for workload in (*_chat(), *_returning(), *_groups())
+}
 
 
 def workload_named(name: str) -> Workload:
