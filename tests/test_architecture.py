@@ -25,6 +25,7 @@ ALLOWED = {
     "signals": BASE | {"prompt"},
     "config": BASE | {"signals"},
     "extproc": BASE | {"pb"},
+    "tuner": BASE | {"config"},
     "decide": BASE | {"config", "policies", "prompt", "signals"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "policies", "prompt", "signals", "sim"},
@@ -38,7 +39,7 @@ ALLOWED = {
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "demo", "__main__", "__init__"}
 
-PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd"}
+PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner"}
 PURE_FILES = {
     "decide/select.py",
     "decide/weights.py",

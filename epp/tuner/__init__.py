@@ -1,0 +1,1 @@
+"""Learning weights from live traffic, safely: search, objective, evidence, a candidate's life. Pure."""

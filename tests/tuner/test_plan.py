@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import ConfigError
+from epp.tuner.bounds import tuner_bounds
+from epp.tuner.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
+from epp.tuner.samples import judged, read_stamp, sample_of
+
+BOUNDS = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0)}
+OLD = {"rtt_weight": 0.5, "queue_weight": 0.1}
+NEW = {"rtt_weight": 0.3, "queue_weight": 0.4}
+START = 1_700_000_000.0
+
+
+def split(**changes: Any) -> Split:
+    values: dict[str, Any] = {
+        "id": "c1-screen",
+        "weights": NEW,
+        "valid_from_wall_s": START,
+        "valid_until_wall_s": START + 3600,
+        "share": 0.2,
+    }
+    return Split(**{**values, **changes})
+
+
+def switchback(**changes: Any) -> Switchback:
+    values: dict[str, Any] = {
+        "id": "c1-switch",
+        "weights": NEW,
+        "valid_from_wall_s": START,
+        "valid_until_wall_s": START + 36_000,
+        "block_s": 40.0,
+        "seed": 3,
+    }
+    return Switchback(**{**values, **changes})
+
+
+def plan(trial: Split | Switchback | None = None, **changes: Any) -> Plan:
+    return Plan(**{"weights": OLD, "policy": "gorgo", "serial": 7, "trial": trial, **changes})
+
+
+@pytest.mark.parametrize("trial", [None, split(), switchback()])
+def test_a_written_plan_reads_the_same(trial: Split | Switchback | None) -> None:
+    text = render_plan(plan(trial, reason="better: 5 %"))
+    read = parse_plan(text, "weights.yaml", policy="gorgo", bounds=BOUNDS)
+    assert read.trial == trial
+    assert read.weights == OLD
+    assert render_plan(read) == text
+
+
+def test_every_cut_of_the_file_is_refused() -> None:
+    text = render_plan(plan(split()))
+    for end in range(0, len(text) - 1, 3):
+        with pytest.raises(ConfigError):
+            parse_plan(text[:end] or b"", "weights.yaml", policy="gorgo", bounds=BOUNDS)
+
+
+def test_a_file_that_a_person_wrote_is_read() -> None:
+    text = "weights: {rtt_weight: 0.4}\n"
+    assert parse_plan(text, "weights.yaml", policy="gorgo", bounds=BOUNDS).weights == {"rtt_weight": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        (plan(split(weights={"queue_weight": 0.0})), "trial.weights.queue_weight"),  # the known hack
+        (plan(weights={"rtt_weight": 3.0}), "weights.rtt_weight"),
+        (plan(split(weights={"rtt": 0.3})), "trial.weights.rtt"),
+        (plan(policy="mooncake"), "made for"),
+        (plan(split(), policy=""), "made for"),
+        (plan(weights={"rtt_weight": float("nan")}), "rtt_weight"),
+    ],
+)
+def test_what_must_not_come_into_force_is_refused(bad: Plan, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        parse_plan(render_plan(bad), "weights.yaml", policy="gorgo", bounds=BOUNDS)
+
+
+def test_a_file_changed_by_hand_is_refused() -> None:
+    text = render_plan(plan()).replace(b"0.5", b"0.6")
+    with pytest.raises(ConfigError, match="digest"):
+        parse_plan(text, "weights.yaml", policy="gorgo", bounds=BOUNDS)
+
+
+def test_hard_bounds_hold_within_the_configured_ones() -> None:
+    assert tuner_bounds("gorgo", BOUNDS) == {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0)}
+    assert tuner_bounds("gorgo", {"rtt_weight": (5.0, 9.0)}) == {"rtt_weight": (5.0, 5.0)}
+    assert tuner_bounds("other", BOUNDS) == BOUNDS
+
+
+@pytest.mark.parametrize("wall_s", [START - 0.001, START + 36_000, START + 1e6])
+def test_outside_of_its_time_a_trial_is_nothing(wall_s: float) -> None:
+    for trial in (split(valid_until_wall_s=START + 36_000), switchback()):
+        assigned = assign(plan(trial), wall_s, "session")
+        assert (assigned.arm, assigned.stamp, assigned.weights) == (INCUMBENT, "", OLD)
+
+
+def test_a_split_keeps_sessions_together_and_grows() -> None:
+    sessions = [f"s{n}" for n in range(4000)]
+    small = {s for s in sessions if assign(plan(split(share=0.05)), START, s).arm != INCUMBENT}
+    later = {s for s in sessions if assign(plan(split(share=0.05)), START + 1000, s).arm != INCUMBENT}
+    grown = {s for s in sessions if assign(plan(split(id="c1-r", share=0.2)), START, s).arm != INCUMBENT}
+    assert small == later < grown
+    assert 140 < len(small) < 260
+    assert assign(plan(split()), START, "").stamp == ""
+
+
+def test_a_switchback_gives_each_arm_one_block_of_every_pair() -> None:
+    trial, firsts = switchback(), 0
+    for pair in range(200):
+        arms = [assign(plan(trial), START + 80.0 * pair + at, "").arm for at in (0.0, 39.9, 40.0, 79.9)]
+        assert arms[0] == arms[1] != arms[2] == arms[3]
+        firsts += arms[0] == INCUMBENT
+    assert 70 < firsts < 130
+
+
+def test_pairs_between_measured_ones_are_the_incumbents_and_not_stamped() -> None:
+    trial = switchback(every=4)
+    stamps = [assign(plan(trial), START + 80.0 * pair, "").stamp for pair in range(12)]
+    assert [bool(stamp) for stamp in stamps] == [True, False, False, False] * 3
+
+
+@given(wall_s=st.floats(START, START + 3599), session=st.text(max_size=5))
+def test_stamps_read_back(wall_s: float, session: str) -> None:
+    trial = split()
+    assigned = assign(plan(trial), wall_s, session)
+    stamp = read_stamp(assigned.stamp)
+    assert (stamp is None) == (session == "")
+    if stamp is not None:
+        assert (stamp.trial, stamp.arm, stamp.block) == (trial.id, assigned.arm, trial.block_at(wall_s))
+
+
+def decision(**changes: Any) -> dict[str, Any]:
+    trial = switchback()
+    values: dict[str, Any] = {
+        "id": "d1",
+        "at": START + 15.0,
+        "basis": "policy",
+        "arm": assign(plan(trial), START + 15.0, "").stamp,
+        "weights_version": "v",
+        "session": "",
+        "request": {"affinity_key": "k", "prompt_tokens": 100},
+        "endpoints": ["a:1", "b:1"],
+        "chosen": 1,
+    }
+    return {**values, **changes}
+
+
+def outcome(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "id": "d1",
+        "at": START + 18.0,
+        "endpoint": "a:1",
+        "served": "b:1",
+        "cause": "completed",
+        "status": 200,
+        "ttft_ms": 300.0,
+        "e2e_ms": 3000.0,
+        "itl_ms": 20.0,
+        "completion_tokens": 101,
+    }
+    return {**values, **changes}
+
+
+def test_a_sample_is_of_its_dispatch() -> None:
+    sample = sample_of(decision(), outcome())
+    assert sample is not None
+    assert (sample.dispatched_wall_s, sample.endpoint, sample.session) == (START + 15.0, "b:1", "k")
+    assert sample.felt_ms == 300.0 + 20.0 * 100
+    assert judged(sample, switchback())
+    early = sample_of(decision(at=START + 5.0), outcome())
+    assert early is not None
+    assert not judged(early, switchback())
+    assert not judged(sample, switchback(id="another"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed", "answered", "censored"),
+    [
+        ({}, False, True, False),
+        ({"status": 500, "ttft_ms": 5.0}, True, False, False),
+        ({"status": 429}, True, False, False),
+        ({"cause": "upstream-reset"}, True, False, False),
+        ({"cause": "unreachable", "status": 503, "ttft_ms": None}, True, False, False),
+        ({"cause": "client-gone", "ttft_ms": None}, False, False, True),
+        ({"cause": "client-gone"}, False, True, True),
+        ({"cause": "expired", "status": None, "ttft_ms": None}, True, False, False),
+    ],
+)
+def test_what_counts_as_failed(changes: dict[str, Any], failed: bool, answered: bool, censored: bool) -> None:
+    sample = sample_of(decision(), outcome(**changes))
+    assert sample is not None
+    assert (sample.failed, sample.answered, sample.censored) == (failed, answered, censored)
+
+
+def test_what_says_nothing_about_a_policy_is_left_out() -> None:
+    assert sample_of(decision(basis="balance"), outcome()) is None
+    assert sample_of(decision(), outcome(status=400)) is None
+    assert sample_of(decision(), outcome(cause="unobserved", status=None, ttft_ms=None)) is None
+
+
+def test_a_request_that_never_ended_is_a_sample() -> None:
+    sample = sample_of(decision(), None, now_wall_s=START + 75.0)
+    assert sample is not None
+    assert not sample.answered
+    assert (sample.e2e_ms, sample.endpoint) == (60_000.0, "b:1")
