@@ -5,17 +5,26 @@
 --   streamed   whether the answer is an event stream
 --   encoding   content-encoding, when there is one: then nothing can be read of the answer
 --   chunks     body chunks up to the end of the answer; there once the answer is complete
---   usage      text of the last "usage" object in the last TAIL_BYTES of the complete answer
+--   usage      what the engine says the answer cost, as it stood in the answer, names included: the first
+--              and the last "usage" object of an event stream (Anthropic tells the prompt's tokens in the
+--              first event and the answer's in the last), the last one of any other answer, and the last
+--              "meta_info" object of each prompt of a batch (SGLang)
 --
--- An event stream is complete with its end mark: many clients hang up there, before the connection says so.
+-- An event stream is complete with the event that ends it: many clients hang up there, before the connection
+-- says so. An event stream's first chunk is also told to the picker at once, by a call that nobody waits for.
 --
--- An event stream's first chunk is also told to the picker at once, by a call that nobody waits for.
---
--- Work per chunk is one string of at most TAIL_BYTES, whatever came before. A handle's objects die when the
--- script yields, so streamInfo() is asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty
--- for no call), TIMEOUT_MS, TAIL_BYTES and STRIPPED_PATHS are set above.
+-- What is found does not depend on how the answer was cut. Kept of it are these objects, each of at most
+-- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
+-- nothing where a chunk ends with its line. A handle's objects die when the script yields, so streamInfo() is
+-- asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty for no call), TIMEOUT_MS,
+-- TAIL_BYTES and STRIPPED_PATHS are set above.
 
-local END_MARK = "[DONE]\n\n"
+local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
+-- No name that is looked for is longer, quotes and key included.
+local NAME_BYTES = 32
+-- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
+local MAX_BATCH = 16
+local LAST_RESPONSES = { 'response.completed"', 'response.incomplete"', 'response.failed"' }
 
 local function note(handle, key, value)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, key, value)
@@ -41,57 +50,220 @@ local function tell_first_token(handle, id)
   )
 end
 
--- In generated text the quotes of "usage" are escaped, so the name followed by an object is the real one.
-local function usage_in(tail)
-  local from = tail:match('.*()"usage"%s*:%s*{')
-  return from and tail:match('^"usage"%s*:%s*(%b{})', from)
+-- Where the object that opens at `from` closes, nil if not in this text.
+local function closing(text, from)
+  local depth = 0
+  while true do
+    local at = text:find('["{}]', from)
+    if not at then
+      return nil
+    end
+    local byte = text:byte(at)
+    from = at + 1
+    if byte == QUOTE then
+      repeat
+        local inner = text:find('["\\]', from)
+        if not inner then
+          return nil
+        end
+        from = inner + (text:byte(inner) == BACKSLASH and 2 or 1)
+      until text:byte(inner) == QUOTE
+    else
+      depth = depth + (byte == OPEN and 1 or -1)
+      if depth == 0 then
+        return at
+      end
+    end
+  end
 end
 
-local function note_complete(handle, chunks, tail)
-  note(handle, "chunks", chunks)
-  local usage = usage_in(tail)
-  if usage then
-    note(handle, "usage", ascii(usage, TAIL_BYTES))
+local function past_space(text, at)
+  local byte = text:byte(at)
+  while byte == 32 or byte == NEWLINE or byte == 13 or byte == 9 do
+    at = at + 1
+    byte = text:byte(at)
+  end
+  return at, byte
+end
+
+-- The object after a name that ends before `from`: where it opens and closes. Opens nowhere when something
+-- else follows, and then whether that is because the text ends; closes nowhere when that has not come yet.
+local function object(text, from)
+  local at, byte = past_space(text, from)
+  if byte == COLON then
+    at, byte = past_space(text, at + 1)
+    if byte == OPEN then
+      return at, closing(text, at)
+    end
+  end
+  return nil, nil, byte == nil
+end
+
+-- What has been found of one answer.
+local Found = {}
+Found.__index = Found
+
+local function new_found(streamed)
+  return setmetatable({ streamed = streamed, carry = "", batch = {}, prompts = 0, over = false }, Found)
+end
+
+function Found:take(name, text)
+  if name == '"usage"' then
+    self.last = name .. ":" .. text
+    if self.streamed and not self.first then
+      self.first = self.last
+    end
+    return
+  end
+  local prompt = text:match('"id"%s*:%s*"([^"]*)"') or ""
+  if not self.batch[prompt] then
+    self.prompts = self.prompts + 1
+  end
+  if self.batch[prompt] or self.prompts <= MAX_BATCH then
+    self.batch[prompt] = name .. ":" .. text
+  end
+end
+
+-- In generated text quotes are escaped, so a name in plain quotes followed by an object is the real one.
+function Found:search(text, name, bare)
+  local from, unfinished = 1, nil
+  while true do
+    local at, ends = text:find(bare, from, true)
+    if not at then
+      return unfinished
+    end
+    from = ends + 1
+    if text:byte(at - 1) == QUOTE then
+      local opens, closes, may_follow = object(text, from)
+      local length = (closes or #text) - at + 2
+      if closes and length <= TAIL_BYTES then
+        self:take(name, text:sub(opens, closes))
+        from = closes + 1
+      elseif not closes and (opens or may_follow) and length < TAIL_BYTES then
+        return at - 1
+      end
+    end
+  end
+end
+
+-- The next chunk. True when the event has come that ends the stream, and is whole.
+function Found:feed(piece)
+  local text = self.carry == "" and piece or self.carry .. piece
+  local usage = self:search(text, '"usage"', 'usage"')
+  local meta = self:search(text, '"meta_info"', 'meta_info"')
+  local keep = usage and meta and math.min(usage, meta) or usage or meta
+  local ended = false
+  if self.streamed then
+    self:look_for_end(text)
+    ended = self.over and text:byte(-1) == NEWLINE and text:find("\r?\n\r?\n$") ~= nil
+  end
+  if keep then
+    self.carry = text:sub(keep)
+  elseif text:byte(-1) == NEWLINE and not self.over then
+    self.carry = ""
+  else
+    self.carry = text:sub(-NAME_BYTES)
+  end
+  return ended
+end
+
+-- OpenAI's mark, the last event of Anthropic's messages, and those of OpenAI's responses.
+function Found:look_for_end(text)
+  if self.over then
+    return
+  end
+  if text:find("[DONE]", 1, true) and (text:find("^data: ?%[DONE%]") or text:find("\ndata: ?%[DONE%]")) then
+    self.over = true
+  elseif text:find('message_stop"', 1, true) then
+    self.over = text:find('"type"%s*:%s*"message_stop"') ~= nil
+  elseif text:find("response.", 1, true) then
+    for _, name in ipairs(LAST_RESPONSES) do
+      if text:find(name, 1, true) and text:find('"type"%s*:%s*"' .. name) then
+        self.over = true
+      end
+    end
+  end
+end
+
+-- All that was found, nil for nothing.
+function Found:usage()
+  local parts = { self.first }
+  if self.last ~= self.first then
+    parts[#parts + 1] = self.last
+  end
+  if self.prompts <= MAX_BATCH then
+    for _, text in pairs(self.batch) do
+      parts[#parts + 1] = text
+    end
+  end
+  local text = table.concat(parts)
+  return text ~= "" and text or nil
+end
+
+-- Whether there is more than comments in an event stream so far; they keep the connection alive and are no
+-- token. `comment` says whether the last chunk ended within one, and is told for this one.
+local function is_token(piece, comment)
+  local from = 1
+  while true do
+    if comment then
+      local newline = piece:find("\n", from, true)
+      if not newline then
+        return false, true
+      end
+      from = newline + 1
+    end
+    from = piece:find("[^\r\n]", from)
+    if not from then
+      return false, false
+    end
+    comment = piece:byte(from) == COLON
+    if not comment then
+      return true, false
+    end
+  end
+end
+
+local function first_seen(handle, id, streamed)
+  note(handle, "first_us", tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND)))
+  if streamed and CLUSTER ~= "" then
+    local sent, why = pcall(tell_first_token, handle, id)
+    if not sent then
+      handle:logErr(tostring(why))
+    end
   end
 end
 
 -- The chunks of one answer. `readable` is false where no usage can be found.
 local function watch(handle, id, streamed, readable)
-  local pieces, first, last, held, chunks, seen = {}, 1, 0, 0, 0, false
+  local found, chunks, seen, comment = new_found(streamed), 0, false, false
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
-      local kept = length > TAIL_BYTES and TAIL_BYTES or length
-      local piece = chunk:getBytes(length - kept, kept)
       chunks = chunks + 1
-      -- A comment of an event stream keeps the connection alive and is no token.
-      if not seen and not (streamed and chunk:getBytes(0, 1) == ":") then
+      if not readable then
+        first_seen(handle, id, streamed)
+        return
+      end
+      local piece = chunk:getBytes(0, length)
+      if not seen then
         seen = true
-        note(handle, "first_us", tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND)))
-        if streamed and CLUSTER ~= "" then
-          local sent, why = pcall(tell_first_token, handle, id)
-          if not sent then
-            handle:logErr(tostring(why))
-          end
+        if streamed then
+          seen, comment = is_token(piece, comment)
         end
-        if not readable then
-          return
+        if seen then
+          first_seen(handle, id, streamed)
         end
       end
-      last = last + 1
-      pieces[last] = piece
-      held = held + kept
-      while held - #pieces[first] >= TAIL_BYTES do
-        held = held - #pieces[first]
-        pieces[first] = nil
-        first = first + 1
-      end
-      if streamed and piece:byte(-3) == 93 and piece:sub(-#END_MARK) == END_MARK then
+      if found:feed(piece) then
         break
       end
     end
   end
-  note_complete(handle, chunks, table.concat(pieces, "", first, last):sub(-TAIL_BYTES))
+  note(handle, "chunks", chunks)
+  local usage = found:usage()
+  if usage then
+    note(handle, "usage", ascii(usage, #usage))
+  end
 end
 
 function envoy_on_response(handle)

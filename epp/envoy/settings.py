@@ -105,7 +105,7 @@ class EnvoySettings:
         first_token_path: its Unix socket, instead of host and port; none when empty.
         first_token_tls: TLS towards it, plaintext when None.
         report_interval_ms: longest time that a report waits in Envoy for others to travel with.
-        usage_tail_bytes: how much of an answer's end is kept to find ``usage`` in.
+        usage_tail_bytes: longest ``usage`` object that is kept of an answer.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
             because nothing can be read of a compressed answer.
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from epp.prompt.usage import NO_USAGE, Usage, parse_usage
+from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
@@ -167,7 +167,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         streamed=streamed if isinstance(streamed, bool) else None,
         encoding=_text(seen.get("encoding")),
         chunks=int(chunks) if isinstance(chunks, float) else None,
-        usage=parse_usage(usage) if isinstance(usage, str) else NO_USAGE,
+        usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
     )
 
 
@@ -201,6 +201,15 @@ def _fields(struct: Struct) -> dict[str, object]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _usage(text: str) -> Usage:
+    """The objects as they stood in the answer, names included; of an older filter the last one alone."""
+    if text.startswith("{"):
+        return parse_usage(text)
+    reader = UsageReader()
+    reader.feed(text.encode())
+    return reader.usage
 
 
 def _ms(common: AccessLogCommon, field: str) -> float:

@@ -120,11 +120,56 @@ async def test_whole_answer_has_usage_and_no_call(rig: Rig) -> None:
     assert rig.picker.ids[-1] not in rig.told.first_tokens
 
 
-async def test_usage_before_the_tail_is_unknown(rig: Rig) -> None:
-    body = json.dumps({"usage": answers.USAGE, "choices": ["x" * TAIL_BYTES]}).encode()
+async def test_usage_far_before_the_end_is_found(rig: Rig) -> None:
+    body = json.dumps({"usage": answers.USAGE, "choices": ["x" * 20 * TAIL_BYTES]}).encode()
     rig.plays(answers.whole(body))
+    _, received, report = await rig.exchange()
+    assert dechunked(received) == body
+    assert report.usage == EXPECTED
+
+
+async def test_a_usage_beyond_the_bound_is_unknown(rig: Rig) -> None:
+    rig.plays(answers.whole(json.dumps({"usage": {"note": "x" * TAIL_BYTES, "prompt_tokens": 3}}).encode()))
     _, _, report = await rig.exchange()
     assert report.usage == NO_USAGE
+
+
+@pytest.mark.parametrize("cut", [1, 60, 150, 200])
+async def test_both_ends_of_an_anthropic_stream_tell(rig: Rig, cut: int) -> None:
+    begun = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 16, "output_tokens": 1}}
+    first = b"event: message_start\n" + answers.event({"type": "message_start", "message": begun})
+    word = answers.event({"type": "content_block_delta", "delta": {"text": "word " * 100}})
+    last = answers.event({"type": "message_delta", "usage": {"output_tokens": 44}})
+    end = b"event: message_stop\n" + answers.event({"type": "message_stop"})
+    hold = asyncio.Event()
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head())
+        for piece in (first[:cut], first[cut:], *[word] * 20, last + end[:cut], end[cut:]):
+            if piece:
+                await asyncio.sleep(0.002)
+                writer.write(answers.chunk(piece))
+        await hold.wait()  # the connection does not say that the answer is over
+
+    rig.plays(play)
+    async with rig.client() as client:
+        await client.read_head()
+        body = await client.reader.readuntil(end[-10:])
+        client.leave()
+        report = await rig.told.report(rig.picker.ids[-1])
+        hold.set()
+    assert dechunked(body + b"\r\n0\r\n\r\n").startswith(first)
+    assert report.usage == Usage(20, 44, 16)
+    assert report.chunks is not None
+
+
+async def test_the_last_event_of_responses_repeats_the_answer_after_its_usage(rig: Rig) -> None:
+    usage = {"input_tokens": 20, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 4}
+    response = {"output": ["word " * 9000], "usage": usage, "metadata": {"note": "y" * 3 * TAIL_BYTES}}
+    done = answers.event({"type": "response.completed", "response": response})
+    rig.plays(answers.stream(answers.event({"type": "response.created"}), done[:70_000], done[70_000:]))
+    _, _, report = await rig.exchange()
+    assert report.usage == Usage(20, 4, 16)
 
 
 async def test_compressed_answer_says_so(rig: Rig) -> None:

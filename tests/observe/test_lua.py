@@ -1,0 +1,293 @@
+"""The filter's script on LuaJIT, as Envoy runs it: what it finds, in any cut, and against Python's reader."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
+
+import epp.envoy
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.prompt.usage import NO_USAGE, Usage, UsageReader
+from epp.server.report import decode
+from tests.observe import answers
+from tests.observe.entries import entry, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TAIL_BYTES = 2048
+SOURCE = Path(epp.envoy.__file__).with_name("observe.lua").read_text()
+HEAD = f"""
+local NAMESPACE, DECISION_NAMESPACE, CLUSTER, TIMEOUT_MS = "epp.observe", "epp", "calls", 1000
+local TAIL_BYTES = {TAIL_BYTES}
+EnvoyTimestampResolution = {{ MICROSECOND = 1 }}
+"""
+HARNESS = b"""
+function(pieces, kind, encoding)
+  local notes, calls, read = {}, {}, 0
+  local handle = {}
+  function handle:streamInfo()
+    return { dynamicMetadata = function() return {
+      get = function() return { decision_id = "d" } end,
+      set = function(_, _, key, value) notes[key] = value end,
+    } end }
+  end
+  function handle:headers()
+    local headers = { [":status"] = "200", ["content-type"] = kind, ["content-encoding"] = encoding }
+    return { get = function(_, name) return headers[name] end }
+  end
+  function handle:timestampString() return tostring(read) end
+  function handle:httpCall() calls[#calls + 1] = read end
+  function handle:logErr(text) error(text) end
+  function handle:bodyChunks()
+    return function()
+      if read >= #pieces then return nil end
+      read = read + 1
+      local data = pieces[read]
+      return {
+        length = function() return #data end,
+        getBytes = function(_, from, count) return data:sub(from + 1, from + count) end,
+      }
+    end
+  end
+  envoy_on_response(handle)
+  return notes, calls, read
+end
+"""
+
+
+@dataclass
+class Seen:
+    notes: dict[str, Any]
+    calls: list[int]
+    read: int
+
+    @property
+    def usage(self) -> Usage:
+        """As the picker reads it, by way of the access log."""
+        text = self.notes.get("usage")
+        if text is None:
+            return NO_USAGE
+        logged = StreamAccessLogsMessage.FromString(wire(entry(seen={"usage": text}))).http_logs.log_entry
+        return decode(logged[0]).usage
+
+
+class Lua:
+    def __init__(self) -> None:
+        self._lua = luajit21.LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        self._lua.execute((HEAD + SOURCE).encode())
+        self._run = self._lua.eval(HARNESS)
+
+    def __call__(
+        self, pieces: Sequence[bytes], kind: bytes = b"text/event-stream", encoding: bytes | None = None
+    ) -> Seen:
+        notes, calls, read = self._run(self._lua.table_from(list(pieces)), kind, encoding)
+        plain = {
+            key.decode(): value.decode("utf-8") if isinstance(value, bytes) else value
+            for key, value in notes.items()
+        }
+        return Seen(plain, list(calls.values()), read)
+
+
+LUA = Lua()
+
+
+def python(pieces: Sequence[bytes]) -> Usage:
+    reader = UsageReader()
+    for piece in pieces:
+        reader.feed(piece)
+    return reader.usage
+
+
+def named(kind: str, **fields: object) -> bytes:
+    return f"event: {kind}\n".encode() + answers.event({"type": kind, **fields})
+
+
+CHAT = (
+    answers.token('say "usage": {"prompt_tokens": 99} n\u00e9 \u4f60\u597d [DONE]')
+    + answers.usage({**answers.USAGE, "x": '}{\\"\u4f60'})
+    + answers.DONE
+)
+CONTINUOUS = (
+    b"".join(
+        answers.event({"choices": [{"delta": {}}], "usage": {"prompt_tokens": 9, "completion_tokens": at}})
+        for at in range(1, 6)
+    )
+    + answers.DONE
+)
+ANTHROPIC = (
+    named(
+        "message_start",
+        message={"usage": {"input_tokens": 4, "cache_read_input_tokens": 16, "output_tokens": 1}},
+    )
+    + named("ping")
+    + named("content_block_delta", delta={"text": 'x "usage": {"input_tokens": 5} message_stop'})
+    + b"".join(named("content_block_delta", delta={"text": "word " * 40}) for _ in range(30))
+    + named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 44})
+    + named("message_stop")
+)
+ANSWERED = {"output": [{"content": [{"text": "word " * 2000}]}]}
+RESPONSES = (
+    named("response.created", response={"usage": None})
+    + named("response.output_text.delta", delta="response.completed")
+    + named(
+        "response.completed",
+        response={
+            **ANSWERED,
+            "usage": {"input_tokens": 20, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 4},
+            "metadata": {"note": "y" * 3 * TAIL_BYTES},
+        },
+    )
+)
+SGLANG = (
+    b"".join(
+        answers.event(
+            {
+                "text": "a",
+                "meta_info": {
+                    "id": f"p{at % 2}",
+                    "prompt_tokens": 7,
+                    "completion_tokens": at // 2 + 1,
+                    "cached_tokens": 3,
+                },
+            }
+        )
+        for at in range(6)
+    )
+    + answers.DONE
+)
+STREAMS = {
+    "chat": (CHAT, Usage(1200, 5, 1024)),
+    "continuous": (CONTINUOUS, Usage(9, 5, None)),
+    "anthropic": (ANTHROPIC, Usage(20, 44, 16)),
+    "responses": (RESPONSES, Usage(20, 4, 16)),
+    "sglang": (SGLANG, Usage(14, 6, 6)),
+}
+FEW = settings(max_examples=30, deadline=None)
+EACH = pytest.mark.parametrize(("body", "expected"), STREAMS.values(), ids=STREAMS)
+
+
+def cuts(body: bytes) -> st.SearchStrategy[list[bytes]]:
+    return st.lists(st.integers(0, len(body)), max_size=12).map(
+        lambda places: [body[a:b] for a, b in pairwise([0, *sorted(places), len(body)])]
+    )
+
+
+@EACH
+def test_usage_of_every_api(body: bytes, expected: Usage) -> None:
+    seen = LUA([body])
+    assert seen.usage == expected == python([body])
+    assert seen.notes["chunks"] == 1
+
+
+@EACH
+@given(data=st.data())
+@FEW
+def test_no_cut_changes_what_is_found(body: bytes, expected: Usage, data: st.DataObject) -> None:
+    pieces = data.draw(cuts(body))
+    seen = LUA(pieces)
+    assert seen.usage == expected
+    assert seen.calls, "and the first token is told"
+
+
+@EACH
+def test_every_single_cut(body: bytes, expected: Usage) -> None:
+    for at in range(max(len(body) - 500, 0), len(body)):
+        assert LUA([body[:at], body[at:]]).usage == expected
+    assert LUA([bytes([byte]) for byte in body[-1500:]]).read <= 1500
+
+
+@EACH
+@given(data=st.data())
+@FEW
+def test_a_stream_is_complete_with_its_last_event_though_the_connection_stays(
+    body: bytes, expected: Usage, data: st.DataObject
+) -> None:
+    pieces = [piece for piece in data.draw(cuts(body)) if piece]
+    seen = LUA([*pieces, b": still here\n\n"])
+    assert seen.read == len(pieces)
+    assert (seen.notes["chunks"], seen.usage) == (len(pieces), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [CHAT[: -len(answers.DONE)], ANTHROPIC[:-4], b"data: x [DONE]\n\n", b'"[DONE]"\n\n'],
+)
+def test_before_its_last_event_it_is_not(body: bytes) -> None:
+    assert LUA([body, b": still here\n\n", b"\n"]).read == 3
+
+
+@pytest.mark.parametrize("ending", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+def test_other_spellings_of_the_mark(ending: bytes) -> None:
+    for at in range(len(ending)):
+        pieces = [piece for piece in (answers.usage() + ending[:at], ending[at:]) if piece]
+        assert LUA([*pieces, b"more"]).read == len(pieces)
+
+
+WHOLE = (
+    b'{"choices": [{"message": {"content": "'
+    + b"w" * 5000
+    + b'"}}], "usage": '
+    + json.dumps(answers.USAGE).encode()
+)
+
+
+@FEW
+@given(data=st.data(), after=st.integers(0, 9000))
+def test_a_whole_answer_tells_its_usage_wherever_it_stands(data: st.DataObject, after: int) -> None:
+    body = WHOLE + b', "prompt_logprobs": "' + b"z" * after + b'"}'
+    seen = LUA(data.draw(cuts(body)), b"application/json")
+    assert (seen.usage, seen.calls, seen.notes["streamed"]) == (Usage(1200, 5, 1024), [], False)
+
+
+def test_a_whole_answer_has_one_usage_the_last() -> None:
+    body = b'{"content": [{"input": {"usage": {"cached_tokens": 7}}}], "usage": {"prompt_tokens": 3}}'
+    assert LUA([body], b"application/json").usage == Usage(3, None, None)
+
+
+def test_a_batch_is_added_up_and_a_huge_one_unknown() -> None:
+    def batch(prompts: int) -> bytes:
+        told = [
+            {"meta_info": {"id": f"p{at}", "prompt_tokens": 2, "cached_tokens": 1}} for at in range(prompts)
+        ]
+        return json.dumps(told).encode()
+
+    assert LUA([batch(5)], b"application/json").usage == Usage(10, None, 5)
+    assert LUA([batch(40)], b"application/json").usage == NO_USAGE
+
+
+@FEW
+@given(st.data(), st.binary(max_size=300), st.integers(0, 3 * TAIL_BYTES))
+def test_garbage_raises_nothing_and_reads_the_same_in_any_cut(
+    data: st.DataObject, garbage: bytes, length: int
+) -> None:
+    body = garbage + b'"usage": {"n": "' + b"x" * length + b'", "prompt_tokens": 5}' + garbage
+    whole = LUA([body], b"application/json")
+    assert LUA(data.draw(cuts(body)), b"application/json").notes.get("usage") == whole.notes.get("usage")
+    if length > TAIL_BYTES:
+        assert whole.usage.prompt_tokens != 5
+    else:
+        assert whole.notes["usage"].isascii()
+
+
+@given(st.data())
+def test_comments_are_no_tokens_however_they_are_cut(data: st.DataObject) -> None:
+    waiting = b": wait\n\n: keep-alive\r\n\r\n\n"
+    pieces = [piece for piece in data.draw(cuts(waiting)) if piece]
+    assert LUA([*pieces, answers.token("a"), answers.DONE]).calls == [len(pieces) + 1]
+    assert LUA([waiting + answers.token("a"), answers.DONE]).calls == [1], "a token behind a comment is one"
+    assert LUA(pieces).calls == []
+
+
+def test_what_cannot_be_read_is_looked_at_once() -> None:
+    seen = LUA([b"\x1f\x8b", b"more", b"more"], encoding=b"gzip")
+    assert (seen.read, seen.calls, seen.notes["encoding"]) == (1, [1], "gzip")
+    assert "usage" not in seen.notes
