@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from epp.policies.base import Need, Ties, WeightSpec
-from epp.policies.parts import check_number, match_ratios
+from epp.policies.parts import Counts, check_counts, check_number, match_ratios
 from epp.view import Ranking
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class LlmD:
     Attributes:
         match_length_weight: w, the part of the prefix score that goes by length instead of share.
         match_length_scale_tokens: matched tokens at which that part is full.
+        counts: whose waiting requests: the ``engine``'s as of the last scrape, as the original, or ``live``
+            reservations that await their first token.
     """
 
     name: ClassVar[str] = "llm-d"
@@ -53,8 +55,10 @@ class LlmD:
     )
     match_length_weight: float = 0.0
     match_length_scale_tokens: float = 8192.0
+    counts: Counts = "engine"
 
     def __post_init__(self) -> None:
+        check_counts(self.counts)
         check_number("match_length_weight", self.match_length_weight, 0.0, 1.0)
         check_number("match_length_scale_tokens", self.match_length_scale_tokens, 1.0)
 
@@ -67,6 +71,8 @@ class LlmD:
     ) -> Ranking:
         """The weighted sum of what each score lacks."""
         waiting = fleet.engine_waiting
+        if self.counts == "live":
+            waiting = fleet.running_requests - fleet.decoding_requests
         fewest = float(waiting.min())
         spread = float(waiting.max()) - fewest
         lack_queue = (waiting - fewest) / spread if spread > 0.0 else np.zeros(len(fleet))

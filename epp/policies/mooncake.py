@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.parts import check_choice
 from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.view import FleetView, RequestView
+
+#: GORGO v1's fit on A100.
+_FITTED_MS_PER_TOKEN = 0.0938
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,14 @@ class Mooncake:
     The queue is priced at the slope alone, since nothing tells the lengths in it. Only ratios matter, so at
     the defaults this is "least uncached tokens, theirs and ours".
 
+    One set of coefficients takes all nodes for equal, as in a cluster of one kind. With ``rates: learned``
+    all three are scaled by each endpoint's learned time of an uncached token over the default slope.
+
     Left out: fetching missing blocks from another node, which needs Mooncake's transfer engine; and the
     refusal of requests over the latency objective, which is admission, not routing.
+
+    Attributes:
+        rates: ``fitted`` coefficients for all, or scaled by what is ``learned`` of each engine class.
     """
 
     name: ClassVar[str] = "mooncake"
@@ -38,13 +48,21 @@ class Mooncake:
     additive_terms: ClassVar[tuple[str, ...]] = ("queue", "prefill")
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
         {
-            "queue_ms_per_token": WeightSpec(0.0938, 0.0, 1.0, "wait behind one pending uncached token"),
-            "prefill_ms_per_token": WeightSpec(0.0938, 0.0, 1.0, "prefill of one uncached token"),
+            "queue_ms_per_token": WeightSpec(
+                _FITTED_MS_PER_TOKEN, 0.0, 1.0, "wait behind one pending uncached token"
+            ),
+            "prefill_ms_per_token": WeightSpec(
+                _FITTED_MS_PER_TOKEN, 0.0, 1.0, "prefill of one uncached token"
+            ),
             "attention_ms_per_token2": WeightSpec(
                 0.0, 0.0, 1e-4, "attention of one uncached token to one before it"
             ),
         }
     )
+    rates: Literal["fitted", "learned"] = "fitted"
+
+    def __post_init__(self) -> None:
+        check_choice("rates", self.rates, ("fitted", "learned"))
 
     def rank(
         self,
@@ -58,4 +76,7 @@ class Mooncake:
         queue = weights["queue_ms_per_token"] * fleet.pending_uncached_tokens
         pairs = uncached * (fleet.cached_tokens + 0.5 * uncached)
         prefill = weights["prefill_ms_per_token"] * uncached + weights["attention_ms_per_token2"] * pairs
+        if self.rates == "learned":
+            speed = fleet.prefill_ms_per_token / _FITTED_MS_PER_TOKEN
+            queue, prefill = queue * speed, prefill * speed
         return Ranking(queue + prefill, {"queue": queue, "prefill": prefill})

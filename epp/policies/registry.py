@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
-from epp.policies.dynamo import Dynamo
+from epp.policies.dynamo import Dynamo, DynamoSoftmax
 from epp.policies.gorgo import Gorgo
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.gorgo_v1 import GorgoV1
@@ -19,6 +19,7 @@ from epp.policies.least_load import LeastLoad, LeastLoadStale
 from epp.policies.least_request import LeastRequest
 from epp.policies.least_request_stale import LeastRequestStale
 from epp.policies.llm_d import LlmD
+from epp.policies.llm_d_affinity import LlmDAffinity
 from epp.policies.lmetric import Lmetric
 from epp.policies.mooncake import Mooncake
 from epp.policies.mooncake_static import MooncakeStatic
@@ -29,9 +30,9 @@ from epp.policies.prefix_threshold import PrefixThreshold
 from epp.policies.random import Random
 from epp.policies.round_robin import RoundRobin
 from epp.policies.session_affinity import SessionAffinity
-from epp.policies.session_affinity_bounded import SessionAffinityBounded
+from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
 from epp.policies.session_affinity_hash256 import SessionAffinityHash256
-from epp.policies.sglang_cache_aware import SglangCacheAware
+from epp.policies.sglang_cache_aware import SglangCacheAware, SglangCacheAwareLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "dynamo": Dynamo,
+    "dynamo-softmax": DynamoSoftmax,
     "gorgo": Gorgo,
     "gorgo-ms": GorgoMs,
     "gorgo-v1": GorgoV1,
@@ -48,6 +50,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "least-request": LeastRequest,
     "least-request-stale": LeastRequestStale,
     "llm-d": LlmD,
+    "llm-d-affinity": LlmDAffinity,
     "lmetric": Lmetric,
     "mooncake": Mooncake,
     "mooncake-static": MooncakeStatic,
@@ -55,6 +58,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "preble-e2": PrebleE2,
     "prefix-cache": PrefixCache,
     "prefix-cache-stale": PrefixCacheStale,
+    "prefix-hash": PrefixHash,
     "prefix-threshold": PrefixThreshold,
     "random": Random,
     "round-robin": RoundRobin,
@@ -62,6 +66,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "session-affinity-bounded": SessionAffinityBounded,
     "session-affinity-hash256": SessionAffinityHash256,
     "sglang-cache-aware": SglangCacheAware,
+    "sglang-cache-aware-library": SglangCacheAwareLibrary,
 }
 
 

@@ -72,3 +72,18 @@ class SessionAffinityBounded:
         full = room < 1.0
         after_home = place if self.overflow == "next" else np.where(place == 0.0, -1.0, load)
         return Ranking(places(full, after_home, place), {"place": place, "room_requests": room})
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHash(SessionAffinityBounded):
+    """SGLang's ``prefix_hash``: `SessionAffinityBounded` of the prompt's first 256 tokens.
+
+    What does not fit under the bound goes to the least loaded. The original walks a ring of hashes, where
+    this draws by highest random weight: the same shares, and the same few moves when the fleet changes. Its
+    successor smg adds 10 requests to the bound (``slack_requests``).
+    """
+
+    name: ClassVar[str] = "prefix-hash"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
+    key: Literal["session", "prefix"] = "prefix"
+    overflow: Literal["next", "least"] = "least"

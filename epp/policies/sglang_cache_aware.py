@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -57,3 +57,19 @@ class SglangCacheAware:
         imbalanced = most - least > weights["balance_abs"] and most > weights["balance_rel"] * least
         follow = not imbalanced and float(ratios.max()) > weights["cache_threshold"]
         return Ranking(places(-ratios if follow else load), {"load": load, "match_ratio": ratios})
+
+
+@dataclass(frozen=True, slots=True)
+class SglangCacheAwareLibrary(SglangCacheAware):
+    """`SglangCacheAware` with the defaults of its library instead of its command line: 0.5, 32 and 1.1.
+
+    It balances earlier and follows only longer matches. Who embeds the router gets these without a word.
+    """
+
+    name: ClassVar[str] = "sglang-cache-aware-library"
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+        {
+            name: replace(SglangCacheAware.weight_specs[name], default=default)
+            for name, default in (("cache_threshold", 0.5), ("balance_abs", 32.0), ("balance_rel", 1.1))
+        }
+    )

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "gorgo-ms",
     "least-request",
     "power-of-two",
+    "prefix-hash",
     "random",
     "round-robin",
     "session-affinity",

@@ -23,7 +23,7 @@ def test_creates_by_name() -> None:
     [
         ("least_request", "'least-request'"),
         ("gorg", "'gorgo'"),
-        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-ms"),
+        ("xxxxxxxx", "one of: dynamo, dynamo-softmax, gorgo, gorgo-ms"),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
@@ -69,6 +69,9 @@ def test_parameters_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llm-d", {"match_length_weight": 1.5}, "match_length_weight must be a number from 0.0 to 1.0"),
         ("mooncake-static", {"speeds": {"h100": 0}}, "speeds.h100 must be a number"),
         ("mooncake-static", {"speeds": 3}, "speeds must map"),
+        ("llm-d", {"counts": "fresh"}, "counts must be one of live, engine, not 'fresh'"),
+        ("llm-d-affinity", {"prefill_tokens_per_ms": 0}, "prefill_tokens_per_ms must be a number"),
+        ("mooncake", {"rates": "guessed"}, "rates must be one of fitted, learned"),
         ("gorgo-v1", {"local_region": 3}, "local_region must be a name"),
         ("least-request-stale", {"count_waiting": 1}, "count_waiting must be true or false"),
     ],

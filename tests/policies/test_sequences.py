@@ -17,7 +17,7 @@ from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
 from epp.policies.prefix_threshold import PrefixThreshold
 from epp.policies.random import Random
 from epp.policies.session_affinity import SessionAffinity
-from epp.policies.session_affinity_bounded import SessionAffinityBounded
+from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
 from epp.policies.session_affinity_hash256 import SessionAffinityHash256
 from epp.policies.sglang_cache_aware import SglangCacheAware
 from tests.kit.arrivals import burst
@@ -114,8 +114,7 @@ def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> N
     weights = default_weights(SessionAffinityBounded())
     following = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
     assert np.argsort(following).tolist() == [order[1], order[2], order[3], order[0]]
-    for key in ("session", "prefix"):
-        balancing = SessionAffinityBounded(overflow="least", key=key)
+    for balancing in (SessionAffinityBounded(overflow="least"), PrefixHash()):
         costs = balancing.rank(ask, fleet, weights, 0).costs
         assert np.argsort(costs).tolist() == [order[3], order[2], order[1], order[0]]
     slack = SessionAffinityBounded().rank(ask, fleet, {**weights, "slack_requests": 30.0}, 0).costs
