@@ -19,6 +19,7 @@ from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import FamilyCollector
+from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.metrics_requests import MAX_MODELS
 from epp.server.observation import families as observation_families
 from epp.signals.endpoint import Endpoint
@@ -109,6 +110,7 @@ def example() -> Metrics:
     picker.fleet.health.success(0, 0.0, "outcome")
     metrics.registry.register(PickerCollector(picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}))
     metrics.registry.register(FamilyCollector(observation_families()))
+    metrics.registry.register(FamilyCollector(ProtocolMetrics().families()))
     return metrics
 
 

@@ -152,6 +152,10 @@ class Request(Section, frozen=True):
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
             or ``buffered``.
+        read_bodies: ``needed`` leaves a body where it is when nobody asks what is in it: the policy needs
+            neither prompt nor session, no endpoint names models or a context length, no region rule names a
+            model, `inject_usage` and the flight recorder are off. Envoy then neither buffers nor sends it;
+            models and token counts of such requests stay unknown. ``always`` reads them all the same.
         inject_usage: ``always`` asks for the usage of streamed chat completions and completions whose clients
             do not; they then see one more chunk at the end, with empty ``choices`` and ``usage``. A client
             that says ``include_usage: false`` is obeyed.
@@ -161,6 +165,7 @@ class Request(Section, frozen=True):
     tenant_header: str = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
+    read_bodies: Literal["needed", "always"] = "needed"
     inject_usage: Literal["never", "always"] = "never"
 
 

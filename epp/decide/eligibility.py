@@ -98,12 +98,17 @@ class Eligibility:
     def __init__(self) -> None:
         self._pool: tuple[tuple[int, Endpoint], ...] = ()
         self._hosts: Hosts = {}
+        #: Whether the model or the length of a request can matter.
+        self.names_models = False
         self._memory: dict[tuple[str, frozenset[str] | None], _Static] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """The pool as (slot, endpoint) pairs, in order."""
         self._pool = tuple(endpoints)
         self._hosts = hosts_of(endpoint.address for _, endpoint in self._pool)
+        self.names_models = any(
+            endpoint.models or endpoint.context_tokens is not None for _, endpoint in self._pool
+        )
         self._memory.clear()
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:

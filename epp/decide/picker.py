@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.feedback import learn_from
 from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
@@ -25,7 +27,6 @@ from epp.view import PREFIX_KEY_TOKENS, RequestView
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from epp.decide.records import Outcome
@@ -101,6 +102,11 @@ class Picker:
     def addresses(self, subset: Subset) -> tuple[str, ...]:
         """Endpoints of the pool that a subset names, in its order."""
         return self._eligibility.addresses(subset)
+
+    @property
+    def names_models(self) -> bool:
+        """Whether an endpoint's eligibility depends on the model or on the length of a request."""
+        return self._eligibility.names_models
 
     @property
     def in_flight(self) -> int:
@@ -229,7 +235,7 @@ class Picker:
         if entry is None:
             return False
         entry.status = status or None
-        self._served(entry, served)
+        self._served(decision_id, entry, served)
         return True
 
     def observed(
@@ -257,19 +263,26 @@ class Picker:
         return usage == NO_USAGE or self.usage(decision_id, usage)
 
     def served(self, decision_id: str, address: str) -> None:
-        """Who really answered; an unknown decision is fine."""
+        """Who really answers or answered; an unknown decision is fine."""
         entry = self._in_flight.get(decision_id) or self._ended.get(decision_id)
         if entry is not None:
-            self._served(entry, address)
+            self._served(decision_id, entry, address)
 
-    def _served(self, entry: InFlight, address: str) -> None:
-        """Another endpoint than the pick has the prompt in its cache from now on."""
-        if not address or address == entry.served:
+    def _served(self, decision_id: str, entry: InFlight, address: str) -> None:
+        """Another endpoint than was thought has the request, and its prompt in the cache from now on."""
+        if not address or address == (entry.served or entry.endpoint):
+            entry.served = entry.served or address
             return
         entry.served = address
         slot = self.fleet.slot_of(address)
-        if address != entry.endpoint and slot is not None and entry.prompt is not None:
+        if slot is None:
+            return
+        uncached = 0
+        if entry.prompt is not None:
+            cached = self.fleet.index.match(entry.prompt).cached_tokens(np.array([slot]))
+            uncached = max(entry.prompt.prompt_tokens - round(float(cached[0])), 0)
             self.fleet.index.insert(slot, entry.prompt)
+        self.fleet.ledger.move(decision_id, slot, uncached)
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""

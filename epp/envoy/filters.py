@@ -72,6 +72,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
             envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
         ),
         processing_mode=processing_mode(settings.variant),
+        # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
+        allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
         message_timeout=api.ms(settings.message_timeout_ms),
         failure_mode_allow=not closed,
         status_on_error=api.envoy_type.HttpStatus(code=api.envoy_type.StatusCode.ServiceUnavailable)

@@ -87,7 +87,9 @@ def _connection_manager(
         common_http_protocol_options=api.core.HttpProtocolOptions(
             idle_timeout=api.seconds(3600),
         ),
+        upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         http2_protocol_options=api.core.Http2ProtocolOptions(
+            allow_connect=True,  # WebSockets over HTTP/2 (RFC 8441)
             max_concurrent_streams=1000,
             initial_stream_window_size=1024 * 1024,
             initial_connection_window_size=4 * 1024 * 1024,

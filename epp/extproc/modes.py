@@ -52,11 +52,16 @@ class Modes:
         request: how request bodies come.
         response: how response bodies come, if they do.
         declared: whether Envoy said so itself.
+        ahead: whether streamed request bodies come without waiting for the answer to the headers
+            (``send_body_without_waiting_for_header_response``).
+        observing: whether nobody waits for answers or obeys them (``observability_mode``).
     """
 
     request: BodyMode
     response: BodyMode
     declared: bool
+    ahead: bool = False
+    observing: bool = False
 
 
 class UnknownModeError(Exception):
@@ -69,12 +74,18 @@ def detect(first: ProcessingRequest, assume: Assumption) -> Modes:
     Raises:
         UnknownModeError: a declared mode is newer than this code.
     """
+    observing = first.observability_mode
     if not first.HasField("protocol_config"):
-        return Modes(assume.request_body, assume.response_body, declared=False)
+        return Modes(assume.request_body, assume.response_body, declared=False, observing=observing)
     declared = first.protocol_config
     try:
         return Modes(
-            BodyMode(declared.request_body_mode), BodyMode(declared.response_body_mode), declared=True
+            BodyMode(declared.request_body_mode),
+            BodyMode(declared.response_body_mode),
+            declared=True,
+            # Whoever waits for no answer does not wait for that to the headers either.
+            ahead=declared.send_body_without_waiting_for_header_response or observing,
+            observing=observing,
         )
     except ValueError as error:
         raise UnknownModeError(str(error)) from None

@@ -153,8 +153,15 @@ def _without_length() -> ProcessingResponse:
     return reply
 
 
+def _cleared() -> ProcessingResponse:
+    reply = ProcessingResponse()
+    reply.request_body.response.body_mutation.clear_body = True
+    return reply
+
+
 EMPTY_REQUEST_HEADERS = _empty("request_headers")
 EMPTY_REQUEST_BODY = _empty("request_body")
+CLEARED_REQUEST_BODY = _cleared()
 EMPTY_REQUEST_TRAILERS = _empty("request_trailers")
 EMPTY_RESPONSE_HEADERS = _empty("response_headers")
 EMPTY_RESPONSE_BODY = _empty("response_body")

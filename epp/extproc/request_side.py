@@ -1,36 +1,44 @@
-"""The request half of an exchange: collects it, asks for a pick when it is whole, carries the answer back.
+"""The request half of an exchange: collects what a pick waits for, asks, carries the answer back.
 
 Owns the request's headers, metadata and body until it is answered (then it lets the body go). Knows nothing
-of the response nor of how streams end.
+of the response nor of how streams end. A pick waits for the whole body, or `early` for none of it: where the
+mode shows none in time, or where `pick_at` says so.
 
 | phase    | headers                    | body                               | trailers             |
 |----------|----------------------------|------------------------------------|----------------------|
-| HEADERS  | end: PickNeeded, DECIDING  | violation                          | violation            |
+| HEADERS  | end, or early:             | violation                          | violation            |
+|          | PickNeeded, DECIDING       |                                    |                      |
 |          | else: mode's reply, BODY   |                                    |                      |
-| BODY     | violation                  | whole: PickNeeded, DECIDING        | PickNeeded, DECIDING |
+| BODY     | violation                  | all there is: PickNeeded, DECIDING | PickNeeded, DECIDING |
 |          |                            | else: kept, BODY                   |                      |
 |          |                            | over the limit: BodyTooLargeError  |                      |
-| DECIDING | violation                  | after the end: ignored             | violation            |
+| DECIDING | violation                  | after the end: ignored             | early: kept          |
+|          |                            | early: kept                        | else: violation      |
 | ANSWERED | violation                  | after the end: ignored             | empty reply, once    |
+|          |                            | early: forwarded                   |                      |
 
-A body message before the end was told, yet after what must have been the whole, is a violation. Body after
-the end is ignored: Envoy >= 1.35 may deliver the last piece of a body of 1 MB or more twice in full duplex
-(envoyproxy/envoy 46237).
+A body that may not be held for long (`RequestMode.held_bytes`) is let go when that much has come; the pick is
+early from then on. A body message before the end was told, yet after what must have been the whole, is a
+violation. Body after the end is ignored: Envoy >= 1.35 may deliver the last piece of a body of 1 MB or more
+twice in full duplex (envoyproxy/envoy 46237).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
 from epp.extproc.headers import header_values, metadata_values
-from epp.extproc.modes import contradiction
-from epp.extproc.request_modes import Received
-from epp.extproc.types import HttpRequest, PickNeeded
+from epp.extproc.modes import BodyMode, contradiction
+from epp.extproc.request_modes import Received, early_reply
+from epp.extproc.types import HttpRequest, PickAt, PickNeeded
 from epp.extproc.violation import ViolationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.extproc.modes import Modes
     from epp.extproc.mutate import Change
     from epp.extproc.request_modes import RequestMode
@@ -58,16 +66,26 @@ class RequestSide:
         modes: the stream's body modes.
         mode: how its request body mode is answered.
         max_body_bytes: largest body that is kept.
+        pick_at: from a request's headers to what its pick waits for.
     """
 
-    def __init__(self, modes: Modes, mode: RequestMode, max_body_bytes: int) -> None:
+    def __init__(
+        self, modes: Modes, mode: RequestMode, max_body_bytes: int, pick_at: Callable[[HttpRequest], PickAt]
+    ) -> None:
         self._modes, self._mode, self._max_body_bytes = modes, mode, max_body_bytes
+        self._held_bytes = None if modes.observing else mode.held_bytes
+        self._pick_at = pick_at
         self.phase = RequestPhase.HEADERS
+        #: Whether the pick did not wait for the body.
+        self.early = False
+        self._upgrade = False
         self._headers: dict[str, str] = {}
         self._metadata: dict[str, dict[str, object]] = {}
         self._chunks: list[bytes] = []
         self._body_bytes = 0
-        self._received = Received(headers_only=True, body=b"", body_seen=False, trailers=False)
+        self._received = Received(headers_only=True)
+        #: What came of an early request while its pick was made.
+        self._late: list[HttpBody] = []
         self._body_ended = self._trailers_seen = False
 
     def on_metadata(self, metadata: Metadata) -> None:
@@ -86,7 +104,15 @@ class RequestSide:
         self._headers = header_values(message.headers)
         if message.end_of_stream:
             self._body_ended = True
-            return [self._ask(body=None, trailers=False)]
+            return [self._ask()]
+        self._received = Received(headers_only=False)
+        at = self._pick_at(self.without_body())
+        self._upgrade = at is PickAt.UPGRADE
+        # Only what came whole can be left in full duplex: what nobody needs is waited for there.
+        wanted = at is PickAt.BODY or (at is PickAt.EITHER and self._mode.echoes)
+        if not (wanted and self._mode.waits):
+            self.early = True
+            return [self._ask(whole=False)]
         self.phase = RequestPhase.BODY
         return list(self._mode.at_headers)
 
@@ -98,14 +124,13 @@ class RequestSide:
         """
         if self._body_ended:
             return []
+        if self.early:
+            return self._on_late(message)
         if self.phase is not RequestPhase.BODY:
             detail = "a request body piece after what had to be the whole body"
             hint = "" if self._modes.declared else f" in the assumed mode {self._modes.request.name}"
             raise ViolationError(detail + hint)
-        self._body_bytes += len(message.body)
-        if self._body_bytes > self._max_body_bytes:
-            self._chunks.clear()
-            raise BodyTooLargeError
+        self._keep(message)
         self._chunks.append(message.body)
         self._body_ended = message.end_of_stream
         if self._mode.whole_in_one and not message.end_of_stream:
@@ -113,55 +138,103 @@ class RequestSide:
             if wrong:
                 raise ViolationError(wrong)
         if message.end_of_stream or self._mode.whole_in_one:
-            return [self._ask(body=self._take_body(), trailers=False)]
+            body = self._take_body()
+            return [self._ask(body, whole=message.end_of_stream or not self._mode.may_cut)]
+        if self._held_bytes is not None and self._body_bytes > self._held_bytes:
+            self.early = True
+            self._received = Received(headers_only=False, body_messages=len(self._chunks))
+            self._chunks.clear()
+            return [self._ask(whole=False)]
         return []
 
     def on_trailers(self) -> list[ProcessingResponse | PickNeeded]:
         """Request trailers: the end of a request that its body did not end."""
-        if (
-            self.phase is RequestPhase.ANSWERED
-            and not self._trailers_seen
-            and not self._received.headers_only
-        ):
-            self._trailers_seen = True
+        if self._trailers_seen or self._received.headers_only:
+            raise ViolationError(f"request_trailers in phase {self.phase.value}")
+        if self.phase is RequestPhase.ANSWERED:
+            self._body_ended = self._trailers_seen = True
             return [mutate.EMPTY_REQUEST_TRAILERS]
-        if self.phase is not RequestPhase.BODY:
+        if self.phase is RequestPhase.DECIDING and not self.early:
             raise ViolationError(f"request_trailers in phase {self.phase.value}")
         self._body_ended = self._trailers_seen = True
-        return [self._ask(body=self._take_body(), trailers=True)]
+        if self.early:
+            self._received = replace(self._received, trailers=True)
+            return []
+        body = self._take_body()
+        self._received = replace(self._received, trailers=True)
+        return [self._ask(body)]
 
     def answer(self, change: Change, *, at_once: bool = False) -> list[ProcessingResponse]:
         """The replies that carry a change, in a single one if asked; only in phase DECIDING."""
-        carry = self._mode.at_once if at_once else self._mode.answer
-        replies = carry(self._received, change)
+        if self.early:
+            replies = self._answer_early(change)
+        else:
+            carry = self._mode.at_once if at_once else self._mode.answer
+            replies = carry(self._received, change)
         self.phase = RequestPhase.ANSWERED
         # The exchange may last for minutes; its body is not needed for them.
-        self._received = Received(
-            headers_only=self._received.headers_only, body=b"", body_seen=False, trailers=False
-        )
+        self._received = Received(headers_only=self._received.headers_only)
+        self._late.clear()
         return replies
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the answer is one reply, after which nothing of the request need come back from us."""
+        if self.early and self._mode.echoes:
+            return self._upgrade and not self._late
+        return self._mode.single
+
+    def _answer_early(self, change: Change) -> list[ProcessingResponse]:
+        if self._received.body_messages:  # some of it had come: answered as what it is
+            replies = self._mode.answer(replace(self._received, trailers=False), change)
+        else:
+            replies = [early_reply(self._mode, self._modes, change)]
+        for message in self._late:
+            replies += self._mode.forward(message)
+        if self._received.trailers:
+            replies.append(mutate.EMPTY_REQUEST_TRAILERS)
+        return replies
+
+    def _on_late(self, message: HttpBody) -> list[ProcessingResponse | PickNeeded]:
+        if self._modes.request is BodyMode.NONE:
+            raise ViolationError("a request body in mode NONE")
+        if self.phase is RequestPhase.DECIDING:
+            self._keep(message)
+            self._late.append(message)
+            replies = []
+        else:
+            replies = self._mode.forward(message)
+        self._body_ended = message.end_of_stream
+        return [*replies]
+
+    def _keep(self, message: HttpBody) -> None:
+        self._body_bytes += len(message.body)
+        if self._body_bytes > self._max_body_bytes:
+            self._chunks.clear()
+            self._late.clear()
+            raise BodyTooLargeError
 
     def without_body(self) -> HttpRequest:
         """The request as its headers tell it."""
-        return self._request(None)
+        return self._request(None, whole=False)
 
-    def _request(self, body: bytes | None) -> HttpRequest:
+    def _request(self, body: bytes | None, *, whole: bool) -> HttpRequest:
         headers = self._headers
         return HttpRequest(
-            headers.get(":method", ""), headers.get(":path", ""), headers, body, dict(self._metadata)
+            headers.get(":method", ""),
+            headers.get(":path", ""),
+            headers,
+            body,
+            {namespace: dict(fields) for namespace, fields in self._metadata.items()},
+            whole,
         )
 
     def _take_body(self) -> bytes:
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._received = Received(headers_only=False, body=body, body_seen=bool(self._chunks), trailers=False)
+        self._received = Received(headers_only=False, body=body, body_messages=len(self._chunks))
         self._chunks.clear()
         return body
 
-    def _ask(self, *, body: bytes | None, trailers: bool) -> PickNeeded:
-        if trailers:
-            kept = self._received
-            self._received = Received(
-                headers_only=False, body=kept.body, body_seen=kept.body_seen, trailers=True
-            )
+    def _ask(self, body: bytes | None = None, *, whole: bool = True) -> PickNeeded:
         self.phase = RequestPhase.DECIDING
-        return PickNeeded(self._request(body))
+        return PickNeeded(self._request(body, whole=whole))

@@ -14,24 +14,25 @@ is one, last. Rules:
   | response end of stream or trailers               | COMPLETED      | answers response trailers    |
   | `refused`, or the body over its limit            | REFUSED        | is mute                      |
   | answered, to be left, response shown in pieces   | UNOBSERVED     | `Finish`, mute               |
-  | observability mode (Envoy ignores every answer)  | UNOBSERVED     | `Finish`, mute               |
   | a message out of order, a mode not spoken        | PROTOCOL_ERROR | `Abort`, mute                |
   | `closed(cut=False)` before any of these          | STREAM_END     | is mute                      |
   | `closed(cut=True)` before any of these           | CLIENT_GONE    | is mute                      |
 
+* In observability mode Envoy waits for no reply and obeys none: everything goes on as always, but no reply
+  comes out, and a stream is never left.
 * The halves run side by side: Envoy may answer a request itself before we have. If the exchange ends while a
   pick is asked for, the answer to it says nothing; if it ends before, none is asked for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
 from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, detect
 from epp.extproc.mutate import Change
-from epp.extproc.request_modes import REQUEST_MODES
+from epp.extproc.request_modes import request_mode
 from epp.extproc.request_side import BodyTooLargeError, RequestPhase, RequestSide
 from epp.extproc.response_modes import CHANGEABLE, RESPONSE_MODES
 from epp.extproc.response_side import ResponsePhase, ResponseSide
@@ -45,6 +46,7 @@ from epp.extproc.types import (
     Marker,
     Observe,
     Pick,
+    PickAt,
     Refusal,
 )
 from epp.extproc.violation import ViolationError
@@ -90,6 +92,7 @@ class Stream:
         assume: body modes of a proxy that does not declare its own.
         too_large: (the request without its body, the limit in bytes) -> the 413, so that the shell can word
             it as the request's API does.
+        pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
         tell_served: say in a response header who served, for the conformance suite.
     """
 
@@ -99,11 +102,12 @@ class Stream:
         assume: Assumption | None = None,
         too_large: Callable[[HttpRequest, int], Refusal] = plain_too_large,
         *,
+        pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
         tell_served: bool = False,
     ) -> None:
         self._tell_served = tell_served
         self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
-        self._too_large = too_large
+        self._too_large, self._pick_at = too_large, pick_at
         self._modes: Modes | None = None
         self._request: RequestSide | None = None
         self._response: ResponseSide | None = None
@@ -117,6 +121,9 @@ class Stream:
 
     def receive(self, message: ProcessingRequest) -> list[Output]:
         """Take a message; what comes of it, in the order it is due."""
+        return self._spoken(self._receive(message))
+
+    def _receive(self, message: ProcessingRequest) -> list[Output]:
         if self._mute:
             return []
         try:
@@ -135,19 +142,21 @@ class Stream:
     def picked(self, pick: Pick) -> list[Output]:
         """Answer `PickNeeded` with a destination."""
         observe = pick.observe_response
+        if self._request is not None and self._request.early and pick.body is not None:
+            pick = replace(pick, body=None)  # what has not come cannot be replaced
         if self._response is not None and self._modes is not None and self._modes.response in CHANGEABLE:
             self._response.rewrite = pick.rewrite_response
             if pick.rewrite_response is not None and observe is Observe.LEAVE:
                 observe = Observe.CARRY  # what is not seen cannot be changed
-        return self._answer(mutate.change_of(pick), observe)
+        return self._spoken(self._answer(mutate.change_of(pick), observe))
 
     def pass_through(self, observe_response: Observe = Observe.READ) -> list[Output]:
         """Answer `PickNeeded` by letting the request go on as it came, without a destination."""
-        return self._answer(Change(), observe_response)
+        return self._spoken(self._answer(Change(), observe_response))
 
     def refused(self, refusal: Refusal) -> list[Output]:
         """Answer `PickNeeded` by answering the client; nothing but the end of the stream matters after it."""
-        return self._refuse(refusal) if self._deciding() else []
+        return self._spoken(self._refuse(refusal)) if self._deciding() else []
 
     def closed(self, cut: bool) -> list[Event]:
         """The gRPC stream is over.
@@ -159,8 +168,6 @@ class Stream:
         return self._end(Cause.CLIENT_GONE if cut else Cause.STREAM_END)
 
     def _take(self, message: ProcessingRequest) -> list[Output]:
-        if self._modes is None and message.observability_mode:
-            return self._close(Cause.UNOBSERVED, "observability mode", Finish())
         request, response = self._sides(message)
         part = message.WhichOneof("request")
         if part is None:
@@ -197,15 +204,15 @@ class Stream:
             modes = detect(message, self._assume)
         except UnknownModeError as error:
             raise ViolationError(f"unknown body mode: {error}", "UNIMPLEMENTED") from None
-        request_mode, response_mode = REQUEST_MODES.get(modes.request), RESPONSE_MODES.get(modes.response)
-        if request_mode is None:
+        mode, response_mode = request_mode(modes), RESPONSE_MODES.get(modes.response)
+        if mode is None:
             raise ViolationError(f"request_body_mode {modes.request.name} is not supported", "UNIMPLEMENTED")
         if response_mode is None:
             raise ViolationError(
                 f"response_body_mode {modes.response.name} is not supported", "UNIMPLEMENTED"
             )
         self._modes = modes
-        self._request = RequestSide(modes, request_mode, self._limits.max_body_bytes)
+        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at)
         self._response = ResponseSide(response_mode, tell_served=self._tell_served)
         return self._request, self._response
 
@@ -216,11 +223,21 @@ class Stream:
         if not self._deciding() or self._request is None or self._response is None or self._modes is None:
             return []
         self._response.read = observe is Observe.READ
-        # A response that has begun before its request was whole is in flight already.
-        begun = self._response.phase is not ResponsePhase.WAITING
-        if observe is not Observe.LEAVE or self._modes.response not in _LEAVES_EARLY or begun:
+        if observe is not Observe.LEAVE or not self._may_leave(self._modes, self._request, self._response):
             return [*self._request.answer(change)]
         return [*self._request.answer(change, at_once=True), *self._close(Cause.UNOBSERVED, "", Finish())]
+
+    @staticmethod
+    def _may_leave(modes: Modes, request: RequestSide, response: ResponseSide) -> bool:
+        # A response that has begun before its request was whole is in flight already.
+        begun = response.phase is not ResponsePhase.WAITING
+        return modes.response in _LEAVES_EARLY and request.may_leave and not begun and not modes.observing
+
+    def _spoken(self, outputs: list[Output]) -> list[Output]:
+        """Without the replies, where nobody listens."""
+        if self._modes is None or not self._modes.observing:
+            return outputs
+        return [output for output in outputs if not isinstance(output, ProcessingResponse)]
 
     def _refuse(self, refusal: Refusal) -> list[Output]:
         self._mute = True

@@ -31,6 +31,15 @@ class Cause(Enum):
     UNOBSERVED = "unobserved"  # the stream was ended by us after the pick
 
 
+class PickAt(Enum):
+    """How much of a request a pick must wait for."""
+
+    BODY = "body"  # the body has to be read
+    EITHER = "either"  # nobody needs the body: not waited for where that spares its way to us
+    HEADERS = "headers"  # the body is not to be waited for nor held: an upload, or nothing that we read
+    UPGRADE = "upgrade"  # what looks like a body is a connection that both sides talk on
+
+
 class Observe(Enum):
     """What becomes of a response that a proxy shows us."""
 
@@ -47,8 +56,10 @@ class HttpRequest:
         method: ``:method``.
         path: ``:path`` with its query.
         headers: all headers, names lower-cased, the last value of each.
-        body: the whole body; None when the request has none (headers end the stream).
+        body: the body; None when the request has none (headers end the stream) or it was not waited for.
         metadata: ``metadata_context.filter_metadata`` as plain values, namespace -> fields.
+        whole: whether `body` is all there is; False when it was not waited for, or when it may have been cut
+            off at a buffer's limit.
     """
 
     method: str
@@ -56,6 +67,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     body: bytes | None
     metadata: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    whole: bool = True
 
 
 class BodyRewriter(Protocol):
@@ -74,7 +86,8 @@ class Pick:
         destination: ``host:port`` or an ordered comma list, primary first.
         decision_id: goes into dynamic metadata, to join later reports.
         set_headers: further request headers to set.
-        body: replacement body, None to leave it as it is (content-length follows the replacement).
+        body: replacement body, None to leave it as it is (content-length follows the replacement); has no
+            effect on a request that was picked on its headers.
         metadata: further fields of the decision's dynamic metadata, for filters and access logs.
         scores: endpoint -> score, higher is better, for the metadata ``envoy.lb`` ->
             ``x-gateway-destination-endpoint-scores``; not sent when empty.
@@ -106,7 +119,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PickNeeded:
-    """All that a pick needs is here; the machine waits for `picked`, `refused` or `pass_through`."""
+    """What a pick waits for is here; the machine waits for `picked`, `refused` or `pass_through`."""
 
     request: HttpRequest
 

@@ -66,7 +66,7 @@ def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | 
     upgrade, which has none.
     """
     route = _route(path)
-    if route is None or method not in route.methods or _upgrade(method, headers):
+    if route is None or method not in route.methods or is_upgrade(method, headers):
         return None
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
@@ -111,7 +111,7 @@ def _route(path: str) -> Route | None:
     return route
 
 
-def _upgrade(method: str, headers: Mapping[str, str]) -> bool:
+def is_upgrade(method: str, headers: Mapping[str, str]) -> bool:
     """Whether a request leaves HTTP behind: ``Upgrade`` (RFC 9110, 7.8) or an extended CONNECT (RFC 8441).
 
     An offer of HTTP/2 (``h2c``) is none: whoever takes it does so between its own neighbours.

@@ -96,21 +96,7 @@ class App:
             block_bytes=config.prefix.block_bytes,
             on_estimate=self.metrics.estimated,
         )
-        self.core = Core(
-            picker=self.picker,
-            counter=counter,
-            hasher=hasher,
-            regions=config.regions,
-            tenant_header=config.request.tenant_header,
-            inject_usage=config.request.inject_usage == "always",
-            metrics=self.metrics,
-            recorder=self._recorder,
-            clock=clock,
-            resolver=Resolver(),
-            protocol=config.protocol,
-            admission=Shedding(self.picker.fleet, config.saturation, self._priority),
-            tokenizers=self._tokenizers,
-        )
+        self.core = self._build_core(hasher, counter)
         self._pool = PoolFeed(
             picker=self.picker,
             sink=SignalFeed(
@@ -137,6 +123,25 @@ class App:
         self.metrics.add_receiver("first-token", self._first_tokens)
         self._runner: web.AppRunner | None = None
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
+
+    def _build_core(self, hasher: BlockHasher, counter: EstimateCounter) -> Core:
+        config = self._config
+        return Core(
+            picker=self.picker,
+            counter=counter,
+            hasher=hasher,
+            regions=config.regions,
+            tenant_header=config.request.tenant_header,
+            inject_usage=config.request.inject_usage == "always",
+            metrics=self.metrics,
+            recorder=self._recorder,
+            clock=self._clock,
+            resolver=Resolver(),
+            protocol=config.protocol,
+            admission=Shedding(self.picker.fleet, config.saturation, self._priority),
+            tokenizers=self._tokenizers,
+            read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
+        )
 
     def _build_cluster(self, source: str) -> ClusterFeed | None:
         settings = self._config.pool.kubernetes

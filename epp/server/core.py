@@ -14,15 +14,17 @@ from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
 from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
+from epp.extproc.types import PickAt
+from epp.policies.base import Need
 from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
-from epp.prompt.registry import affinity_key, error_words, find_parser
+from epp.prompt.registry import affinity_key, error_words, find_parser, is_upgrade
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.rewrite import rewritten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from epp.clock import Clock
     from epp.config.schema import RegionRule
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from epp.server.tokenizers import Tokenizers
 
 RECENT_DECISIONS = 1000
+#: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
+_OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
 
 
 class RecentDecisions:
@@ -104,6 +108,7 @@ class Core:
         protocol: options of the endpoint picker protocol.
         admission: refuses requests before they are read, nobody when None.
         tokenizers: count where a model has its own; the counter counts all when None.
+        read_bodies: read them even where neither the policy nor the pool, nor a rule, asks what is in them.
     """
 
     def __init__(
@@ -122,8 +127,10 @@ class Core:
         protocol: Protocol | None = None,
         admission: Admit | None = None,
         tokenizers: Tokenizers | None = None,
+        read_bodies: bool = True,
     ) -> None:
         self.picker = picker
+        self._bodies_wanted = read_bodies or inject_usage or any(rule.model for rule in regions)
         self._tokenizers = tokenizers
         self._admission = admission
         self.gateway = Gateway(protocol or Protocol(), picker, resolver)
@@ -137,6 +144,18 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
         )
 
+    def pick_at(self, request: HttpRequest) -> PickAt:
+        """What the pick of a request waits for, by its headers."""
+        if is_upgrade(request.method, request.headers):
+            return PickAt.UPGRADE
+        if find_parser(request.method, request.path, request.headers) is None:
+            return PickAt.HEADERS
+        return PickAt.BODY if self._reads_bodies() else PickAt.EITHER
+
+    def _reads_bodies(self) -> bool:
+        """Whether anyone asks what is in a body; the pool and its models may change at any time."""
+        return bool(self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.names_models)
+
     async def read(self, request: HttpRequest) -> Reading:
         """Read a request and wait for its tokens where its model has a tokenizer, never beyond its budget."""
         reading = self._read(request)
@@ -149,15 +168,17 @@ class Core:
     def _read(self, request: HttpRequest) -> Reading:
         reading = Reading(self._clock.mono_s(), find_parser(request.method, request.path, request.headers))
         parser = reading.parser
-        if self._admission is not None and request.body is not None:
+        if self._admission is not None and (request.body is not None or not request.whole):
             reason = self._admission.refusal(request.headers, reading.started_s)
             if reason:
                 reading.refusal = self._refuse(request, 429, reason, rule="saturated")
                 return reading
-        if parser is not None:
+        if parser is not None and (request.whole or request.body is not None):
             try:
                 reading.parsed = parser.parse(request.body or b"", request.headers)
             except ClientError as error:
+                if not request.whole:
+                    return reading  # it was cut off on its way: what the engine gets may be in order
                 reading.refusal = self._refuse(
                     request, error.status, error.message, rule="client", param=error.param
                 )
@@ -204,11 +225,12 @@ class Core:
 
     def _ask(self, request: HttpRequest, reading: Reading) -> Ask:
         headers, parsed = request.headers, reading.parsed
-        body_bytes = len(request.body or b"")
+        body_bytes = len(request.body or b"") if request.whole else announced_bytes(headers)
         if parsed is None:
             regions = self._allowed("", request)
             subset = self.gateway.subset(request)
-            return Ask(body_bytes=body_bytes, regions=regions, subset=subset, opaque=request.body is not None)
+            opaque = request.body is not None or not request.whole
+            return Ask(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         prompt = self._hasher.measure(parsed, self._counter, tenant, reading.counted)
         self._metrics.parse_seconds.observe(self._clock.mono_s() - reading.started_s)
@@ -252,3 +274,9 @@ class Core:
         known = self.resolver.endpoint_of(served) if served else ""
         if not self.picker.response_started(decision_id, status, known):
             self._metrics.late_reports.inc()
+
+
+def announced_bytes(headers: Mapping[str, str]) -> int:
+    """The body's length as the headers tell it, 0 when they do not."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdecimal() and len(length) <= 18 else 0

@@ -24,6 +24,7 @@ from epp.extproc.types import (
     ResponseStarted,
 )
 from epp.prompt.answer import AnswerWatch
+from epp.server.metrics_protocol import Restoring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
     from epp.server.core import Core, Reading
     from epp.server.metrics import Metrics
+    from epp.server.metrics_protocol import ProtocolMetrics
     from epp.server.observe import Sampler
     from epp.server.unobserved import UnobservedLeases
 
@@ -49,13 +51,22 @@ class Exchange:
         metrics: counted into.
         sampler: says whether the response is read.
         leases: takes the requests that are left.
+        protocol: counts of what was seen and changed.
     """
 
     def __init__(
-        self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler, leases: UnobservedLeases
+        self,
+        stream: Stream,
+        core: Core,
+        metrics: Metrics,
+        sampler: Sampler,
+        leases: UnobservedLeases,
+        *,
+        protocol: ProtocolMetrics,
     ) -> None:
         self._stream, self._core, self._metrics = stream, core, metrics
-        self._sampler, self._leases = sampler, leases
+        self._sampler, self._leases, self._protocol = sampler, leases, protocol
+        self._restoring: Restoring | None = None
         self._decision_id = ""
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
@@ -83,6 +94,8 @@ class Exchange:
         for output in outputs:
             match output:
                 case PickNeeded():
+                    modes = self._stream.modes
+                    self._protocol.asked(output.request, observing=modes is not None and modes.observing)
                     decided = self._core.decide(output.request, self._reading)
                     self._reading = None  # it holds the prompt
                     if isinstance(decided, Refusal):
@@ -117,6 +130,9 @@ class Exchange:
         modes = self._stream.modes
         if modes is None or modes.response in _NOT_SHOWN:
             return pick
+        if pick.rewrite_response is not None and not modes.observing:
+            self._restoring = Restoring(self._protocol, pick.rewrite_response)
+            pick = replace(pick, rewrite_response=self._restoring)
         how = self._sampler.choose(self._decision_id)
         if how is Observe.READ:
             self._watch = AnswerWatch()
@@ -126,6 +142,8 @@ class Exchange:
     def _end(self, cause: Cause) -> None:
         decision_id, self._decision_id = self._decision_id, ""
         watch, self._watch = self._watch, None
+        if self._restoring is not None:
+            self._restoring.ended()
         if cause is Cause.UNOBSERVED:
             self._leases.left(decision_id)
             return

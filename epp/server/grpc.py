@@ -20,6 +20,8 @@ from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import ExtProc
 from epp.server.health import EXT_PROC, Health, HealthState
+from epp.server.metrics_hot import FamilyCollector
+from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.tls import grpc_credentials
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class GrpcServer:
         observation: Observation,
     ) -> None:
         self._config, self._core, self._metrics = config, core, metrics
+        self._protocol = ProtocolMetrics()
+        metrics.registry.register(FamilyCollector(self._protocol.families()))
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         self._assume = Assumption()
@@ -145,8 +149,16 @@ class GrpcServer:
 
     def _new_exchange(self) -> Exchange:
         gateway, conformance = self._core.gateway, self._config.protocol.conformance
-        stream = Stream(self._limits, self._assume, gateway.too_large, tell_served=conformance)
-        return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)
+        stream = Stream(
+            self._limits,
+            self._assume,
+            gateway.too_large,
+            pick_at=self._core.pick_at,
+            tell_served=conformance,
+        )
+        return Exchange(
+            stream, self._core, self._metrics, self._sampler, self._leases, protocol=self._protocol
+        )
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:

@@ -97,7 +97,7 @@ def test_messages_out_of_order_abort_the_stream(messages: list[ProcessingRequest
     talk.close(cut=True, expect=[])
 
 
-@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL, BodyMode.GRPC])
+@pytest.mark.parametrize("mode", [BodyMode.GRPC])
 def test_a_mode_that_is_not_spoken_is_named(mode: BodyMode) -> None:
     talk = Conversation()
     outputs = talk.send(with_modes(request_headers(), mode))
@@ -137,10 +137,3 @@ def test_a_stream_may_end_anywhere(mode: BodyMode, upto: int, cut: bool) -> None
     talk.refuse(expect=[])
     talk.send(request_headers(), expect=[])
     talk.close(cut=not cut, expect=[])
-
-
-def test_observing_only_is_not_worth_a_stream() -> None:
-    message = request_headers()
-    message.observability_mode = True
-    outputs = Conversation().send(message)
-    assert [type(output).__name__ for output in outputs] == ["ExchangeEnded", "Finish"]
