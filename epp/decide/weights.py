@@ -1,6 +1,8 @@
 """The weights in force: the policy's defaults, the configuration, the tuner's file, the operator's file.
 
-Later ones win, value by value. Owns the last good values of both files; a bad file changes nothing.
+Later ones win, value by value, in both arms of a trial. Owns the last good content of both files and counts
+which arm decided; a bad file changes nothing. Which arm a request belongs to is the file's own rule
+(`epp.tuner.plan.assign`).
 """
 
 from __future__ import annotations
@@ -12,11 +14,17 @@ import xxhash
 
 from epp.config.load import check_weights, parse_weights
 from epp.errors import ConfigError
+from epp.tuner.plan import INCUMBENT, Plan, Split, assign, parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import WeightSpec
+    from epp.tuner.plan import Trial
+
+_NO_PLAN = Plan()
+#: Under which decisions are counted that belong to no trial.
+NO_ARM = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,44 @@ class WeightBook:
             base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
         self._base = base
         self._configured = check_weights(configured, source, "policy.weights", self.bounds)
-        self._files: dict[str, dict[str, float]] = {"tuner": {}, "override": {}}
-        self.current = self._merge()
+        self._plan = _NO_PLAN
+        self._overrides: Mapping[str, float] = {}
+        self.current = self._merge(self._plan.weights)
+        self._arm_weights = self.current
+        #: Decisions so far by arm; those outside of trials under `NO_ARM`.
+        self.decided: dict[str, int] = {NO_ARM: 0}
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that the weights are of."""
+        return self._policy
+
+    @property
+    def trial(self) -> Trial | None:
+        """The second arm that the tuner's file carries, over or not."""
+        return self._plan.trial
+
+    @property
+    def draws_sessions(self) -> bool:
+        """Whether arms are drawn by session at present."""
+        return isinstance(self._plan.trial, Split)
+
+    @property
+    def arm_weights(self) -> Weights:
+        """Weights of the second arm; those in force when there is none."""
+        return self._arm_weights
+
+    def choose(self, wall_s: float, session: str) -> tuple[Weights, str]:
+        """Weights for a request and the stamp of its arm, empty outside of trials.
+
+        Args:
+            wall_s: Unix time of the decision.
+            session: what keeps the requests of a conversation together; empty when nothing does.
+        """
+        found = assign(self._plan, wall_s, session)
+        arm = found.arm if found.stamp else NO_ARM
+        self.decided[arm] = self.decided.get(arm, 0) + 1
+        return self.current if found.arm == INCUMBENT else self._arm_weights, found.stamp
 
     def update(self, layer: str, text: bytes | None, source: str) -> bool:
         """New content of a shared file; None means that the file is not there, which withdraws its values.
@@ -101,22 +145,34 @@ class WeightBook:
             source: the file's name, for errors.
 
         Returns:
-            Whether the weights in force changed.
+            Whether the weights in force, or those of the second arm, changed.
 
         Raises:
             ConfigError: the content is unusable; the values from its last good content stay in force.
         """
-        if layer not in self._files:
+        if layer == "tuner":
+            self._plan = (
+                _NO_PLAN
+                if text is None
+                else parse_plan(text, source, policy=self._policy, bounds=self.bounds)
+            )
+        elif layer == "override":
+            self._overrides = (
+                {} if text is None else parse_weights(text, source, policy=self._policy, bounds=self.bounds)
+            )
+        else:
             raise ValueError(f"unknown layer {layer!r}")
-        values = {} if text is None else parse_weights(text, source, policy=self._policy, bounds=self.bounds)
-        self._files[layer] = values
-        before, self.current = self.current, self._merge()
-        return self.current != before
+        before = self.current, self._arm_weights
+        plan = self._plan
+        self.current = self._arm_weights = self._merge(plan.weights)
+        if plan.trial is not None:
+            self._arm_weights = self._merge({**plan.weights, **plan.trial.weights})
+        return before != (self.current, self._arm_weights)
 
-    def _merge(self) -> Weights:
+    def _merge(self, tuned: Mapping[str, float]) -> Weights:
         values = dict(self._base)
         sources = dict.fromkeys(values, "default")
-        layers = (("config", self._configured), *self._files.items())
+        layers = (("config", self._configured), ("tuner", tuned), ("override", self._overrides))
         for layer, content in layers:
             for name, value in content.items():
                 values[name], sources[name] = value, layer
