@@ -26,7 +26,7 @@ ALLOWED = {
     "config": BASE | {"signals"},
     "extproc": BASE | {"pb"},
     "tuner": BASE | {"config"},
-    "decide": BASE | {"config", "policies", "prompt", "signals"},
+    "decide": BASE | {"config", "policies", "prompt", "signals", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "policies", "prompt", "signals", "sim"},
     "kube": BASE | {"config"},
@@ -37,11 +37,13 @@ ALLOWED = {
     | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals", "tokenizer"},
 }
 #: Commands compose strangers; nobody imports them.
-COMPOSERS = {"cli", "demo", "__main__", "__init__"}
+COMPOSERS = {"cli", "demo", "tune", "__main__", "__init__"}
 
 PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner"}
 PURE_FILES = {
     "decide/select.py",
+    "decide/arms.py",
+    "decide/prompt_roots.py",
     "decide/weights.py",
     "decide/eligibility.py",
     "decide/subset.py",

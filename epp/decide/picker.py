@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.decide.arms import Arms
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.feedback import learn_from
 from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
@@ -90,6 +91,7 @@ class Picker:
         self._name_block = name_block
         self._learn = learn
         self._eligibility = Eligibility()
+        self._arms = Arms(weights, name_block)
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
@@ -129,7 +131,7 @@ class Picker:
         view = fleet.view(found.slots, cached, tokens, now_s)
         request = self._request(ask, tokens, match, now_s)
         policy, basis = self._policy_for(ask)
-        weights = self.weights.current
+        weights, arm = self._arms.choose(ask, wall_s) if policy is self.policy else (self.weights.current, "")
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, view, values, settings.seed)
         shares = self._shares(found.slots, now_s)
@@ -163,6 +165,7 @@ class Picker:
             fallbacks=selection.fallbacks,
             tied=selection.tied,
             held_back=selection.held_back,
+            arm=arm,
             excluded=found.excluded,
             text_bytes=ask.text_bytes,
             served_models=found.served_models,
