@@ -1,0 +1,88 @@
+{{/* epp.yaml: what the chart knows, then what the operator wrote over it. */}}
+{{- define "gorgo-epp.config" -}}
+{{- $listen := dict "http" "[::]:9090" "health" "[::]:9003" -}}
+{{- if .Values.standalone.enabled -}}
+{{- $_ := merge $listen (dict "grpc" "127.0.0.1:9002" "first_token" "unix:/run/epp/first-token.sock") -}}
+{{- else -}}
+{{- $_ := merge $listen (dict "grpc" "[::]:9002" "first_token" "") -}}
+{{- if eq .Values.tls.mode "self-signed" -}}
+{{- $_ := set $listen "tls" (dict "self_signed" true) -}}
+{{- else if eq .Values.tls.mode "secret" -}}
+{{- $_ := set $listen "tls" (dict "cert_file" "/etc/epp-tls/tls.crt" "key_file" "/etc/epp-tls/tls.key" "reload" true) -}}
+{{- end -}}
+{{- end -}}
+{{- $config := dict "listen" $listen "request" (dict "max_body_bytes" .Values.maxBodyBytes) -}}
+{{- $e := .Values.endpoints -}}
+{{- $kubernetes := dict "namespace" .Release.Namespace "watch_nodes" $e.regionFromNodeLabel -}}
+{{- if eq $e.from "inferencePool" -}}
+{{- $_ := set $kubernetes "pool_name" (include "gorgo-epp.poolName" .) -}}
+{{- else if eq $e.from "selector" -}}
+{{- $_ := merge $kubernetes (dict "selector" (include "gorgo-epp.selector" .) "target_ports" $e.targetPorts) -}}
+{{- else if eq $e.from "service" -}}
+{{- $_ := merge $kubernetes (dict "service" $e.service "target_ports" $e.targetPorts) -}}
+{{- end -}}
+{{- if include "gorgo-epp.fromCluster" . -}}
+{{- $_ := set $config "pool" (dict "kubernetes" $kubernetes) -}}
+{{- /* Gateways may take a single endpoint, and original-dst does. */ -}}
+{{- $_ := set $config "policy" (dict "fallbacks" 0) -}}
+{{- else -}}
+{{- $_ := set $config "pool" (dict "file" "/etc/epp/endpoints.yaml") -}}
+{{- end -}}
+{{- if .Values.records.enabled -}}
+{{- $_ := set $config "records" (dict "folder" "/shared/records" "max_bytes" .Values.records.maxBytes) -}}
+{{- end -}}
+{{- if .Values.prefixSecret -}}
+{{- $_ := set $config "prefix" (dict "secret_file" "/etc/epp-secret/secret") -}}
+{{- end -}}
+{{- $_ := set $config "weights_file" "/shared/weights.yaml" -}}
+{{- $_ := set $config "overrides_file" "/etc/epp-overrides/overrides.yaml" -}}
+{{- $_ := set $config "drain_s" .Values.drainSeconds -}}
+{{- $_ := set $config "drain_accept_s" (min 5 .Values.drainSeconds) -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end -}}
+
+{{/* Arguments of the picker. */}}
+{{- define "gorgo-epp.args" -}}
+{{- $args := list -}}
+{{- if include "gorgo-epp.llmd" . -}}
+{{- if include "gorgo-epp.withPool" . -}}
+{{- $args = concat $args (list "--pool-name" (include "gorgo-epp.poolName" .) "--pool-group" "inference.networking.k8s.io") -}}
+{{- else -}}
+{{- $args = concat $args (list "--endpoint-selector" (include "gorgo-epp.selector" .) "--endpoint-target-ports" (join "," .Values.endpoints.targetPorts)) -}}
+{{- end -}}
+{{- $args = concat $args (list "--pool-namespace" .Release.Namespace "--config-file" "/etc/epp/picker-config.yaml" "--grpc-health-port" "9003" "--drain-timeout" (printf "%ds" (int .Values.drainSeconds))) -}}
+{{- if eq .Values.tls.mode "none" -}}
+{{- $args = append $args "--secure-serving=false" -}}
+{{- else if eq .Values.tls.mode "secret" -}}
+{{- $args = concat $args (list "--cert-path" "/etc/epp-tls" "--enable-cert-reload") -}}
+{{- end -}}
+{{- range $name, $value := .Values.flags -}}
+{{- $args = append $args (printf "--%s=%v" $name $value) -}}
+{{- end -}}
+{{- else -}}
+{{- $args = list "--config" "/etc/epp/epp.yaml" -}}
+{{- end -}}
+{{- toYaml (concat $args (list "--zap-encoder" "json")) -}}
+{{- end -}}
+
+{{/* Where original-dst may go: any address, on the endpoints' ports. Only the picker can name one. */}}
+{{- define "gorgo-epp.destinations" -}}
+([0-9.]+|\[[0-9a-f:]+\]):({{ join "|" .Values.endpoints.targetPorts }})
+{{- end -}}
+
+{{/* Whether a listed endpoint is a host name; whether one speaks TLS. */}}
+{{- define "gorgo-epp.hasNames" -}}
+{{- $found := "" -}}
+{{- range .Values.endpoints.list -}}
+{{- if not (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .address) -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{- define "gorgo-epp.hasTls" -}}
+{{- $found := "" -}}
+{{- range .Values.endpoints.list -}}
+{{- if .tls -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}

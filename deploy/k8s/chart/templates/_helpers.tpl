@@ -1,0 +1,163 @@
+{{/* Names, labels and the few facts that several templates need. */}}
+
+{{- define "gorgo-epp.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gorgo-epp.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "gorgo-epp.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "gorgo-epp.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Metadata of an object: (list root suffix). */}}
+{{- define "gorgo-epp.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "gorgo-epp.fullname" $root }}{{ index . 1 }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "gorgo-epp.labels" $root | nindent 2 }}
+{{- end -}}
+
+{{- define "gorgo-epp.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "gorgo-epp.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An image's reference: (list image defaultTag). */}}
+{{- define "gorgo-epp.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default (index . 1) $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gorgo-epp.poolName" -}}
+{{- default (include "gorgo-epp.fullname" .) .Values.inferencePool.name -}}
+{{- end -}}
+
+{{/* Whether endpoints come from the API server; empty for no. */}}
+{{- define "gorgo-epp.fromCluster" -}}
+{{- if ne .Values.endpoints.from "list" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "gorgo-epp.withPool" -}}
+{{- if eq .Values.endpoints.from "inferencePool" -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether the picker is called with llm-d's flags. */}}
+{{- define "gorgo-epp.llmd" -}}
+{{- if .Values.endpointPickerConfig -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether the tuner runs beside the picker, so that there is one of it. */}}
+{{- define "gorgo-epp.tunerSidecar" -}}
+{{- if and .Values.tuner.enabled (eq (int .Values.replicas) 1) (not .Values.shared.existingClaim) -}}true{{- end -}}
+{{- end -}}
+
+{{/* matchLabels as a selector. */}}
+{{- define "gorgo-epp.selector" -}}
+{{- $pairs := list -}}
+{{- range $key, $value := .Values.endpoints.matchLabels -}}
+{{- $pairs = append $pairs (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}
+
+{{- define "gorgo-epp.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "gorgo-epp.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* What cannot work is refused while it is rendered, with what to do instead. */}}
+{{- define "gorgo-epp.check" -}}
+{{- $e := .Values.endpoints -}}
+{{- if and (has $e.from (list "inferencePool" "selector")) (not $e.matchLabels) (or (eq $e.from "selector") .Values.inferencePool.create) -}}
+{{- fail "endpoints.matchLabels is empty: write the labels of the engines' pods, e.g. --set endpoints.matchLabels.app=vllm, or inferencePool.create=false and inferencePool.name to follow a pool that exists" -}}
+{{- end -}}
+{{- if and (eq $e.from "service") (not $e.service) -}}
+{{- fail "endpoints.service is empty: name the Service of the engines" -}}
+{{- end -}}
+{{- if and (eq $e.from "list") (not $e.list) -}}
+{{- fail "endpoints.list is empty: write at least one address" -}}
+{{- end -}}
+{{- if and (ne $e.from "list") (not $e.targetPorts) -}}
+{{- fail "endpoints.targetPorts is empty: write the ports that the engines serve on, e.g. [8000]" -}}
+{{- end -}}
+{{- if and (include "gorgo-epp.withPool" .) (not .Values.inferencePool.create) (not .Values.inferencePool.name) -}}
+{{- fail "inferencePool.create=false needs inferencePool.name: the pool to follow" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.create (not (include "gorgo-epp.withPool" .)) -}}
+{{- fail "httpRoute.create needs endpoints.from=inferencePool: a route's backend is the pool" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.create (not .Values.httpRoute.gateway.name) -}}
+{{- fail "httpRoute.create needs httpRoute.gateway.name: the Gateway that it hangs on" -}}
+{{- end -}}
+{{- if and .Values.inferenceObjectives (not (include "gorgo-epp.withPool" .)) -}}
+{{- fail "inferenceObjectives need endpoints.from=inferencePool: they refer to the pool" -}}
+{{- end -}}
+{{- if and (eq .Values.tls.mode "secret") (not .Values.tls.secretName) -}}
+{{- fail "tls.mode=secret needs tls.secretName: a kubernetes.io/tls Secret" -}}
+{{- end -}}
+{{- if and (eq .Values.provider.name "gke") (not (include "gorgo-epp.withPool" .)) -}}
+{{- fail "provider.name=gke needs endpoints.from=inferencePool: its policies refer to the pool" -}}
+{{- end -}}
+{{- if and (include "gorgo-epp.llmd" .) (not (has $e.from (list "inferencePool" "selector"))) -}}
+{{- fail "endpointPickerConfig goes with endpoints.from inferencePool or selector: llm-d's flags know no others" -}}
+{{- end -}}
+{{- if and (include "gorgo-epp.llmd" .) (or .Values.standalone.enabled .Values.config .Values.overrides) -}}
+{{- fail "endpointPickerConfig goes without standalone, config and overrides: llm-d's flags cannot say them; name policies and settings in it (epp-settings)" -}}
+{{- end -}}
+{{- if and .Values.standalone.enabled (include "gorgo-epp.withPool" .) .Values.inferencePool.create -}}
+{{- fail "standalone.enabled goes without a pool for gateways: endpoints.from=selector needs no CRDs; inferencePool.create=false follows a pool that exists" -}}
+{{- end -}}
+{{- if and (eq $e.from "list") (not .Values.standalone.enabled) -}}
+{{- fail "endpoints.from=list needs standalone.enabled=true: no gateway sends requests to addresses that are in no pool" -}}
+{{- end -}}
+{{- if and .Values.tuner.enabled (gt (int .Values.replicas) 1) (not .Values.shared.existingClaim) -}}
+{{- fail "tuner.enabled with several replicas needs shared.existingClaim: one tuner reads the records of all of them" -}}
+{{- end -}}
+{{- if and .Values.tuner.enabled (include "gorgo-epp.llmd" .) -}}
+{{- fail "tuner.enabled goes without endpointPickerConfig: it reads epp.yaml" -}}
+{{- end -}}
+{{- if and .Values.tuner.enabled (not .Values.records.enabled) -}}
+{{- fail "tuner.enabled needs records.enabled: it learns from the records" -}}
+{{- end -}}
+{{- range $e.list -}}
+{{- if and .tls (not (hasKey . "server_name")) (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .address) -}}
+{{- fail (printf "endpoints.list: %s speaks TLS and is an address: give server_name, the name that its certificate carries" .address) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

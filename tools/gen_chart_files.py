@@ -1,0 +1,135 @@
+"""Write what the Helm chart takes from elsewhere in the tree: Envoy configurations, dashboard, alerts.
+
+    python -m tools.gen_chart_files
+
+The Envoy configurations are rendered by the same code as `epp envoy render`, with marks where a chart's value
+goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks on
+what Helm makes of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from epp.envoy.render import render
+from epp.envoy.settings import EnvoySettings, Variant
+from epp.signals.endpoint import Endpoint
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+FILES = DEPLOY / "k8s" / "chart" / "files"
+
+#: Socket of the picker's listener for first tokens, in a volume of the pod.
+FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
+_HOST, _PATTERN, _CA = "listen-host.mark", "destination-pattern-mark", "/upstream-ca-mark"
+_BODY_BYTES, _HEAP_BYTES = 1_111_111_111, 2_222_222_222
+_PLAIN, _TLS = Endpoint("plain.mark:1111"), Endpoint("tls.mark:2222", tls=True, server_name="name.mark")
+
+_ACTIONS = {
+    _HOST: "{{ .Values.standalone.listenHost | quote }}",
+    str(_BODY_BYTES): "{{ int64 .Values.maxBodyBytes }}",
+    str(_BODY_BYTES + 1): "{{ add 1 (int64 .Values.maxBodyBytes) }}",
+    str(_HEAP_BYTES): "{{ int64 .Values.standalone.maxHeapBytes }}",
+    _PATTERN: '{{ include "gorgo-epp.destinations" . }}',
+    _CA: "{{ .Values.standalone.upstreamCa }}",
+}  # fmt: skip
+
+_HOST_OF = '{{ regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]" | quote }}'
+_ONE = f"""\
+        {{{{- range .Values.endpoints.list }}}}
+        - endpoint:
+            address:
+              socket_address:
+                address: {_HOST_OF}
+                port_value: {{{{ regexFind "[0-9]+$" .address }}}}
+            hostname: {{{{ .server_name | default (regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]") | quote }}}}
+          {{{{- if .draining }}}}
+          health_status: DRAINING
+          {{{{- end }}}}
+          {{{{- if .tls }}}}
+          metadata:
+            filter_metadata:
+              envoy.transport_socket_match:
+                tls: name
+          {{{{- end }}}}
+        {{{{- end }}}}
+"""
+
+
+def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings:
+    """What the chart fixes, and marks for what its values say."""
+    return EnvoySettings(
+        endpoints=endpoints,
+        variant=variant,
+        listener_host=_HOST,
+        listener_port=8080,
+        first_token_path=FIRST_TOKEN,
+        first_token_port=0,
+        max_body_bytes=_BODY_BYTES,
+        max_heap_bytes=_HEAP_BYTES,
+        upstream_ca_file=_CA,
+        destination_patterns=(_PATTERN,) if variant is Variant.ORIGINAL_DST else (),
+    )
+
+
+def original_dst() -> str:
+    """The Envoy that goes wherever the picker says, among the pods' ports."""
+    return _marked(render(settings(Variant.ORIGINAL_DST, ())))
+
+
+def standalone() -> str:
+    """The Envoy that knows the endpoints listed, by name, with and without TLS."""
+    text = _marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS))))
+    text = _replaced(text, r"      - lb_endpoints:\n(?:        .*\n)+", "      - lb_endpoints:\n" + _ONE)
+    # With names Envoy resolves, without it does not; matches for TLS only where there is TLS.
+    resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasNames" .) "true") }}'
+    text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
+    text = _replaced(text, r"    dns_lookup_family: V4_PREFERRED\n", _when("hasNames", r"\g<0>"))
+    matches = r"  - (transport_socket_matches:\n(?:    (?:- |  ).*\n)+)    name: replicas\n"
+    return _replaced(text, matches, "  - name: replicas\n" + _when("hasTls", r"    \g<1>"))
+
+
+def _when(test: str, block: str) -> str:
+    return f'    {{{{- if include "gorgo-epp.{test}" . }}}}\n{block}    {{{{- end }}}}\n'
+
+
+def _replaced(text: str, pattern: str, by: str) -> str:
+    text, count = re.subn(pattern, by, text, count=1)
+    if count != 1:
+        raise ValueError(f"the renderer writes no {pattern!r} any more")
+    return text
+
+
+def _marked(text: str) -> str:
+    if "{{" in text or "}}" in text:
+        raise ValueError("the configuration holds braces that a template would take for its own")
+    body = text.split("\n", 1)[1]
+    for mark, action in _ACTIONS.items():
+        body = body.replace(mark, action)
+    return body
+
+
+def contents() -> dict[Path, str]:
+    """Every file that this writes, and its text."""
+    alerts = (DEPLOY / "prometheus" / "alerts.yaml").read_text()
+    rules = alerts[alerts.index("groups:") :]
+    yaml.safe_load(rules)
+    return {
+        FILES / "envoy" / "original-dst.yaml": original_dst(),
+        FILES / "envoy" / "standalone.yaml": standalone(),
+        FILES / "dashboard.json": (DEPLOY / "grafana" / "dashboard.json").read_text(),
+        FILES / "alerts.yaml": rules,
+    }
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in contents().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
