@@ -34,7 +34,8 @@ ALLOWED = {
     "llmd": BASE | {"config", "policies"},
     "tokenizer": BASE | {"config", "prompt"},
     "server": BASE
-    | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals", "tokenizer"},
+    | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals", "tokenizer"}
+    | {"tuner"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "demo", "tune", "__main__", "__init__"}

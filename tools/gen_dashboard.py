@@ -179,6 +179,25 @@ PICKER = (
         "short",
         ((f"max by (name, source) (epp_weight{_WHO})", "{{name}} ({{source}})"),),
     ),
+    Panel(
+        "Trial: weights of the second arm",
+        "short",
+        ((f"max by (name, arm) (epp_trial_weight{_WHO})", "{{name}} ({{arm}})"),),
+        "Nothing outside of trials; `epp tune status` says what is tried and why.",
+    ),
+    Panel(
+        "Trial: decisions by arm",
+        "reqps",
+        ((rate("epp_arm_decisions_total", "arm"), "{{arm}}"),),
+        "In a switchback the arms take turns: one at a time has nearly all.",
+        stacked=True,
+    ),
+    Panel(
+        "Age of the tuner's file",
+        "s",
+        ((f"time() - max(epp_tuner_written_timestamp_seconds{_WHO} > 0)", "age"),),
+        "A living tuner writes every few minutes while a trial runs, and rarely while it is frozen.",
+    ),
     Panel("Endpoints tied", "short", (*quantiles("epp_tied_endpoints", 0.5, 0.95),)),
     Panel(
         "Recorder, leases, reports: should be 0",

@@ -26,6 +26,7 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
+from epp.tuner.plan import Plan, Split, render_plan
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -82,13 +83,16 @@ def example() -> Metrics:
     """Metrics after one request of each kind on a pool of one endpoint."""
     metrics = Metrics()
     policy = create("gorgo")
+    weights = WeightBook(
+        policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source="example"
+    )
+    trial = Split(id="example", weights={}, valid_from_wall_s=1.0, valid_until_wall_s=2.0)
+    weights.update("tuner", render_plan(Plan(policy=policy.name, trial=trial)), "example")
     picker = Picker(
         fleet=Fleet(PrefixIndex()),
         policy=policy,
         balance=create("least-request"),
-        weights=WeightBook(
-            policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source="example"
-        ),
+        weights=weights,
         settings=PickerSettings(),
         new_id=lambda: "example",
     )

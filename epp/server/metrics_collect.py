@@ -96,7 +96,7 @@ class PickerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family per signal, one series per endpoint; weights, index, pool and stores."""
         now_s = self._mono_s()
-        yield from self._weights()
+        yield from weight_families(self._picker.weights)
         yield from self._stores()
         yield from self._per_endpoint(now_s)
         yield from self._whole_pool(now_s)
@@ -126,18 +126,6 @@ class PickerCollector(Collector):
             if source:
                 sources.add_metric([endpoint.address, source], 1.0)
         yield sources
-
-    def _weights(self) -> Iterator[Metric]:
-        current = self._picker.weights.current
-        weights = GaugeMetricFamily("epp_weight", "Weight in force.", labels=["name", "source"])
-        for name, value in current.values.items():
-            weights.add_metric([name, current.sources[name]], value)
-        yield weights
-        version = GaugeMetricFamily(
-            "epp_weights_info", "Policy, and version of the weights in force.", labels=["policy", "version"]
-        )
-        version.add_metric([self._picker.policy.name, current.version], 1.0)
-        yield version
 
     def _stores(self) -> Iterator[Metric]:
         picker, fleet = self._picker, self._picker.fleet
