@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from epp.server.metrics_hot import Capped
 from epp.server.metrics_requests import FAIRNESS_ID, MAX_MODELS, PRIORITY
+from epp.server.metrics_weights import weight_families
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
