@@ -110,6 +110,11 @@ class WeightBook:
         return self._policy
 
     @property
+    def plan(self) -> Plan:
+        """The last good content of the tuner's file."""
+        return self._plan
+
+    @property
     def trial(self) -> Trial | None:
         """The second arm that the tuner's file carries, over or not."""
         return self._plan.trial
