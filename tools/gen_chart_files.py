@@ -3,8 +3,8 @@
     python -m tools.gen_chart_files
 
 The Envoy configurations are rendered by the same code as `epp envoy render`, with marks where a chart's value
-goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks on
-what Helm makes of it.
+goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks
+on what Helm makes of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _ACTIONS = {
     _CA: "{{ .Values.standalone.upstreamCa }}",
 }  # fmt: skip
 
-_HOST_OF = '{{ regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]" | quote }}'
+_BARE = '(regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]")'
+_HOST_OF = f"{{{{ {_BARE} | quote }}}}"
 _ONE = f"""\
         {{{{- range .Values.endpoints.list }}}}
         - endpoint:
@@ -44,7 +45,7 @@ _ONE = f"""\
               socket_address:
                 address: {_HOST_OF}
                 port_value: {{{{ regexFind "[0-9]+$" .address }}}}
-            hostname: {{{{ .server_name | default (regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]") | quote }}}}
+            hostname: {{{{ .server_name | default {_BARE} | quote }}}}
           {{{{- if .draining }}}}
           health_status: DRAINING
           {{{{- end }}}}

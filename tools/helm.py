@@ -1,0 +1,108 @@
+"""Helm, where `tools/install_helm.sh` put it or on PATH, and what it makes of the chart.
+
+python -m tools.helm      # write deploy/k8s/manifests/ again
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+K8S = Path(__file__).resolve().parents[1] / "deploy" / "k8s"
+CHART, EXAMPLES, MANIFESTS = K8S / "chart", K8S / "examples", K8S / "manifests"
+#: The Kubernetes that charts are rendered for; a Helm from its module would assume 1.20.
+KUBE_VERSION = "1.34"
+NAMESPACE = "inference"
+RELEASE = "gorgo-epp"
+#: Examples that are kept as plain manifests, too.
+PLAIN = ("gateway", "multi-region", "standalone")
+
+_TIMEOUT_S = 120
+
+
+class HelmError(RuntimeError):
+    """Helm is not there, or refuses; the text is its own."""
+
+
+def cache() -> Path:
+    """The folder that `tools/install_helm.sh` fills."""
+    text = (Path(__file__).parent / "install_helm.sh").read_text()
+    version = re.search(r"^helm_version=(.*)$", text, re.MULTILINE)
+    if version is None:
+        raise HelmError("tools/install_helm.sh names no version")
+    if named := os.environ.get("EPP_HELM_CACHE"):
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "gorgo-epp" / f"helm-{version[1]}"
+
+
+def find_helm() -> Path:
+    """The binary.
+
+    Raises:
+        HelmError: there is none.
+    """
+    installed = cache() / "helm"
+    found = str(installed) if installed.is_file() else shutil.which("helm")
+    if found is None:
+        raise HelmError("no Helm: run `make helm`, which installs it outside the tree")
+    return Path(found)
+
+
+def helm(*words: str, kubeconfig: Path | None = None) -> str:
+    """Run it; what it printed.
+
+    Raises:
+        HelmError: it is not there, or ended with an error.
+    """
+    # Nobody's own cluster is ever spoken to.
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig or os.devnull)}
+    done = subprocess.run(  # noqa: S603  # our own words
+        [str(find_helm()), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        env=environment,
+    )
+    if done.returncode:
+        raise HelmError(done.stderr or done.stdout)
+    return done.stdout
+
+
+def template(*words: str) -> str:
+    """The chart's objects, as YAML.
+
+    Raises:
+        HelmError: as `helm`.
+    """
+    return helm(
+        "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION, *words
+    )
+
+
+def manifest(name: str) -> str:
+    """An example as a plain manifest, without what only Helm has a use for.
+
+    Raises:
+        HelmError: as `helm`.
+    """
+    text = template("--values", str(EXAMPLES / f"{name}.yaml"))
+    text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
+    head = f"# Made from the chart and deploy/k8s/examples/{name}.yaml by `make manifests`; change those.\n"
+    return f"{head}# kubectl create namespace {NAMESPACE} && kubectl apply -f {name}.yaml\n{text}"
+
+
+def main() -> None:
+    """Write the plain manifests."""
+    MANIFESTS.mkdir(exist_ok=True)
+    for name in PLAIN:
+        (MANIFESTS / f"{name}.yaml").write_text(manifest(name))
+
+
+if __name__ == "__main__":
+    main()
