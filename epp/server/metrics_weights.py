@@ -60,7 +60,9 @@ def _trial(book: WeightBook) -> Iterator[Metric]:
         "Unix time at which the trial in the weights file ends if its tuner does not move it on.",
         labels=["kind", "arm"],
     )
-    weights = GaugeMetricFamily("epp_trial_weight", "Weight of the trial's second arm.", labels=["name", "arm"])
+    weights = GaugeMetricFamily(
+        "epp_trial_weight", "Weight of the trial's second arm.", labels=["name", "arm"]
+    )
     if trial is not None:
         kind, part = ("split", trial.share) if isinstance(trial, Split) else ("switchback", 0.5 / trial.every)
         share.add_metric([kind, trial.arm], part)
