@@ -3,8 +3,8 @@
 Owns the levels of e-LOND (Xu and Ramdas, "Online multiple testing with e-values", AISTATS 2024): candidate
 ``t`` is promoted when its e-value reaches ``1 / level(t)``,
 ``level(t) = alpha * gamma(t) * (promotions so far + 1)``, with ``gamma`` summing to 1. Of all promotions then
-at most a share ``alpha`` is expected to be false, whatever the candidates have to do with each other: a search
-that learns from its trials makes them depend, which LORD++ on p-values would not allow. Pure.
+at most a share ``alpha`` is expected to be false, whatever the candidates have to do with each other: a
+search that learns from its trials makes them depend, which LORD++ on p-values would not allow. Pure.
 """
 
 from __future__ import annotations

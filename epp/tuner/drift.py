@@ -1,0 +1,45 @@
+"""Whether the world is still the one that the weights were found in.
+
+Owns the comparison of two stretches of time: arrival rate, prompts, share of slow requests. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from epp.tuner.histogram import NEVER
+from epp.tuner.state import Features
+
+if TYPE_CHECKING:
+    from epp.tuner.settings import Drift
+    from epp.tuner.tally import Baseline, Thresholds
+
+
+def features(baseline: Baseline, thresholds: Thresholds) -> Features:
+    """Features of a stretch of time in which the incumbent served."""
+    limit = math.floor(math.log(max(thresholds.slow_ms, 0.01)) / math.log(1.01))
+    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit or place == NEVER)
+    requests = max(1, baseline.requests)
+    return Features(
+        weights_version=baseline.weights_version,
+        rate_per_s=baseline.requests / max(baseline.lasted_s, 1.0),
+        prompt_tokens=baseline.prompt_tokens / requests,
+        slow_share=slow / requests,
+    )
+
+
+def drifted(before: Features, now: Features, settings: Drift) -> str:
+    """What has changed, in words; empty where nothing has."""
+    if now.weights_version != before.weights_version:
+        return "other weights are in force than those that were frozen"
+    for name, a, b in (
+        ("arrival rate", before.rate_per_s, now.rate_per_s),
+        ("mean prompt", before.prompt_tokens, now.prompt_tokens),
+    ):
+        if a > 0.0 and b > 0.0 and not 1.0 / settings.factor <= b / a <= settings.factor:
+            return f"{name} is {b / a:.2f} times what it was"
+    change = now.slow_share - before.slow_share
+    if abs(change) > settings.slow_change:
+        return f"share of slow requests moved from {before.slow_share:.3f} to {now.slow_share:.3f}"
+    return ""
