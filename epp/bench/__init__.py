@@ -1,0 +1,1 @@
+"""What requests cost: benchmarks that anyone can run, and the goals that their figures are held against."""
