@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from epp.signals.calibration import Finished
+from epp.signals.duration import network_ms, prefills
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,9 +68,9 @@ def learn_from(
 
 def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
-    sent, usage = entry.sent, outcome.usage
-    if usage.completion_tokens is not None:
-        fleet.answers.observe(entry.ask.model, usage.completion_tokens)
+    sent, answer = entry.sent, _answer(outcome)
+    if answer is not None:
+        fleet.answers.observe(entry.ask.model, answer)
     if (
         sent is None
         or outcome.where != entry.endpoint
@@ -80,18 +81,28 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
     if not math.isnan(outcome.ttft_ms) and not math.isnan(sent.rtt_ms):
         fleet.rates.observe_prefill(
             slot,
-            requests=1.0 + 0.5 * sent.pending_requests,
+            requests=prefills(sent.pending_requests),
             tokens=_uncached(entry, outcome, fleet, slot) + sent.pending_uncached_tokens,
             ttft_ms=max(
                 outcome.ttft_ms - network_ms(sent.rtt_ms, entry.ask.body_bytes), _LEAST * outcome.ttft_ms
             ),
             busy=sent.running_requests,
         )
-    itl_ms, answer = outcome.itl_ms, usage.completion_tokens
+    itl_ms = outcome.itl_ms
     if math.isnan(itl_ms) and answer is not None and answer > 1:
         itl_ms = (outcome.e2e_ms - outcome.ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
         fleet.rates.observe_decode(slot, beside=sent.running_requests, itl_ms=itl_ms)
+
+
+def _answer(outcome: Outcome) -> int | None:
+    """Tokens of the answer as the engine told them, else the pieces in which a stream came.
+
+    Engines send a token a piece. Where pieces held several, the answer seems shorter and its tokens slower by
+    one and the same factor, so that the time expected of the next one is right.
+    """
+    told = outcome.usage.completion_tokens
+    return outcome.chunks if told is None and outcome.streamed else told
 
 
 def _uncached(entry: InFlight, outcome: Outcome, fleet: Fleet, slot: int) -> float:
@@ -101,12 +112,3 @@ def _uncached(entry: InFlight, outcome: Outcome, fleet: Fleet, slot: int) -> flo
         whole = outcome.usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - outcome.usage.cached_tokens / whole, 0.0) if whole else 0.0
     return max(prompt_tokens - float(fleet.calibration.hit_ratio[slot]) * entry.expected_tokens, 0.0)
-
-
-def network_ms(rtt_ms: float, body_bytes: int) -> float:
-    """What the network takes before an engine has the request, and until its first token is here.
-
-    One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
-    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]).
-    """
-    return rtt_ms * (1.0 + 0.7 * math.log2(1.0 + body_bytes / 14_600))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from epp.config.address import split_address
 from epp.decide.records import Source
 from epp.server.metrics_hot import Capped, Counters, Gauges, Histograms
-from epp.server.metrics_prediction import TtftModel
+from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,8 +120,6 @@ class _Open:
     streamed: bool
     prompt_tokens: int
     cached_tokens: float
-    rtt_ms: float
-    work_tokens: float
     ttft_ms: float
 
 
@@ -135,7 +133,6 @@ class RequestMetrics:
         self._routes: dict[str, _Route] = {}
         self._decisions: dict[tuple[str, Basis], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
-        self._models: dict[str, TtftModel] = {}
         self._open: dict[str, _Open] = {}
         hit = self.hit_ratio.child("prefix-index", "prefix-index")
         self._hit, self._tied = hit, self.tied.child()
@@ -221,7 +218,7 @@ class RequestMetrics:
         )
         self.ttft_ratio = Histograms(
             "epp_ttft_prediction_ratio",
-            "TTFT seen over the TTFT foretold from round trip and uncached tokens ahead.",
+            "TTFT seen over the TTFT foretold from round trip, uncached tokens ahead and learned rates.",
             TTFT_RATIO,
         )
         self.ttft_error = Histograms(
@@ -260,13 +257,8 @@ class RequestMetrics:
             self._hit.observe(cached / tokens)
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
-            self._models[endpoint] = TtftModel()
-        rtt_ms = fleet.rtt_ms.item(chosen)
-        work = fleet.pending_uncached_tokens.item(chosen) + tokens - cached
-        ttft_ms = self._models[endpoint].predict(rtt_ms, work) if tokens else math.nan
-        self._open[decision.id] = _Open(
-            route, endpoint, streamed, tokens, cached, rtt_ms, work, ttft_ms
-        )  # fmt: skip
+        ttft_ms = foretell(request, fleet, chosen).first_token_s * 1e3 if tokens else math.nan
+        self._open[decision.id] = _Open(route, endpoint, streamed, tokens, cached, ttft_ms)
 
     def refused(self, model: str, status: int) -> None:
         """A request was answered with an error instead of an endpoint."""
@@ -315,12 +307,8 @@ class RequestMetrics:
             route.itl.observe(outcome.itl_ms / 1e3)
         if not entry.streamed or not entry.prompt_tokens or outcome.where != entry.endpoint:
             return  # a whole answer's first byte comes with its last token
-        if not math.isnan(entry.ttft_ms):
-            self._ttft_error.observe(abs(ttft_ms - entry.ttft_ms) / 1e3)
-            self._ttft_ratio.observe(ttft_ms / max(entry.ttft_ms, 1e-3))
-        model = self._models.get(entry.endpoint)
-        if model is not None:
-            model.learn(entry.rtt_ms, entry.work_tokens, ttft_ms)
+        self._ttft_error.observe(abs(ttft_ms - entry.ttft_ms) / 1e3)
+        self._ttft_ratio.observe(ttft_ms / max(entry.ttft_ms, 1e-3))
 
     def _tokens(self, entry: _Open, outcome: Outcome) -> None:
         route, usage = entry.route, outcome.usage
@@ -352,7 +340,6 @@ class RequestMetrics:
     def forget_endpoint(self, address: str) -> None:
         """The endpoint left: its series go."""
         self._outcomes.pop(address, None)
-        self._models.pop(address, None)
         self.outcomes.forget(endpoint=address)
         host, port = _parts(address)
         for route in self._routes.values():

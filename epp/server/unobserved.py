@@ -7,24 +7,23 @@ it well before that scrape, and one that reports at least as many requests as th
 lease for longer, up to `LONGEST` times its prediction. An access log that tells the end goes before all of
 this.
 
-Learns from every request whose outcome was seen.
+How long answers take is learned from those that are seen, or from an access log (`epp.decide.feedback`).
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epp.decide.records import Source
-from epp.signals.duration import Asked, DurationModel
+from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.decide.picker import Picker
     from epp.decide.records import Decision, Outcome
     from epp.server.outcomes import Outcomes
+    from epp.signals.duration import Duration
 
 #: Seconds between two looks at what is due.
 TICK_S = 0.1
@@ -32,9 +31,13 @@ TICK_S = 0.1
 LONGEST = 3.0
 #: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
 IN_TRANSIT_S = 0.5
-#: What is seen of the answer.
-_SEEN = {Source.STREAM, Source.ENVOY, Source.FIRST_TOKEN}
-_WHOLE = {"completed", "retried-elsewhere"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    endpoint: str
+    rtt_s: float
+    expected: Duration
 
 
 @dataclass(slots=True)
@@ -57,39 +60,32 @@ class UnobservedLeases:
 
     def __init__(self, picker: Picker, outcomes: Outcomes, clock: Clock) -> None:
         self._picker, self._outcomes, self._clock = picker, outcomes, clock
-        self.durations = DurationModel()
-        self._asked: dict[str, Asked] = {}
+        self._sent: dict[str, _Sent] = {}
         self._left: dict[str, _Left] = {}
         self._due: list[tuple[float, str]] = []
-        outcomes.told.append(self._learn)
+        outcomes.told.append(self._forget)
 
     def __len__(self) -> int:
         """Requests left and not ended."""
         return len(self._left)
 
     def decided(self, decision: Decision) -> None:
-        """Remember what a decision's duration depends on, until its outcome is told."""
-        fleet, chosen, request = decision.fleet, decision.chosen, decision.request
-        self._asked[decision.id] = Asked(
-            endpoint=decision.endpoint,
-            model=request.model,
-            rtt_ms=fleet.rtt_ms.item(chosen),
-            work_tokens=fleet.pending_uncached_tokens.item(chosen) + decision.uncached_tokens,
-            max_output_tokens=request.max_output_tokens,
+        """Remember how long a request is to be expected to take, until its outcome is told."""
+        fleet, chosen = decision.fleet, decision.chosen
+        self._sent[decision.id] = _Sent(
+            decision.endpoint, fleet.rtt_ms.item(chosen) / 1e3, foretell(decision.request, fleet, chosen)
         )
 
     def left(self, decision_id: str) -> None:
         """Its stream was ended with the pick."""
-        asked = self._asked.get(decision_id)
-        slot = None if asked is None else self._picker.fleet.slot_of(asked.endpoint)
-        if asked is None or slot is None:  # its endpoint left in the same moment
+        sent = self._sent.get(decision_id)
+        slot = None if sent is None else self._picker.fleet.slot_of(sent.endpoint)
+        if sent is None or slot is None:  # its endpoint left in the same moment
             self._outcomes.stream_ended(decision_id, "unobserved")
             return
-        now_s = self._clock.mono_s()
-        expected = self.durations.predict(asked)
-        rtt_s = asked.rtt_ms / 1e3 if math.isfinite(asked.rtt_ms) else 0.0
+        now_s, expected = self._clock.mono_s(), sent.expected
         self._left[decision_id] = _Left(
-            slot, now_s, now_s + expected.end_s, now_s + LONGEST * expected.end_s, rtt_s
+            slot, now_s, now_s + expected.end_s, now_s + LONGEST * expected.end_s, sent.rtt_s
         )
         heapq.heappush(self._due, (now_s + expected.first_token_s, decision_id))
 
@@ -131,17 +127,6 @@ class UnobservedLeases:
         del self._left[decision_id]
         self._outcomes.stream_ended(decision_id, "unobserved", predicted=True)
 
-    def _learn(self, outcome: Outcome) -> None:
+    def _forget(self, outcome: Outcome) -> None:
         self._left.pop(outcome.id, None)
-        asked = self._asked.pop(outcome.id, None)
-        if asked is None or (outcome.status or 0) >= 400:
-            return
-        sources = outcome.sources
-        timed = sources.get("ttft_ms") in _SEEN and outcome.streamed
-        self.durations.learn(
-            asked,
-            ttft_ms=outcome.ttft_ms if timed else math.nan,
-            itl_ms=outcome.itl_ms,
-            answer_tokens=outcome.usage.completion_tokens if outcome.cause in _WHOLE else None,
-            at=outcome.where,
-        )
+        self._sent.pop(outcome.id, None)

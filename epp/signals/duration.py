@@ -1,52 +1,28 @@
-"""How long a request will take: what leases end by when nobody sees the response.
+"""How long a request will take where it is sent: first token and end, from a decision's own snapshot.
 
-Owns what was learned from requests that were seen. A request's time is the round trip, the prefill of the
-uncached tokens that stand before its first token (they explain TTFT best: R2 0.714 against 0.625 for all
-queued tokens, design section 7), and one decode step per token of its answer. Each rate is a ratio of two
-decayed sums that begin as a prior worth a few requests: with nothing seen the prior speaks, after some
-dozens of requests it is not heard any more, and no rate leaves `BOUND` times the prior in either direction,
-so that no odd outcome makes a lease last for hours.
+Owns the prediction; what it rests on is learned elsewhere (`epp.signals.rates`, `epp.signals.answers`) and
+comes with the snapshot, so that a recorded decision foretells the same again. The terms are those that the
+rates are learned by (`epp.decide.feedback`): the network, the prefills that the first token waits for, its
+own among them, and a decode step per token of the answer, dearer by every answer beside it. Uncached tokens
+ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (design section 7).
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-PREFILL_MS_PER_TOKEN = 0.3
-"""Prior: some 3,000 tokens a second, between an L40S pair's and an H100's."""
-ITL_MS = 30.0
-"""Prior: a decode step of a loaded engine."""
-ANSWER_TOKENS = 256.0
-"""Prior of an answer's length, where the client's limit is not lower."""
-BOUND = 30.0
-"""A rate stays within this factor of its prior."""
+if TYPE_CHECKING:
+    from epp.view import FleetView, RequestView
 
-_DECAY = 0.98  # an estimate rests on the last fifty requests
-_PRIOR_REQUESTS = 4.0
-_PRIOR_WORK_TOKENS = 1000.0
-_PRIOR_STEPS = 64.0
-_MAX_MODELS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is known of a request when it is sent.
-
-    Attributes:
-        endpoint: address picked.
-        model: name of the model, ``""`` for none.
-        rtt_ms: round trip to the endpoint.
-        work_tokens: uncached tokens that stand before its first token, its own among them.
-        max_output_tokens: the client's limit.
-    """
-
-    endpoint: str
-    model: str
-    rtt_ms: float
-    work_tokens: float
-    max_output_tokens: int | None = None
+#: RFC 6928: bytes of the first flight of a TCP connection.
+_FIRST_FLIGHT_BYTES = 14_600
+#: Round trips per doubling of a body beyond it (source [P]).
+_UPLOAD_ROUNDS = 0.7
+#: Of a prefill's fixed time, what each request that awaits its first token makes the next one wait for: it is
+#: half done on average.
+_WAITED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,82 +33,37 @@ class Duration:
     end_s: float
 
 
-class _Ratio:
-    """``sum(y) / sum(x)``, decayed, beginning as a prior."""
+def foretell(request: RequestView, fleet: FleetView, chosen: int) -> Duration:
+    """When the first token and the end of the answer are to be expected of a candidate.
 
-    __slots__ = ("_prior", "_x", "_y")
+    Args:
+        request: as it was decided.
+        fleet: as it was when it was.
+        chosen: index of the endpoint it goes to.
+    """
+    running = fleet.running_requests.item(chosen)
+    pending = max(running - fleet.decoding_requests.item(chosen), 0.0)
+    hits = fleet.hit_ratio.item(chosen) * fleet.cached_tokens.item(chosen)
+    tokens = max(request.prompt_tokens - hits, 0.0) + fleet.pending_uncached_tokens.item(chosen)
+    first_ms = (
+        network_ms(fleet.rtt_ms.item(chosen), request.body_bytes)
+        + fleet.prefill_base_ms.item(chosen) * prefills(pending)
+        + fleet.prefill_ms_per_token.item(chosen) * tokens
+    )
+    step_ms = fleet.decode_base_ms.item(chosen) + fleet.decode_ms_per_request.item(chosen) * running
+    decode_ms = max(request.expected_output_tokens - 1.0, 0.0) * step_ms
+    return Duration(first_ms / 1e3, (first_ms + decode_ms) / 1e3)
 
-    def __init__(self, prior: float, weight: float) -> None:
-        self._prior = prior
-        self._x, self._y = weight, weight * prior
 
-    @property
-    def value(self) -> float:
-        return min(max(self._y / self._x, self._prior / BOUND), self._prior * BOUND)
-
-    def add(self, x: float, y: float) -> None:
-        if x > 0.0 and math.isfinite(y) and y >= 0.0:
-            self._x = self._x * _DECAY + x
-            self._y = self._y * _DECAY + y
+def prefills(pending: float) -> float:
+    """Prefills that a first token waits for, its own included, behind so many requests without one."""
+    return 1.0 + _WAITED * pending
 
 
-class DurationModel:
-    """Learns rates per endpoint and answer lengths per model; memory is bounded by both."""
+def network_ms(rtt_ms: float, body_bytes: int) -> float:
+    """What the network takes before an engine has the request, and until its first token is here.
 
-    def __init__(self) -> None:
-        self._prefill: dict[str, _Ratio] = {}
-        self._itl: dict[str, _Ratio] = {}
-        self._answer: OrderedDict[str, _Ratio] = OrderedDict()
-
-    def predict(self, asked: Asked) -> Duration:
-        """When the first token and the end of an answer are to be expected."""
-        rtt_ms = asked.rtt_ms if math.isfinite(asked.rtt_ms) else 0.0
-        prefill = self._prefill.get(asked.endpoint)
-        itl = self._itl.get(asked.endpoint)
-        answer = self._answer.get(asked.model)
-        tokens = ANSWER_TOKENS if answer is None else answer.value
-        if asked.max_output_tokens is not None:
-            tokens = min(tokens, float(max(asked.max_output_tokens, 1)))
-        per_token = PREFILL_MS_PER_TOKEN if prefill is None else prefill.value
-        first_ms = rtt_ms + per_token * max(asked.work_tokens, 1.0)
-        decode_ms = max(tokens - 1.0, 0.0) * (ITL_MS if itl is None else itl.value)
-        return Duration(first_ms / 1e3, (first_ms + decode_ms) / 1e3)
-
-    def learn(
-        self, asked: Asked, *, ttft_ms: float, itl_ms: float, answer_tokens: int | None, at: str = ""
-    ) -> None:
-        """Take what was seen of a request; what was not seen is NaN or None.
-
-        Args:
-            asked: as it was predicted from.
-            ttft_ms: from the pick to the first token.
-            itl_ms: mean time between tokens.
-            answer_tokens: length of the whole answer; None also for one that was cut short.
-            at: address that really served; the pick when empty.
-        """
-        if not at or at == asked.endpoint:  # of another endpoint nothing was foretold
-            rtt_ms = asked.rtt_ms if math.isfinite(asked.rtt_ms) else 0.0
-            prefill = self._prefill.setdefault(
-                asked.endpoint, _Ratio(PREFILL_MS_PER_TOKEN, _PRIOR_WORK_TOKENS)
-            )
-            prefill.add(max(asked.work_tokens, 1.0), max(ttft_ms - rtt_ms, 0.0))
-        if answer_tokens is not None:
-            self._learn_answer(asked.model, answer_tokens)
-        if math.isfinite(itl_ms):
-            steps = float((answer_tokens or 2) - 1)
-            itl = self._itl.setdefault(at or asked.endpoint, _Ratio(ITL_MS, _PRIOR_STEPS))
-            itl.add(steps, itl_ms * steps)
-
-    def forget(self, endpoint: str) -> None:
-        """The endpoint left or restarted as another."""
-        self._prefill.pop(endpoint, None)
-        self._itl.pop(endpoint, None)
-
-    def _learn_answer(self, model: str, tokens: int) -> None:
-        answer = self._answer.get(model)
-        if answer is None:
-            if len(self._answer) >= _MAX_MODELS:
-                self._answer.popitem(last=False)
-            answer = self._answer[model] = _Ratio(ANSWER_TOKENS, _PRIOR_REQUESTS)
-        self._answer.move_to_end(model)
-        answer.add(1.0, float(tokens))
+    One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
+    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]).
+    """
+    return rtt_ms * (1.0 + _UPLOAD_ROUNDS * math.log2(1.0 + body_bytes / _FIRST_FLIGHT_BYTES))

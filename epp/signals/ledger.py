@@ -127,6 +127,26 @@ class LoadLedger:
         self._leases[lease_id] = lease
         return True
 
+    def move(self, lease_id: str, slot: int, uncached_tokens: int) -> bool:
+        """Count the request on another slot, with what it has to prefill there; its time goes on.
+
+        Returns:
+            False when there is no such lease, or it is there already.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.slot == slot:
+            return False
+        self._give_back(lease)
+        lease.slot, lease.uncached_tokens = slot, uncached_tokens
+        block = self._block
+        block[_QUEUED, slot] += lease.prompt_tokens
+        block[_RUNNING, slot] += 1.0
+        if lease.decoding:
+            block[_DECODING, slot] += 1.0
+        else:
+            block[_PENDING, slot] += uncached_tokens
+        return True
+
     def end(self, lease_id: str, now_s: float) -> bool:  # noqa: ARG002 - one shape for all reports
         """Give back all that the lease still holds.
 

@@ -89,6 +89,58 @@ def test_who_served_instead_holds_the_prompt_from_then_on() -> None:
     assert picker.fleet.calibration.hit_ratio.tolist()[:3] == [1.0] * 3, "nothing was foretold of that one"
 
 
+def test_the_lease_goes_where_the_request_went() -> None:
+    picker = picker_of()
+    ledger, other = picker.fleet.ledger, "10.0.0.2:8000"
+    slot = picker.fleet.slot_of(other)
+    assert slot is not None
+    served(picker, ask_of(1), NO_USAGE, 0.0, served=other)  # holds the prompt by now
+    decision = picker.pick(ask_of(2), 1.0, WALL_S)
+    chosen = picker.fleet.slot_of(decision.endpoint)
+    assert chosen is not None
+    if chosen == slot:
+        slot, other = next((s, e.address) for s, e in picker.fleet.members if s != slot)
+    picker.response_started(decision.id, 200, other)
+    assert (ledger.running_requests[chosen], ledger.running_requests[slot]) == (0.0, 1.0)
+    assert ledger.pending_uncached_tokens[slot] == decision.request.prompt_tokens, (
+        "nothing of it is cached there"
+    )
+    picker.served(decision.id, other)
+    assert ledger.running_requests[slot] == 1.0
+    picker.end(decision.id, "completed", 2.0)
+    assert not ledger.block.any()
+
+
+def test_a_retried_request_is_charged_what_the_second_endpoint_has_to_prefill() -> None:
+    picker = picker_of()
+    first = picker.pick(ask_of(1), 0.0, WALL_S)
+    picker.end(first.id, "completed", 1.0)
+    again = picker.pick(ask_of(1), 2.0, WALL_S)
+    assert again.endpoint == first.endpoint
+    other = next(
+        endpoint.address for _, endpoint in picker.fleet.members if endpoint.address != first.endpoint
+    )
+    slot, home = picker.fleet.slot_of(other), picker.fleet.slot_of(first.endpoint)
+    assert slot is not None
+    assert home is not None
+    picker.served(again.id, other)
+    assert picker.fleet.ledger.pending_uncached_tokens[slot] == again.request.prompt_tokens
+    picker.served(again.id, first.endpoint)
+    assert picker.fleet.ledger.pending_uncached_tokens[home] == again.uncached_tokens
+    assert picker.fleet.ledger.running_requests[slot] == 0.0
+
+
+def test_pieces_stand_for_tokens_where_no_usage_tells_how_long_answers_are() -> None:
+    picker = picker_of()
+    before = picker.fleet.answers.expected("m")
+    for number in range(30):
+        served(picker, ask_of(number, stream=True), NO_USAGE, float(number))
+    assert abs(picker.fleet.answers.expected("m") - 11) < 0.1 * abs(before - 11)
+    for number in range(30):
+        served(picker, ask_of(number, stream=False), NO_USAGE, 100.0 + number)
+    assert picker.fleet.answers.expected("m") < 20, "the pieces of a whole answer are no tokens"
+
+
 def test_a_lease_that_gave_way_is_told_as_evicted_and_an_old_one_as_expired() -> None:
     picker = picker_of()
     picker.fleet.ledger._max_leases = 2

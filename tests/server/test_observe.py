@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,12 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
+from epp.signals.rates import Rates, RateTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from epp.signals.duration import Duration
 
 IDS = [f"d-{number}" for number in range(4000)]
 
@@ -164,7 +166,9 @@ class Bench:
             settings=PickerSettings(warmup_s=0.0),
             new_id=lambda: f"id-{next(numbers)}",
         )
-        self.picker.set_pool([Endpoint("a:1")], 0.0)
+        self.picker.fleet.rates = RateTable({"x": Rates(1.0, 0.3, 30.0, 1e-3)})
+        self.picker.fleet.rates.resize(64)
+        self.picker.set_pool([Endpoint("a:1", engine_class="x")], 0.0)
         self.picker.fleet.assume_rtt("a:1", 100.0)
         self.told = Told(self.picker, self.clock)
         self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
@@ -177,6 +181,29 @@ class Bench:
         if left:
             self.leases.left(decision.id)
         return decision.id
+
+    def expected(self) -> Duration:
+        """How long the next request is expected to take; it is given back at once."""
+        decision_id = self.decide(left=False)
+        expected = self.leases._sent[decision_id].expected
+        outcome = self.picker.end(decision_id, "client-gone", self.clock.mono_s())
+        assert outcome is not None
+        self.told.tell(outcome)
+        self.picker.fleet.index.forget(0)
+        return expected
+
+    def seen(self, requests: int, *, ttft_ms: float, itl_ms: float) -> None:
+        """So many requests are read to their end."""
+        for _ in range(requests):
+            decision_id = self.decide(left=False)
+            begun_s = self.clock.mono_s()
+            self.picker.first_token(decision_id, begun_s + ttft_ms / 1e3, Source.STREAM)
+            last_s = begun_s + (ttft_ms + 10 * itl_ms) / 1e3
+            self.picker.observed(decision_id, usage=Usage(1000, 11, 0), chunks=11, last_chunk_s=last_s)
+            outcome = self.picker.end(decision_id, "completed", last_s)
+            assert outcome is not None
+            self.told.tell(outcome)
+            self.picker.fleet.index.forget(0)
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
@@ -200,18 +227,14 @@ def test_tokens_go_back_at_the_predicted_first_token_and_the_rest_at_the_end() -
     assert bench.ledger == (1000.0, 1.0)
     bench.wait(0.2)
     assert bench.ledger == (0.0, 1.0)
-    bench.wait(0.3)
+    bench.wait(0.4)
     assert bench.ledger == (0.0, 0.0)
     assert (len(bench.leases), bench.told.ended) == (0, ["id-0"])
 
 
 def test_an_idle_engine_frees_what_was_sent_long_before_its_scrape() -> None:
     bench = Bench()
-    for _ in range(60):
-        bench.leases.durations._learn_answer("m", 11)
-    bench.leases.durations.learn(
-        bench.leases._asked[bench.decide(left=False)], ttft_ms=9000.0 * 30, itl_ms=900.0, answer_tokens=11
-    )
+    bench.seen(60, ttft_ms=9000.0, itl_ms=400.0)
     old = bench.decide()
     bench.wait(1.0)
     new = bench.decide()
@@ -246,37 +269,30 @@ def test_an_end_that_is_told_goes_before_the_prediction() -> None:
 
 def test_it_learns_from_what_was_seen() -> None:
     bench = Bench()
-    before = bench.leases.durations.predict(bench.leases._asked[bench.decide(left=False)])
-    for _ in range(50):
-        decision_id = bench.decide(left=False)
-        outcome = bench.picker.end(decision_id, "completed", 0.0)
-        assert outcome is not None
-        seen = Outcome(
-            id=decision_id,
-            endpoint="a:1",
-            cause="completed",
-            status=200,
-            ttft_ms=5000.0,
-            e2e_ms=9000.0,
-            usage=Usage(1000, 11, None),
-            itl_ms=400.0,
-            streamed=True,
-            sources={"ttft_ms": Source.STREAM},
-        )
-        bench.told.tell(seen)
-    asked = bench.leases._asked[bench.decide(left=False)]
-    after = bench.leases.durations.predict(asked)
+    before = bench.expected()
+    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
+    after = bench.expected()
     assert after.first_token_s > 3 * before.first_token_s
-    assert after.end_s - after.first_token_s > 2.0
-    assert len(bench.leases._asked) == 2, "what has ended is forgotten"
+    assert after.end_s - after.first_token_s > 3 * (before.end_s - before.first_token_s)
+    assert len(bench.leases._sent) == 0, "what has ended is forgotten"
 
 
 def test_a_predicted_end_is_no_measurement() -> None:
     bench = Bench()
+    before = bench.expected()
     bench.decide()
     bench.wait(2.0)
-    fresh = UnobservedLeases(bench.picker, bench.told, bench.clock).durations  # type: ignore[arg-type]
-    asked_id = bench.decide(left=False)
-    asked = bench.leases._asked[asked_id]
-    assert bench.leases.durations.predict(asked) == fresh.predict(asked)
-    assert not math.isnan(fresh.predict(asked).end_s)
+    assert bench.told.ended
+    bench.picker.fleet.index.forget(0)
+    assert bench.expected() == before
+
+
+def test_an_endpoint_that_left_takes_what_it_taught_with_it() -> None:
+    bench = Bench()
+    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
+    bench.picker.set_pool([], 0.0)
+    bench.picker.set_pool([Endpoint("b:1", engine_class="y")], 0.0)
+    bench.picker.fleet.assume_rtt("b:1", 100.0)
+    other = bench.expected()
+    assert other.first_token_s < 1.0
+    assert other.end_s - other.first_token_s < 1.0

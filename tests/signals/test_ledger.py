@@ -51,6 +51,24 @@ def test_a_client_that_leaves_before_the_first_token_gives_all_back() -> None:
     assert counters(book, 0) == (0, 0, 0, 0)
 
 
+def test_a_lease_moves_with_its_request() -> None:
+    book = ledger()
+    book.reserve("a", 0, 100, 60, 0.0)
+    assert book.move("a", 1, 100)
+    assert not book.move("a", 1, 100), "it is there already"
+    assert (counters(book, 0), counters(book, 1)) == ((0, 0, 0, 0), (100, 100, 1, 0))
+    assert book.first_token("a", 1.0)
+    assert book.move("a", 2, 0)
+    assert (counters(book, 1), counters(book, 2)) == ((0, 0, 0, 0), (100, 0, 1, 1))
+    book.forget(2)
+    assert book.move("a", 0, 40), "its endpoint is gone, and the request goes on elsewhere"
+    assert counters(book, 0) == (100, 0, 1, 1)
+    assert book.expire(TTL_S + 0.5) == []
+    assert book.end("a", 2.0)
+    assert not book.move("a", 1, 100)
+    assert [counters(book, slot) for slot in range(SLOTS)] == [(0, 0, 0, 0)] * SLOTS
+
+
 def test_unknown_leases_are_nothing() -> None:
     book = ledger()
     assert not book.end("never", 0.0)
