@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PREFIX_KEY_TOKENS = 256
 
 
+#: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
+RTT_SOURCES = ("", "assumed", "probe", "connect")
+
+
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of the request.
@@ -82,6 +86,8 @@ class FleetView:
         decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
         decode_ms_per_request: what every further answer in the batch adds to it, likewise.
         unknown: per column name, a mask of the values that were filled in.
+        rtt_sources: where each round trip comes from, as indices of `RTT_SOURCES`; for people, None when not
+            recorded.
     """
 
     endpoints: tuple[str, ...]
@@ -105,6 +111,7 @@ class FleetView:
     decode_base_ms: NDArray[np.float64]
     decode_ms_per_request: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    rtt_sources: NDArray[np.int8] | None = None
 
     def __len__(self) -> int:
         """Number of candidates."""

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+#: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
+_RATES = (
+    ("prefill_base_ms", "prefill ms", 1.0),
+    ("prefill_ms_per_token", "+ per 1k uncached", 1e3),
+    ("decode_base_ms", "decode ms a token", 1.0),
+    ("decode_ms_per_request", "+ per request beside", 1.0),
+)
 _SHOWN = (
     ("rtt_ms", "rtt ms"),
     ("cached_tokens", "cached"),
@@ -134,8 +141,9 @@ def _table(record: dict[str, Any]) -> Table:
     for (address, region), row in zip(head, order, strict=True):
         style = "green" if row == record["chosen"] else None
         table.add_column(f"{region}\n{address}" if region else address, justify="right", style=style)
+    last = [title for title, _, kind in lines if kind == "dim"][-1]
     for title, values, kind in lines:
-        table.add_row(title, *values, style=kind, end_section=title == _SHOWN[-1][1])
+        table.add_row(title, *values, style=kind, end_section=title == last)
     return table
 
 
@@ -147,6 +155,13 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         column, filled = record["signals"][name], unknown.get(name, ())
         cells = [f"{column[row]:,.0f}" + ("?" if row in filled else "") for row in order]
         lines.append((title, cells, "dim"))
+        if name == "rtt_ms" and record.get("rtt_sources"):
+            told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
+            lines.append(("rtt by", [told.get(row, "-") for row in order], "dim"))
+    for name, title, scale in _RATES:
+        if name in record["signals"]:  # since schema 2
+            column = record["signals"][name]
+            lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
     for name, column in record["terms"].items():
         lines.append((f"{name} term", [f"{column[row]:,.1f}" for row in order], None))
     lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))

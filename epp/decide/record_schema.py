@@ -13,7 +13,7 @@ import numpy as np
 
 from epp.decide.records import Basis, Decision
 from epp.errors import EppError
-from epp.view import NUMERIC_COLUMNS, FleetView, Ranking, RequestView
+from epp.view import NUMERIC_COLUMNS, RTT_SOURCES, FleetView, Ranking, RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -133,8 +133,20 @@ def _fleet(record: Mapping[str, Any]) -> FleetView:
         regions=tuple(record["regions"]),
         engine_classes=tuple(record["engine_classes"]),
         unknown=unknown,
+        rtt_sources=_rtt_sources(record, count),
         **{name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
     )
+
+
+def _rtt_sources(record: Mapping[str, Any], count: int) -> NDArray[np.int8] | None:
+    """None of records from before they told it."""
+    told = record.get("rtt_sources")
+    if not told:
+        return None
+    sources = np.zeros(count, np.int8)
+    for name, rows in told.items():
+        sources[rows] = RTT_SOURCES.index(name)
+    return sources
 
 
 def _column(values: list[float], count: int) -> NDArray[np.float64]:

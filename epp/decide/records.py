@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from epp.decide.select import probabilities
-from epp.view import NUMERIC_COLUMNS
+from epp.view import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -160,6 +160,7 @@ def to_record(
         "engine_classes": fleet.engine_classes,
         "signals": {name: getattr(fleet, name).tolist() for name in NUMERIC_COLUMNS},
         "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
+        "rtt_sources": _rtt_sources(fleet),
         "shares": None if decision.shares is None else decision.shares.tolist(),
         "held_back": decision.held_back,
         "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
@@ -172,6 +173,17 @@ def to_record(
         "served_model": decision.served_model[:MODEL_CHARS],
         "served_models": decision.served_models,
     }
+
+
+def _rtt_sources(fleet: FleetView) -> dict[str, list[int]]:
+    """Rows of endpoints by where their round trips come from; those that are not known are left out."""
+    if fleet.rtt_sources is None:
+        return {}
+    rows: dict[str, list[int]] = {}
+    for row, source in enumerate(fleet.rtt_sources.tolist()):
+        if source:
+            rows.setdefault(RTT_SOURCES[source], []).append(row)
+    return rows
 
 
 def _asked(request: RequestView) -> dict[str, Any]:

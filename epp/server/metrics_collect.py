@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from epp.server.metrics_hot import Capped
 from epp.server.metrics_requests import FAIRNESS_ID, MAX_MODELS, PRIORITY
 from epp.server.metrics_weights import weight_families
+from epp.signals.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -127,6 +128,47 @@ class PickerCollector(Collector):
             if source:
                 sources.add_metric([endpoint.address, source], 1.0)
         yield sources
+        yield from self._rates()
+
+    def _rates(self) -> Iterator[Metric]:
+        """How fast engines are, by class; which endpoints were found slower is in `epp_endpoint_slowness`."""
+        rates = GaugeMetricFamily(
+            "epp_engine_rate",
+            "Times of an engine class as learned: prefill_base_ms, prefill_ms_per_token, decode_base_ms,"
+            " decode_ms_per_request.",
+            labels=["engine_class", "rate"],
+        )
+        samples = CounterMetricFamily(
+            "epp_engine_rate_samples_total",
+            "Measurements of an engine class: learned from, or refused as times that no engine has.",
+            labels=["engine_class", "of"],
+        )
+        state = GaugeMetricFamily(
+            "epp_engine_rate_state",
+            "1 for what an engine class' rates rest on: priors alone, measurements, or measurements that fit"
+            " no engine, so that a rate stands at a bound.",
+            labels=["engine_class", "state"],
+        )
+        slow = GaugeMetricFamily(
+            "epp_endpoint_slowness",
+            "Factor by which an endpoint was found slower than its engine class; 1 for equals.",
+            labels=["endpoint"],
+        )
+        fleet, factors = self._picker.fleet, dict[str, float]()
+        for name, known in fleet.rates.describe({s: e.address for s, e in fleet.members}).items():
+            for rate in Rates.__slots__:
+                rates.add_metric([name, rate], getattr(known.rates, rate))
+            for of, count in (
+                ("prefill", known.prefill_samples),
+                ("decode", known.decode_samples),
+                ("refused", known.refused),
+            ):
+                samples.add_metric([name, of], count)
+            state.add_metric([name, known.state.value], 1.0)
+            factors.update(known.slow)
+        for _, endpoint in fleet.members:
+            slow.add_metric([endpoint.address], factors.get(endpoint.address, 1.0))
+        yield from (rates, samples, state, slow)
 
     def _stores(self) -> Iterator[Metric]:
         picker, fleet = self._picker, self._picker.fleet

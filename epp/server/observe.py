@@ -71,6 +71,8 @@ class Sampler:
         self._gauge = Gauges(
             "epp_observe_share", "Share of the responses passing the picker that are read, now in force."
         )
+        self._aim = Gauges("epp_observe_share_configured", "The share that is asked for.")
+        self._aim.child().value = self._configured
         self._responses = Counters(
             "epp_observe_responses_total",
             "Responses that pass, or would pass, through the picker: read, carried unread, or left.",
@@ -88,7 +90,7 @@ class Sampler:
 
     def families(self) -> Iterator[Family[Value]]:
         """What it counts."""
-        yield from (self._gauge, self._responses, self._chunks, self._encoded)
+        yield from (self._gauge, self._aim, self._responses, self._chunks, self._encoded)
 
     @property
     def share(self) -> float:

@@ -311,6 +311,7 @@ class Fleet:
             decode_base_ms=decode_base,
             decode_ms_per_request=decode_request,
             unknown=unknown,
+            rtt_sources=self.rtt.sources(now_s).take(slots),
         )
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +94,14 @@ class _Class:
         return Rates(self.prefill.base, self.prefill.slope, self.decode.base, self.decode.slope)
 
 
+class State(Enum):
+    """What a class' rates rest on."""
+
+    PRIORS = "priors"  # nothing was measured yet
+    MEASURED = "measured"
+    AT_BOUND = "at-bound"  # the measurements fit no engine of this class
+
+
 @dataclass(frozen=True, slots=True)
 class ClassRates:
     """One class' rates as shown to people.
@@ -102,7 +111,7 @@ class ClassRates:
         prefill_samples: first tokens learned from.
         decode_samples: answers learned from.
         refused: samples that no engine gives.
-        note: what to know of them: ``priors`` without samples, ``at a bound``, ``""``.
+        state: what they rest on.
         slow: endpoints found slower than the class, with their factor.
     """
 
@@ -110,7 +119,7 @@ class ClassRates:
     prefill_samples: int
     decode_samples: int
     refused: int
-    note: str
+    state: State
     slow: Mapping[str, float]
 
 
@@ -222,16 +231,16 @@ class RateTable:
         for name, known in self._classes.items():
             if not known.slots.size:
                 continue
-            note = "" if known.prefill.samples + known.decode.samples else "priors: nothing measured yet"
+            state = State.MEASURED if known.prefill.samples + known.decode.samples else State.PRIORS
             if known.prefill.at_bound or known.decode.at_bound:
-                note = "at a bound: the measurements fit no engine of this class"
+                state = State.AT_BOUND
             slow = {
                 addresses[slot]: float(self._factor[slot])
                 for slot in known.slots.tolist()
                 if self._factor[slot] > 1.0
             }
             rows[name] = ClassRates(
-                known.rates, known.prefill.samples, known.decode.samples, known.refused, note, slow
+                known.rates, known.prefill.samples, known.decode.samples, known.refused, state, slow
             )
         return rows
 

@@ -15,11 +15,12 @@ probes, which go all the way, tell.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.signals.slots import grown
+from epp.view import RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,8 +31,7 @@ _NAN = math.nan
 #: A connect that is quicker than this share of the probes ended at something in between.
 _SAME_PEER = 0.5
 
-#: Where an RTT comes from: Envoy's connects, our probes, the configuration; ``""`` when it is not known.
-RttSource = Literal["connect", "probe", "assumed", ""]
+_NOWHERE, _ASSUMED, _PROBE, _CONNECT = range(len(RTT_SOURCES))
 
 
 class _Filtered:
@@ -94,6 +94,7 @@ class RttTable:
         self._connects = _Filtered(window, alpha, stale_after_s)
         self._prior = np.zeros(0, np.float64)
         self._column = np.zeros(0, np.float64)  # what the outside sees
+        self._sources = np.zeros(0, np.int8)
         #: Samples refused because no network gives them.
         self.rejected = 0
 
@@ -103,6 +104,7 @@ class RttTable:
         self._connects.resize(capacity)
         self._prior = grown(self._prior, capacity, _NAN)
         self._column = grown(self._column, capacity, _NAN)
+        self._sources = grown(self._sources, capacity, _NOWHERE)
 
     def observe(self, slot: int, rtt_ms: float, now_s: float) -> bool:
         """Take one probe over a warm connection.
@@ -133,6 +135,7 @@ class RttTable:
         self._probes.clear(slot)
         self._connects.clear(slot)
         self._prior[slot] = self._column[slot] = _NAN
+        self._sources[slot] = _NOWHERE
 
     def rtt_ms(self, now_s: float) -> NDArray[np.float64]:
         """By slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
@@ -142,13 +145,14 @@ class RttTable:
                     self._show(slot)
         return self._column
 
-    def source(self, slot: int, now_s: float) -> RttSource:
-        """Who told the slot's RTT."""
-        if math.isnan(self.rtt_ms(now_s)[slot]):
-            return ""
-        if self._by_connects(slot):
-            return "connect"
-        return "assumed" if math.isnan(self._probes.smooth[slot]) else "probe"
+    def sources(self, now_s: float) -> NDArray[np.int8]:
+        """Who told each slot's RTT, as indices of `epp.view.RTT_SOURCES`; as `rtt_ms` is."""
+        self.rtt_ms(now_s)
+        return self._sources
+
+    def source(self, slot: int, now_s: float) -> str:
+        """The same of one slot by name, ``""`` when its RTT is not known."""
+        return RTT_SOURCES[self.sources(now_s)[slot]]
 
     def age_s(self, now_s: float) -> NDArray[np.float64]:
         """Seconds since the last sample, by slot; NaN where there is none."""
@@ -168,7 +172,9 @@ class RttTable:
 
     def _show(self, slot: int) -> None:
         if self._by_connects(slot):
-            self._column[slot] = self._connects.smooth[slot]
+            self._column[slot], self._sources[slot] = self._connects.smooth[slot], _CONNECT
+        elif not math.isnan(self._probes.smooth[slot]):
+            self._column[slot], self._sources[slot] = self._probes.smooth[slot], _PROBE
         else:
-            probe_ms = self._probes.smooth[slot]
-            self._column[slot] = self._prior[slot] if math.isnan(probe_ms) else probe_ms
+            prior_ms = self._column[slot] = self._prior[slot]
+            self._sources[slot] = _NOWHERE if math.isnan(prior_ms) else _ASSUMED

@@ -8,7 +8,7 @@ has made every store forget it before.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FIRST_CAPACITY = 8
+_Number = TypeVar("_Number", np.float64, np.int8)
 
 
-def grown(block: NDArray[np.float64], capacity: int, fill: float) -> NDArray[np.float64]:
+def grown(block: NDArray[_Number], capacity: int, fill: float) -> NDArray[_Number]:
     """A copy with at least ``capacity`` values on the last axis, new ones set to ``fill``."""
     old = block.shape[-1]
     if capacity <= old:
         return block
-    larger = np.full((*block.shape[:-1], capacity), fill, np.float64)
+    larger = np.full((*block.shape[:-1], capacity), fill, block.dtype)
     larger[..., :old] = block
     return larger
 

@@ -30,6 +30,10 @@ def page(**changes: Any) -> str:
         'llm_d_epp_request_ttft_seconds_count{model_name="m",streaming="true"}': 900,
         'epp_usage_total{known="cached_tokens"}': 500,
         'epp_usage_total{known="nothing"}': 500,
+        'epp_engine_rate_state{engine_class="l40s",state="measured"}': 1,
+        "epp_compressed_answers_total": 10,
+        "epp_observe_share": 1,
+        "epp_observe_share_configured": 1,
         'epp_cache_tokens_total{kind="prompt"}': 1000,
         'epp_cache_tokens_total{kind="believed"}': 700,
         'epp_cache_tokens_total{kind="reported"}': 650,
@@ -37,6 +41,8 @@ def page(**changes: Any) -> str:
     for address, rtt_s in (("a:1", 0.02), ("b:1", 0.022), ("c:1", 0.2)):
         series[f'epp_endpoint_rtt_seconds{{endpoint="{address}"}}'] = rtt_s
         series[f'epp_endpoint_ejected{{endpoint="{address}"}}'] = 0
+        series[f'epp_endpoint_hit_ratio{{endpoint="{address}"}}'] = 0.9
+        series[f'epp_endpoint_slowness{{endpoint="{address}"}}'] = 1
         series[f'epp_endpoint_engine_age_seconds{{endpoint="{address}"}}'] = 0.4
     series |= {name.replace("'", '"'): value for name, value in changes.items()}
     return "".join(f"{name} {value}\n" for name, value in series.items() if value is not None)
@@ -72,6 +78,18 @@ def test_nothing_is_found_where_all_is_well() -> None:
             "stated were 20 ms",
         ),
         ({"epp_records_dropped_total": 3}, "3 records were lost"),
+        ({"epp_endpoint_hit_ratio{endpoint='b:1'}": 0.2}, "engines had: b:1 20%"),
+        (
+            {"epp_engine_rate_state{engine_class='l4',state='at-bound'}": 1},
+            "of engine class l4 fits no engine",
+        ),
+        ({"epp_endpoint_slowness{endpoint='c:1'}": 1.8}, "c:1 1.8 times"),
+        ({"epp_compressed_answers_total": 60}, "60 answers were compressed"),
+        ({"epp_observe_encoded_total": 60}, "70 answers were compressed"),
+        (
+            {"epp_observe_share": 0.2, "epp_observe_responses_total{observe='read'}": 500},
+            "20.0% of responses are read, less than configured",
+        ),
         ({"epp_stream_errors_total": 1}, "fault of the picker"),
         ({"epp_leases_expired_total": 100}, "never ended"),
         ({"epp_cache_tokens_total{kind='reported'}": 100}, "70% of prompts were expected"),

@@ -8,7 +8,7 @@ import pytest
 
 from epp.draw import draw
 from epp.signals.line import BOUND, Line
-from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable
+from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
 DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
 
@@ -73,7 +73,7 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     table = _table({0: "H100-SXM", 1: "something-new"})
     assert table.of(0) == PRIORS["h100"]
     assert table.of(1) == DEFAULT_PRIOR
-    assert "priors" in table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].note
+    assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is State.PRIORS
 
 
 def test_operators_priors_win() -> None:
@@ -143,3 +143,13 @@ def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
     assert not table.observe_prefill(0, requests=1.0, tokens=10.0, ttft_ms=50.0)
     table.assign(0, "x")
     assert table.of(0) == learned
+
+
+def test_measurements_that_fit_no_engine_are_told_as_such() -> None:
+    table = _table({0: "h100"})
+    for index in range(3_000):
+        table.observe_decode(0, beside=float(index % 9), itl_ms=9_000.0)
+    assert table.describe({0: "a:1"})["h100"].state is State.AT_BOUND
+    for index in range(6_000):
+        table.observe_decode(0, beside=float(index % 9), itl_ms=5.0 + 0.8 * (index % 9))
+    assert table.describe({0: "a:1"})["h100"].state is State.MEASURED

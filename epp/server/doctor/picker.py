@@ -19,6 +19,8 @@ FAR_S = 1.0
 SAME_REGION_S, SAME_REGION_FACTOR = 0.02, 5.0
 #: Requests below which shares say nothing.
 ENOUGH = 100
+#: Engines that had less than this share of the cached tokens expected of them do not cache as is believed.
+LOW_HITS = 0.5
 
 _Labels = dict[str, str]
 
@@ -38,6 +40,10 @@ class Page:
 
     def __contains__(self, name: object) -> bool:
         return name in self._samples
+
+    def labels(self, name: str) -> list[_Labels]:
+        """Labels of the series that are not 0."""
+        return [labels for labels, value in self._samples.get(name, ()) if value]
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Values by one label, summed over the others."""
@@ -64,6 +70,8 @@ def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str,
     _rtts(report, page, specs)
     _losses(report, page)
     _reports(report, page)
+    _learned(report, page, specs)
+    _observed(report, page)
 
 
 def _files(report: Report, page: Page) -> None:
@@ -245,3 +253,66 @@ def _reports(report: Report, page: Page) -> None:
     if sum(told.values()) >= ENOUGH:
         with_cache = told.get("cached_tokens", 0.0) / sum(told.values())
         report.note("traffic", f"{with_cache:.0%} of answers told their cached tokens")
+
+
+def _learned(report: Report, page: Page, specs: Mapping[str, EndpointSpec]) -> None:
+    """Whether what is learned of engines is what engines do."""
+    ratios = page.by("epp_endpoint_hit_ratio", "endpoint")
+    low = sorted(address for address, ratio in ratios.items() if address in specs and ratio < LOW_HITS)
+    if low and page.total("epp_decisions_total") >= ENOUGH:
+        told = ", ".join(f"{address} {ratios[address]:.0%}" for address in low)
+        report.warning(
+            "engine",
+            f"of the cached tokens expected of them engines had: {told}",
+            "requests are sent after caches that are gone, or never were",
+            "is prefix caching on there (see what is said of the engines)? does somebody else fill the cache?"
+            " is kv_capacity_tokens larger than the cache, or does prefix.block_tokens not fit the model?",
+        )
+    states: dict[str, list[str]] = {}
+    for labels in page.labels("epp_engine_rate_state"):
+        states.setdefault(labels.get("state", ""), []).append(labels.get("engine_class") or "(none named)")
+    if states.get("at-bound"):
+        report.warning(
+            "engine",
+            f"what was measured of engine class {', '.join(sorted(states['at-bound']))} fits no engine",
+            "times to first token and to the end are foretold wrongly, and gorgo-ms prices by them",
+            "name the class after the hardware (l40s, h100, a30, v100) if it is one of these; look at the"
+            " RTTs and at what stands between picker and engine",
+        )
+    if states.get("measured"):
+        report.note("engine", f"speeds are measured of engine class {', '.join(sorted(states['measured']))}")
+    slow = {a: factor for a, factor in page.by("epp_endpoint_slowness", "endpoint").items() if factor > 1.0}
+    if slow:
+        told = ", ".join(f"{address} {factor:.1f} times" for address, factor in sorted(slow.items()))
+        report.advice(
+            "engine",
+            f"slower than their equals: {told}",
+            "they are priced by it, but do less than they are paid for",
+            "look at their GPU (clocks, heat, another tenant), or give them an engine_class of their own",
+        )
+
+
+def _observed(report: Report, page: Page) -> None:
+    """What is seen of answers at all."""
+    packed = page.total("epp_compressed_answers_total") + page.total("epp_observe_encoded_total")
+    ended = page.total("epp_usage_total")
+    if ended >= ENOUGH and packed > 0.05 * ended:
+        report.advice(
+            "envoy",
+            f"{packed:.0f} answers were compressed, so that what they cost could not be read",
+            "cached tokens and answer lengths of these requests stay unknown",
+            "render Envoy's configuration with strip_accept_encoding, or let engines not compress",
+        )
+    passed = sum(page.by("epp_observe_responses_total", "observe").values())
+    share = page.total("epp_observe_share")
+    fell = passed >= ENOUGH and page.total("epp_observe_share") < page.total("epp_observe_share_configured")
+    if fell:
+        report.advice(
+            "picker",
+            f"{share:.1%} of responses are read, less than configured: there were too many chunks a second",
+            "leases of the others end as predicted, and less is learned",
+            "raise observe.max_chunks_per_s if the picker has CPU to spare, or configure sample: with the"
+            " share that it holds",
+        )
+    elif passed >= ENOUGH:
+        report.note("picker", f"{share:.0%} of the responses that pass the picker are read")
