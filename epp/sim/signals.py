@@ -104,3 +104,5 @@ class SignalFeed:
             fleet.restart(replica.spec.address, now_s)
         if sample.kv_capacity_tokens:
             fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+        # Tokens are known here, so what engines' counters say of bytes per token teaches nothing.
+        fleet.calibration.scraped(slot, sample, float(fleet.ledger.running_requests[slot]), now_s)
