@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from epp.decide import explain, record_filter, record_show, record_verify
 from epp.decide.record_files import read_records, record_files
 from epp.decide.record_follow import Follower, Narrator
 from epp.decide.record_query import Query
+from epp.decide.record_schema import decision_of
+from epp.decide.records import to_record
 from epp.errors import EppError
-from tests.kit.records import command, decided, outcome_of, record_all, recorder_to
+from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +128,29 @@ def test_explain_with_what_came_of_it(
     assert (record["id"], record["outcome"]["id"]) == ("random-2", "random-2")
     with pytest.raises(EppError, match="no decision 'zzz'"):
         command(explain, "zzz", "--records", folder)
+
+
+def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() -> None:
+    picker = picker_of()
+    first, second = (endpoint.address for _, endpoint in picker.fleet.members[:2])
+    for slot, rtt_ms in ((0, 11.0), (1, 22.0)):
+        picker.fleet.rtt.observe(slot, rtt_ms, 0.0)
+    picker.fleet.rtt.connected(1, 21.0, 0.0)
+    decision = picker.pick(ask_of(1), 0.0, 0.0)
+    record = json.loads(json.dumps(to_record(decision)))
+    assert record["rtt_sources"]["connect"] == [1]
+    assert 0 in record["rtt_sources"]["probe"]
+    again = decision_of(record)
+    assert to_record(again)["rtt_sources"] == record["rtt_sources"]
+    out = io.StringIO()
+    for part in explain.explain(record):
+        Console(file=out, width=300).print(part)
+    text = out.getvalue()
+    rates = picker.fleet.rates.of(0)
+    for words in (first, second, "rtt by", "connect", "probe", f"{rates.prefill_ms_per_token * 1e3:.1f}"):
+        assert words in text
+    del record["rtt_sources"]
+    assert decision_of(record).fleet.rtt_sources is None, "older records do not tell"
 
 
 def test_follow_tells_each_event_once_over_rotations(tmp_path: Path) -> None:
