@@ -139,6 +139,7 @@ class Replica:
             generation_tokens_total=float(counters.generated_tokens),
             prefix_queries_total=float(counters.prompt_tokens),
             prefix_hits_total=float(counters.cached_tokens),
+            requests_total=float(counters.done),
         )
 
     def counters(self) -> Counters:
