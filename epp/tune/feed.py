@@ -1,0 +1,207 @@
+"""Samples out of the flight recorder's folder, each once, over restarts, rotations and damage.
+
+Owns the position in every file and the decisions that wait for their outcomes; both are the feed's `State`,
+which is persisted with whatever was made of the samples, so that nothing counts twice.
+
+Rules
+- A line that cannot be read is passed over and counted; a file of another schema is passed over as a whole.
+- What is in the folder before the first start is history, not evidence: the feed begins at the end.
+- A decision whose outcome does not come is given up after a time, as a sample that is still running.
+- Samples dispatched around a step of the clock are dropped, because nobody knows which block they were in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.decide.record_files import Tail, parse_line, record_files
+from epp.errors import EppError
+from epp.tuner.samples import sample_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from epp.tuner.samples import Sample
+
+#: Decisions that wait for outcomes at most; the oldest go first.
+MAX_WAITING = 200_000
+#: Records handled before the caller gets to look after its other duties.
+MAX_BATCH = 20_000
+_MAX_STEPS = 100
+_KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
+
+
+class State(msgspec.Struct):
+    """Where a feed is. Changed in place by `SampleFeed` alone.
+
+    Attributes:
+        lines: whole lines taken of each file.
+        waiting: decision id -> what a sample needs of it, oldest first.
+        steps: ``[from, to]`` Unix times around steps of the clock; samples dispatched within are dropped.
+        seen: samples handed out.
+        damaged: lines passed over.
+        unmatched: outcomes without a decision.
+        given_up: decisions without an outcome.
+        stepped: samples dropped around steps of the clock.
+    """
+
+    lines: dict[str, int] = {}
+    waiting: dict[str, dict[str, Any]] = {}
+    steps: list[tuple[float, float]] = []
+    seen: int = 0
+    damaged: int = 0
+    unmatched: int = 0
+    given_up: int = 0
+    stepped: int = 0
+
+
+class SampleFeed:
+    """New samples of a folder.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        policy: samples of other policies are passed over.
+        tell: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin at the end of what is there.
+    """
+
+    def __init__(
+        self, folder: Path, *, policy: str, tell: Callable[[str], None], state: State | None = None
+    ) -> None:
+        self._folder, self._policy, self._tell = folder, policy, tell
+        self._tails: dict[str, Tail] = {}
+        self._skip: dict[str, int] = {}
+        self._foreign: set[str] = set()
+        self._told: set[str] = set()
+        self.state = State() if state is None else state
+        #: Endpoints' addresses as of the newest decision.
+        self.pool: tuple[str, ...] = ()
+        if state is None:
+            self._to_the_end()
+        else:
+            self._skip = dict(state.lines)
+
+    def stepped(self, from_wall_s: float, to_wall_s: float) -> None:
+        """The clock stepped: nothing dispatched between these times counts, whenever it is read."""
+        self.state.steps = [*self.state.steps, (from_wall_s, to_wall_s)][-_MAX_STEPS:]
+
+    def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[Sample]:
+        """Samples since the last call.
+
+        Args:
+            now_wall_s: the time.
+            give_up_s: how long an outcome is waited for.
+        """
+        for record in self._records():
+            sample = self._of(record)
+            if sample is not None:
+                yield from self._kept(sample)
+        yield from self._given_up(now_wall_s - give_up_s, now_wall_s)
+
+    def _records(self) -> Iterator[Mapping[str, Any]]:
+        taken = 0
+        for path in self._files():
+            name = path.name
+            tail = self._tails.get(name) or self._tails.setdefault(name, Tail(path))
+            try:
+                for line in tail.lines():
+                    taken += 1
+                    skip = self._skip.get(name, 0)
+                    if skip:
+                        self._skip[name] = skip - 1
+                        continue
+                    self.state.lines[name] = self.state.lines.get(name, 0) + 1
+                    record = parse_line(line, path)
+                    if record is None:
+                        self.state.damaged += 1
+                        continue
+                    yield record
+            except EppError as error:
+                if isinstance(error.__cause__, OSError):
+                    self._once(f"{error}; trying again")
+                    continue
+                self._foreign.add(name)
+                self._once(f"{error}; passing over this file")
+            if taken >= MAX_BATCH:
+                return
+
+    def _files(self) -> list[Path]:
+        try:
+            files = record_files(self._folder)
+        except EppError as error:
+            self._once(f"{error}; waiting for it")
+            return []
+        names = {path.name for path in files}
+        for gone in [name for name in self.state.lines if name not in names]:
+            del self.state.lines[gone]
+            self._tails.pop(gone, None)
+            self._skip.pop(gone, None)
+        self._foreign &= names
+        return [path for path in files if path.name not in self._foreign]
+
+    def _once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)
+
+    def _to_the_end(self) -> None:
+        while sum(1 for _ in self._records()):
+            pass
+
+    def _of(self, record: Mapping[str, Any]) -> Sample | None:
+        try:
+            if record["kind"] == "decision":
+                self._decided(record)
+                return None
+            if record["kind"] != "outcome":
+                return None
+            decision = self.state.waiting.pop(record["id"], None)
+            if decision is None:
+                self.state.unmatched += 1
+                return None
+            return sample_of(decision, record)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            self.state.damaged += 1
+            return None
+
+    def _decided(self, record: Mapping[str, Any]) -> None:
+        if record["basis"] != "policy" or record["policy"] != self._policy:
+            return
+        request = record["request"]
+        kept = {key: record[key] for key in _KEPT if key in record}
+        kept["at"] = float(record["at"])
+        kept["request"] = {
+            "prompt_tokens": int(request["prompt_tokens"]),
+            "affinity_key": str(request.get("affinity_key") or ""),
+        }
+        kept["endpoints"], kept["chosen"] = [str(record["endpoints"][record["chosen"]])], 0
+        self.pool = tuple(record["endpoints"])
+        waiting = self.state.waiting
+        waiting[str(record["id"])] = kept
+        while len(waiting) > MAX_WAITING:
+            del waiting[next(iter(waiting))]
+
+    def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[Sample]:
+        waiting = self.state.waiting
+        # Files of several pickers are read one after the other: the order is nearly that of time.
+        for key in [key for key, decision in waiting.items() if decision["at"] < before_wall_s]:
+            decision = waiting.pop(key)
+            self.state.given_up += 1
+            try:
+                sample = sample_of(decision, None, now_wall_s)
+            except (KeyError, TypeError, ValueError):
+                self.state.damaged += 1
+                continue
+            if sample is not None:
+                yield from self._kept(sample)
+
+    def _kept(self, sample: Sample) -> Iterator[Sample]:
+        for low_s, high_s in self.state.steps:
+            if low_s <= sample.dispatched_wall_s <= high_s:
+                self.state.stepped += 1
+                return
+        self.state.seen += 1
+        yield sample

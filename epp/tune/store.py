@@ -1,0 +1,86 @@
+"""The tuner's memory on disk: two files written in turn, so that whatever is torn, the other one is whole.
+
+Owns the envelope (a count and a digest), which of the two is newer, and what is in force meanwhile. The
+content is the tuner's state, `epp.tuner.state`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from epp.tuner.state import State, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.tune.disk import Disk
+    from epp.tune.places import Places
+
+
+class _Envelope(msgspec.Struct):
+    count: int
+    digest: str
+    state: msgspec.Raw
+
+
+class StateStore:
+    """Keeps a state.
+
+    Args:
+        places: where.
+        disk: the file system.
+        tell: takes sentences for the log.
+    """
+
+    def __init__(self, places: Places, disk: Disk, tell: Callable[[str], None]) -> None:
+        self._places, self._disk, self._tell = places, disk, tell
+        self._count = 0
+        self._slot = 0
+
+    def load(self) -> State | None:
+        """The newest whole state; None when there is none."""
+        best: tuple[int, State] | None = None
+        for slot, path in enumerate(self._places.states):
+            try:
+                content = self._disk.read(path)
+                if content is None:
+                    continue
+                count, state = _opened(content)
+            except (OSError, ValueError) as error:
+                self._tell(f"{path}: {error}; not used")
+                continue
+            if best is None or count > best[0]:
+                best = (count, state)
+                self._count, self._slot = count, 1 - slot
+        return None if best is None else best[1]
+
+    def save(self, state: State) -> None:
+        """Write the state over the older of the two files.
+
+        Raises:
+            OSError: it is not on disk; the last one still is.
+        """
+        text = to_json(state)
+        envelope = _Envelope(self._count + 1, xxhash.xxh3_64_hexdigest(text), msgspec.Raw(text))
+        self._disk.replace(self._places.states[self._slot], msgspec.json.encode(envelope))
+        self._count += 1
+        self._slot = 1 - self._slot
+
+
+def _opened(content: bytes) -> tuple[int, State]:
+    """Count and state of an envelope.
+
+    Raises:
+        ValueError: torn, changed, or of another version.
+    """
+    try:
+        envelope = msgspec.json.decode(content, type=_Envelope)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"torn: {error}") from error
+    text = bytes(envelope.state)
+    if xxhash.xxh3_64_hexdigest(text) != envelope.digest:
+        raise ValueError("its digest does not fit: torn, or changed by hand")
+    return envelope.count, from_json(text)
