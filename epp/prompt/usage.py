@@ -40,6 +40,9 @@ _COUNTS = (
 )
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _SPACE = b" \t\r\n"
+_NAMES = re.compile(b"|".join((_USAGE, _META)))
+#: What follows a name whose value is an object, and what may yet become that.
+_OBJECT, _MAYBE = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\{"), re.compile(rb"[ \t\r\n]*+(?::[ \t\r\n]*+)?+")
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}]', re.DOTALL)
 
 
@@ -143,21 +146,20 @@ class UsageReader:
         """The next piece; `usage` is what is known after it."""
         if self._pending:
             data = self._pending + data
-        start, name = _next_name(data)
-        while start >= 0:
-            window = data[start : start + MAX_OBJECT_BYTES]
-            end = _object_end(window, len(name))
-            if end is None and len(window) < MAX_OBJECT_BYTES:
+        at = 0  # nothing is copied but what is kept: a piece is walked once, however many names are in it
+        for found in _NAMES.finditer(data):
+            start, name = found.start(), found.group()
+            if start < at:
+                continue  # in what was just read
+            window = data[start : start + MAX_OBJECT_BYTES] if _opens(data, found.end()) else b""
+            end = _object_end(window, len(name)) if window else _none_or_open(data, found.end())
+            if end is None and len(data) - start < MAX_OBJECT_BYTES:
                 self._pending = data[start:]
                 return
             if end:
                 self._take(window[window.index(b"{") : end], meta=name == _META)
-                start += end
-            else:
-                start += len(name)
-            data = data[start:]
-            start, name = _next_name(data)
-        self._pending = data[-(_LONGEST_NAME - 1) :]
+            at = start + (end or len(name))
+        self._pending = data[max(at, len(data) - _LONGEST_NAME + 1) :]
 
     def _take(self, text: bytes, *, meta: bool) -> None:
         try:
@@ -201,12 +203,14 @@ def _moved(total: int | None, before: int | None, now: int | None) -> int | None
     return total if now is None else (total or 0) - (before or 0) + now
 
 
-def _next_name(data: bytes) -> tuple[int, bytes]:
-    """Where the next name is, -1 if nowhere, and which."""
-    usage, meta = data.find(_USAGE), data.find(_META)
-    if usage < 0 or 0 <= meta < usage:
-        return meta, _META
-    return usage, _USAGE
+def _opens(data: bytes, at: int) -> bool:
+    """Whether an object begins behind the name that ends at ``at``."""
+    return _OBJECT.match(data, at) is not None
+
+
+def _none_or_open(data: bytes, at: int) -> int | None:
+    """0 where no object can begin behind the name that ends at ``at``, None where more bytes must tell."""
+    return None if _MAYBE.fullmatch(data, at) else 0
 
 
 def _object_end(window: bytes, at: int) -> int | None:
