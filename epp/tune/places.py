@@ -5,6 +5,7 @@
 * ``weights.tuner-a.json``, ``weights.tuner-b.json`` - the tuner's memory, written in turn.
 * ``weights.audit.jsonl`` - what happened and why; the older half in ``weights.audit.1.jsonl``.
 * ``weights.asked.json`` - what an operator asked a running tuner for; commands write it.
+* ``weights.unreadable`` - a weights file that was found torn, put aside.
 * ``overrides.yaml`` - pins; the operator's.
 """
 
@@ -50,3 +51,8 @@ class Places:
     def asked(self) -> Path:
         """Requests of operators."""
         return self._beside("asked.json")
+
+    @property
+    def unreadable(self) -> Path:
+        """A weights file that said nothing."""
+        return self._beside("unreadable")

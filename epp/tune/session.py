@@ -1,0 +1,188 @@
+"""A tuner at work on one weights file: what it knows, where it is kept, and the order in which both change.
+
+Owns the state in memory. Whoever drives it holds the lock. Everything goes through `handle`: the machine is
+asked, the state is persisted, and only then is anything done; a publication that cannot be written stays
+pending, and pickers go on with what they have until the trial's lease ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.errors import ConfigError
+from epp.tuner import machine
+from epp.tuner.plan import Plan, parse_plan, render_plan
+from epp.tuner.record import forget_open
+from epp.tuner.state import Note, Publish, Rehearse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from epp.tune.audit import Audit
+    from epp.tune.disk import Disk
+    from epp.tune.places import Places
+    from epp.tune.store import StateStore
+    from epp.tuner.state import Action, Event, Rules, State
+
+
+class Session:
+    """State, its persistence, and what follows from it.
+
+    Args:
+        places: where everything lies.
+        disk: the file system.
+        store: of the state.
+        audit: the audit log.
+        rules: bounds and settings.
+        policy: the policy that is tuned.
+        file_bounds: of every weight, as pickers hold them.
+        starting: weights in force where no file says other ones.
+        check: raises when the lock is lost; asked before anything is written.
+        tell: takes sentences for the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Places,
+        disk: Disk,
+        store: StateStore,
+        audit: Audit,
+        rules: Rules,
+        policy: str,
+        file_bounds: Mapping[str, tuple[float, float]],
+        starting: Mapping[str, float],
+        check: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._places, self._disk, self._store, self._audit = places, disk, store, audit
+        self.rules, self.policy, self._starting = rules, policy, starting
+        self._file_bounds = file_bounds
+        self._check, self._tell = check, tell
+        self._plan: Plan | None = None
+        self._rendered: bytes | None = None
+        self._unsaved = False
+        self._failing: dict[str, str] = {}
+        self.rehearse = ""
+        self.state: State
+
+    def open(self, now_wall_s: float) -> None:
+        """Take up where the last tuner was, or begin.
+
+        Raises:
+            OSError: the weights file cannot be read, or not be put aside where it says nothing.
+        """
+        found = self._store.load()
+        if found is not None and found.policy != self.policy:
+            self._tell(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")
+            found = None
+        if found is None:
+            weights = {**self._starting, **self._in_file()}
+            self.state = machine.start(self.policy, weights, self.rules, now_wall_s)
+            self._audit.write(now_wall_s, "start", policy=self.policy, weights=self.state.incumbent)
+            self._do(machine.resume(self.state, self.rules, now_wall_s))
+            return
+        self._audit.write(now_wall_s, "resume", policy=self.policy, phase=found.phase)
+        self._do(machine.resume(found, self.rules, now_wall_s))
+
+    def handle(self, event: Event) -> None:
+        """One event, and all that follows from it."""
+        self._do(machine.step(self.state, event, self.rules))
+
+    def break_schedule(self) -> None:
+        """Open blocks mean nothing any more; the schedule begins anew with the next event."""
+        record = msgspec.structs.replace(self.state.record)
+        forget_open(record)
+        self.state = msgspec.structs.replace(self.state, trial=None, record=record)
+
+    def save(self, *, cursor: str) -> bool:
+        """Persist, then publish what is pending; whether all of it is on disk."""
+        self.state.cursor = cursor
+        self._check()
+        if not self._written("the tuner's state", lambda: self._store.save(self.state)):
+            self._unsaved = True
+            return False
+        self._unsaved = False
+        return self._publish()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be written."""
+        return self._unsaved or self._plan is not None
+
+    def rewrite(self, content: bytes | None) -> None:
+        """Write the plan again where the file does not hold it.
+
+        Args:
+            content: of the file now.
+        """
+        if self._plan is None and content != self._rendered:
+            who = "is gone" if content is None else "was changed by somebody else"
+            self._tell(f"{self._places.weights} {who}; written again (pins belong into the overrides file)")
+            self._plan = machine.plan_of(self.state)
+
+    def _do(self, outcome: tuple[State, list[Action]]) -> None:
+        self.state, actions = outcome
+        for action in actions:
+            if isinstance(action, Publish):
+                self._plan = action.plan
+            elif isinstance(action, Rehearse):
+                self.rehearse = action.reason
+            elif isinstance(action, Note):
+                self._note(action)
+        self._unsaved = self._unsaved or bool(actions)
+
+    def _note(self, note: Note) -> None:
+        moved = f"{note.before} -> {note.after}: " if note.before != note.after else ""
+        self._tell(moved + note.reason)
+        self._audit.write(
+            note.at_wall_s,
+            "note" if note.before == note.after else "phase",
+            before=note.before,
+            after=note.after,
+            reason=note.reason,
+            figures=dict(note.figures),
+            weights=self.state.incumbent,
+            candidate=self.state.candidate,
+        )
+
+    def _publish(self) -> bool:
+        if self._plan is None:
+            return True
+        content = render_plan(self._plan)
+        # Nothing leaves this process that a picker would have to refuse.
+        parse_plan(content, str(self._places.weights), policy=self.policy, bounds=self._file_bounds)
+        self._check()
+        if not self._written("the weights file", lambda: self._disk.replace(self._places.weights, content)):
+            return False
+        self._plan, self._rendered = None, content
+        return True
+
+    def _written(self, what: str, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except OSError as error:
+            if self._failing.get(what) != str(error):
+                self._tell(f"cannot write {what}: {error}; keeping it in memory and trying again")
+            self._failing[what] = str(error)
+            return False
+        if self._failing.pop(what, None) is not None:
+            self._tell(f"{what} is written again")
+        return True
+
+    def _in_file(self) -> Mapping[str, float]:
+        """Weights of a file that an earlier tuner, or a person, left."""
+        content = self._disk.read(self._places.weights)
+        if content is None:
+            return {}
+        source = str(self._places.weights)
+        try:
+            plan = parse_plan(content, source, policy=self.policy, bounds=self._file_bounds)
+        except ConfigError as error:
+            aside = self._places.unreadable
+            self._disk.replace(aside, content)
+            self._tell(f"{error}; put aside as {aside}, beginning with the configuration's weights")
+            return {}
+        return plan.weights

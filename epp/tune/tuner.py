@@ -1,0 +1,253 @@
+"""The tuner's loop: look at the clock, the lock, the operator's files, the records; tell the session.
+
+Owns the order within a tick and nothing else. All it needs is brought to it: tests drive it with a clock, a
+disk and a rehearsal of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from epp.config.load import parse_weights
+from epp.errors import ConfigError
+from epp.tune.asked import read_asked
+from epp.tune.feed import SampleFeed
+from epp.tune.feed import State as FeedState
+from epp.tune.lock import BEAT_S
+from epp.tuner.state import TRIALS, NothingBetter, Observed, Pinned, Proposed
+from epp.tuner.trials import late_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from epp.clock import Clock
+    from epp.tune.disk import Disk
+    from epp.tune.lock import TunerLock
+    from epp.tune.places import Places
+    from epp.tune.session import Session
+    from epp.tuner.state import State
+
+#: Wall and monotonic time may part by so much between two ticks; more is a step of the clock.
+STEP_S = 2.0
+#: Without news the state is persisted so often.
+SAVE_S = 5.0
+
+
+class Rehearsal(Protocol):
+    """Searches for a candidate and tries it in the simulator, beside the loop."""
+
+    def start(self, state: State, reason: str) -> None:
+        """Begin; one that runs already is given up."""
+        ...
+
+    def poll(self) -> Found | None:
+        """What was found, once; None while it runs or when nothing was begun."""
+        ...
+
+    def stop(self) -> None:
+        """Give up what runs."""
+        ...
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A rehearsal's end.
+
+    Attributes:
+        weights: of the candidate; None when nothing is worth a trial.
+        reason: in words.
+        search: state of the search, to go on from.
+    """
+
+    weights: dict[str, float] | None
+    reason: str
+    search: dict[str, object] = {}
+
+
+class _Cursor(msgspec.Struct):
+    feed: FeedState
+    asked: str = ""
+
+
+class Tuner:
+    """Drives a session. Open it once, then tick.
+
+    Args:
+        session: state and files.
+        places: where everything lies.
+        disk: the file system.
+        records: folder of the flight recorder.
+        overrides: the operator's file; None where there is none.
+        bounds: of every weight, for the operator's file.
+        lock: held.
+        clock: the time.
+        rehearsal: finds candidates.
+        tell: takes sentences for the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        places: Places,
+        disk: Disk,
+        records: Path,
+        overrides: Path | None,
+        bounds: Mapping[str, tuple[float, float]],
+        lock: TunerLock,
+        clock: Clock,
+        rehearsal: Rehearsal,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.session, self._places, self._disk, self._records = session, places, disk, records
+        self._overrides, self._bounds, self._lock, self._clock = overrides, bounds, lock, clock
+        self._rehearsal, self._tell = rehearsal, tell
+        self._overrides_text: bytes | None = b"?"
+        self._unreadable = ""
+        self._asked = ""
+        self._beat_s = self._saved_s = clock.mono_s()
+        self._mono_s, self._wall_s = clock.mono_s(), clock.wall_s()
+        self._feed: SampleFeed
+
+    def open(self) -> None:
+        """Read the memory and the operator's words; nothing is written before the first tick.
+
+        Raises:
+            OSError: the weights file cannot be read.
+        """
+        self.session.open(self._clock.wall_s())
+        cursor = None
+        if self.session.state.cursor:
+            try:
+                cursor = msgspec.json.decode(self.session.state.cursor, type=_Cursor)
+            except msgspec.MsgspecError as error:
+                self._tell(f"where the records were read to is not known any more ({error}): from their end")
+        self._feed = SampleFeed(
+            self._records,
+            policy=self.session.policy,
+            tell=self._tell,
+            state=None if cursor is None else cursor.feed,
+        )
+        if cursor is not None:
+            self._asked = cursor.asked
+        else:
+            asked = read_asked(self._places, self._disk)
+            self._asked = asked.id if asked is not None else ""  # asked of somebody who is no more
+
+    def tick(self) -> None:
+        """One round; call it every second or so.
+
+        Raises:
+            LockLostError: another tuner has taken over; nothing may be written any more.
+        """
+        now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
+        self._look_at_the_clock(now_s, now_wall_s)
+        self._beat(now_s)
+        self._look_at_overrides(now_wall_s)
+        self._look_at_what_was_asked(now_wall_s)
+        session = self.session
+        give_up_s = late_s(session.state, session.rules.settings)
+        samples = list(self._feed.new(now_wall_s, give_up_s=give_up_s))
+        session.handle(Observed(now_wall_s, samples))
+        self._rehearse(now_wall_s)
+        if session.pending or samples or now_s - self._saved_s >= SAVE_S:
+            self._save(now_s, hurry=session.pending)
+
+    def close(self) -> None:
+        """Stop: what runs beside is given up, the memory is written, the lock given back."""
+        self._rehearsal.stop()
+        self._save(self._clock.mono_s(), hurry=True)
+        self._lock.release()
+
+    @property
+    def feed(self) -> SampleFeed:
+        """The reader of the records."""
+        return self._feed
+
+    def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
+        stepped_s = (now_wall_s - self._wall_s) - (now_s - self._mono_s)
+        before_wall_s = self._wall_s
+        self._mono_s, self._wall_s = now_s, now_wall_s
+        if abs(stepped_s) <= STEP_S:
+            return
+        session = self.session
+        wait_s = late_s(session.state, session.rules.settings)
+        low_s, high_s = min(before_wall_s, now_wall_s), max(before_wall_s, now_wall_s)
+        # What was under way at the step has times of both clocks.
+        self._feed.stepped(low_s - wait_s, high_s)
+        self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
+        if session.state.phase in TRIALS:
+            session.break_schedule()
+
+    def _beat(self, now_s: float) -> None:
+        if now_s - self._beat_s < BEAT_S:
+            return
+        self._beat_s = now_s
+        try:
+            self._lock.beat()
+        except OSError as error:
+            self._once(f"cannot write the lock: {error}")
+
+    def _look_at_overrides(self, now_wall_s: float) -> None:
+        if self._overrides is None:
+            return
+        try:
+            text = self._disk.read(self._overrides)
+        except OSError as error:
+            self._once(f"{self._overrides}: {error}; pins stay as they were")
+            return
+        if text == self._overrides_text:
+            return
+        self._overrides_text = text
+        pins: dict[str, float] = {}
+        if text is not None:
+            source = str(self._overrides)
+            try:
+                pins = parse_weights(text, source, policy=self.session.policy, bounds=self._bounds)
+            except ConfigError as error:
+                self._tell(f"{error}; pins stay as they were")
+                return
+        if pins != self.session.state.pins:
+            self.session.handle(Pinned(now_wall_s, pins))
+
+    def _look_at_what_was_asked(self, now_wall_s: float) -> None:
+        asked = read_asked(self._places, self._disk)
+        if asked is not None and asked.id != self._asked:
+            self._asked = asked.id
+            self.session.handle(asked.event(now_wall_s))
+
+    def _rehearse(self, now_wall_s: float) -> None:
+        session = self.session
+        if session.rehearse:
+            reason, session.rehearse = session.rehearse, ""
+            self._rehearsal.start(session.state, reason)
+            return
+        found = self._rehearsal.poll()
+        if found is None:
+            return
+        session.state.search = dict(found.search)
+        if found.weights is None:
+            session.handle(NothingBetter(now_wall_s, found.reason))
+        else:
+            session.handle(Proposed(now_wall_s, found.weights, found.reason))
+        if session.rehearse:  # another one at once
+            reason, session.rehearse = session.rehearse, ""
+            self._rehearsal.start(session.state, reason)
+
+    def _save(self, now_s: float, *, hurry: bool) -> None:
+        if not hurry and now_s - self._saved_s < SAVE_S:
+            return
+        self._saved_s = now_s
+        try:
+            self.session.rewrite(self._disk.read(self._places.weights))
+        except OSError as error:
+            self._once(f"{self._places.weights}: {error}")
+        cursor = _Cursor(self._feed.state, self._asked)
+        self.session.save(cursor=msgspec.json.encode(cursor).decode())
+
+    def _once(self, sentence: str) -> None:
+        if sentence != self._unreadable:
+            self._unreadable = sentence
+            self._tell(sentence)
