@@ -8,6 +8,7 @@ terms it is the sum of.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 
 #: How much of a prompt `RequestView.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
+
+#: The shortest length bucket; longer ones double.
+SHORTEST_BUCKET_TOKENS = 1024
+_LONGEST_BUCKET_TOKENS = 1 << 30
+
+
+def length_bucket(prompt_tokens: float) -> int:
+    """The power of two nearest to a prompt's length, by ratio: 4096 for 2897 to 5792 tokens.
+
+    Nearest and not next, so that an estimate that is some per cent off stays where it belongs.
+    """
+    if prompt_tokens <= SHORTEST_BUCKET_TOKENS:
+        return SHORTEST_BUCKET_TOKENS
+    if prompt_tokens >= _LONGEST_BUCKET_TOKENS:
+        return _LONGEST_BUCKET_TOKENS
+    return int(2 ** round(math.log2(prompt_tokens)))
 
 
 #: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
@@ -43,6 +60,9 @@ class RequestView:
         expected_output_tokens: mean answer of the model of late, no more than the client's limit.
         prefix_sharing: requests of the last minute, fading, that parted from the known prefixes where this
             one does: many for a context that prompts share, none for a conversation that goes on.
+        language: of the prompt, by its script (`epp.prompt.language`); ``""`` when not known.
+        task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
+        tried_models: of `FleetView.models` those that the client says have answered it wrongly, sorted.
     """
 
     decision_id: str
@@ -55,6 +75,9 @@ class RequestView:
     sequence: int = 0
     expected_output_tokens: float = 0.0
     prefix_sharing: float = 0.0
+    language: str = ""
+    task: str = ""
+    tried_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +108,12 @@ class FleetView:
         prefill_ms_per_token: time of one uncached token, likewise.
         decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
         decode_ms_per_request: what every further answer in the batch adds to it, likewise.
+        success: chance that its model answers such a request rightly, 0..1 (`epp.signals.capability`); 1 for
+            all where nothing is known of any.
         unknown: per column name, a mask of the values that were filled in.
         rtt_sources: where each round trip comes from, as indices of `RTT_SOURCES`; for people, None when not
             recorded.
+        models: what the engine of each calls the model; empty when all use its public name.
     """
 
     endpoints: tuple[str, ...]
@@ -110,8 +136,10 @@ class FleetView:
     prefill_ms_per_token: NDArray[np.float64]
     decode_base_ms: NDArray[np.float64]
     decode_ms_per_request: NDArray[np.float64]
+    success: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     rtt_sources: NDArray[np.int8] | None = None
+    models: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of candidates."""
@@ -137,6 +165,7 @@ NUMERIC_COLUMNS = (
     "prefill_ms_per_token",
     "decode_base_ms",
     "decode_ms_per_request",
+    "success",
 )
 
 

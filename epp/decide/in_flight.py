@@ -36,6 +36,9 @@ class Ask:
         stream: the client asked for an event stream.
         text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
             or no ratio can be learned from it (`epp.prompt.canonical.text_bytes`).
+        language: of the prompt (`epp.prompt.language`).
+        task: as the client names it.
+        tried_models: models that the client says it has tried.
     """
 
     model: str = ""
@@ -50,6 +53,9 @@ class Ask:
     opaque: bool = False
     stream: bool = False
     text_bytes: int = 0
+    language: str = ""
+    task: str = ""
+    tried_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.decide.arms import Arms
+from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.feedback import learn_from
 from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.decide.eligibility import Candidates
     from epp.decide.records import Outcome
     from epp.decide.subset import Subset
     from epp.decide.weights import WeightBook
@@ -128,8 +130,9 @@ class Picker:
         found = self._eligibility.candidates(wants, fleet.healthy(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
-        view = fleet.view(found.slots, cached, tokens, now_s)
-        request = self._request(ask, tokens, match, now_s)
+        success = success_of(fleet.capability, ask, found, tokens)
+        view = fleet.view(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
+        request = self._request(ask, tokens, match, now_s, found)
         policy, basis = self._policy_for(ask)
         weights, arm = self._arms.choose(ask, wall_s) if policy is self.policy else (self.weights.current, "")
         values = weights.values if policy is self.policy else {}
@@ -173,7 +176,10 @@ class Picker:
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
 
-    def _request(self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float) -> RequestView:
+    def _request(
+        self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float, found: Candidates
+    ) -> RequestView:
+        task, tried = words_of(self.fleet.capability, ask, found)
         return RequestView(
             decision_id=self._new_id(),
             model=ask.model,
@@ -185,6 +191,9 @@ class Picker:
             sequence=self._sequence,
             expected_output_tokens=self.fleet.answers.expected(ask.model, ask.max_output_tokens),
             prefix_sharing=self._sharing(ask.prompt, match, now_s),
+            language=ask.language,
+            task=task,
+            tried_models=tried,
         )
 
     def _sharing(self, prompt: MeasuredPrompt | None, match: PrefixMatch | None, now_s: float) -> float:

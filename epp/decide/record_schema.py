@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Columns that schema 1 had not, with what stood in their place.
+#: Columns that earlier records had not, with what stood in their place.
 _SINCE = {
     "hit_ratio": 1.0,
     "prefill_base_ms": 0.0,
     "prefill_ms_per_token": 0.0,
     "decode_base_ms": 0.0,
     "decode_ms_per_request": 0.0,
+    "success": 1.0,
 }
 #: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
 MAX_WAITING = 200_000
@@ -99,6 +100,9 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             sequence=request["sequence"],
             expected_output_tokens=request.get("expected_output_tokens", 0.0),  # since schema 2
             prefix_sharing=request.get("prefix_sharing", 0.0),
+            language=request.get("language", ""),
+            task=request.get("task", ""),
+            tried_models=tuple(request.get("tried_models", ())),
         ),
         fleet=fleet,
         weights=record["weights"],
@@ -126,14 +130,14 @@ def _fleet(record: Mapping[str, Any]) -> FleetView:
         unknown[name] = np.zeros(count, np.bool_)
         unknown[name][rows] = True
     signals = record["signals"]
-    if record["schema"] == 1:
-        signals = {**{name: [value] * count for name, value in _SINCE.items()}, **signals}
+    signals = {**{name: [value] * count for name, value in _SINCE.items() if name not in signals}, **signals}
     return FleetView(
         endpoints=tuple(record["endpoints"]),
         regions=tuple(record["regions"]),
         engine_classes=tuple(record["engine_classes"]),
         unknown=unknown,
         rtt_sources=_rtt_sources(record, count),
+        models=tuple(record.get("served_models", ())),
         **{name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
     )
 

@@ -197,6 +197,9 @@ def _asked(request: RequestView) -> dict[str, Any]:
         "sequence": request.sequence,
         "expected_output_tokens": request.expected_output_tokens,
         "prefix_sharing": request.prefix_sharing,
+        "language": request.language,
+        "task": request.task,
+        "tried_models": request.tried_models,
     }
 
 

@@ -15,6 +15,8 @@ from epp.policies.dynamo import Dynamo, DynamoSoftmax
 from epp.policies.gorgo import Gorgo
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.gorgo_v1 import GorgoV1
+from epp.policies.laar import Laar
+from epp.policies.laar_paper import LaarPaper
 from epp.policies.least_load import LeastLoad, LeastLoadStale
 from epp.policies.least_request import LeastRequest
 from epp.policies.least_request_stale import LeastRequestStale
@@ -45,6 +47,8 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "gorgo": Gorgo,
     "gorgo-ms": GorgoMs,
     "gorgo-v1": GorgoV1,
+    "laar": Laar,
+    "laar-paper": LaarPaper,
     "least-load": LeastLoad,
     "least-load-stale": LeastLoadStale,
     "least-request": LeastRequest,

@@ -18,7 +18,9 @@ from epp.extproc.types import PickAt
 from epp.policies.base import Need
 from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
+from epp.prompt.language import language_of
 from epp.prompt.registry import affinity_key, error_words, find_parser, is_upgrade
+from epp.prompt.tried import task_of, tried_models
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.rewrite import rewritten
@@ -248,6 +250,9 @@ class Core:
             api=parsed.api,
             stream=parsed.stream,
             text_bytes=text_bytes(parsed.canonical),
+            language=language_of(parsed.canonical),
+            task=task_of(headers),
+            tried_models=tried_models(headers),
         )
 
     def _allowed(self, model: str, request: HttpRequest) -> frozenset[str] | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from epp.signals.answers import AnswerLengths
 from epp.signals.calibration import CounterCalibration
+from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.gauges import gauges
 from epp.signals.health import HealthSettings, HealthTracker
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.signals.capability import Success
     from epp.signals.endpoint import Endpoint
     from epp.signals.gauges import Gauge
     from epp.signals.prefix_index import PrefixIndex
@@ -126,6 +128,7 @@ class Fleet:
         self.rates = RateTable()
         self.answers = AnswerLengths()
         self.popularity = Popularity()
+        self.capability = Capability()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -263,6 +266,9 @@ class Fleet:
         cached_tokens: NDArray[np.float64] | None,
         prompt_tokens: int,
         now_s: float,
+        *,
+        models: tuple[str, ...] = (),
+        success: Success | None = None,
     ) -> FleetView:
         """The candidates' columns at this instant.
 
@@ -271,6 +277,8 @@ class Fleet:
             cached_tokens: prompt tokens in the KV cache of each, None when there is no prompt to look up.
             prompt_tokens: tokens of the prompt.
             now_s: the instant.
+            models: what each one's engine calls the model, empty when all use its public name.
+            success: chances of a right answer, None when nothing is known of any.
         """
         endpoints, regions, engine_classes = self._names_of(slots)
         prefill_base, prefill_token, decode_base, decode_request = self.rates.block().take(slots, axis=1)
@@ -283,6 +291,8 @@ class Fleet:
         flat = values.ravel()
         if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
             unknown = _fill(values)
+        if success is not None and success.unknown is not None:
+            unknown = {**unknown, "success": success.unknown}
         if cached_tokens is None:
             cached = np.zeros(len(slots))
         else:
@@ -310,8 +320,10 @@ class Fleet:
             prefill_ms_per_token=prefill_token,
             decode_base_ms=decode_base,
             decode_ms_per_request=decode_request,
+            success=np.ones(len(slots)) if success is None else success.values,
             unknown=unknown,
             rtt_sources=self.rtt.sources(now_s).take(slots),
+            models=models,
         )
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:

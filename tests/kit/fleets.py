@@ -24,13 +24,16 @@ def fleet_view(
     names: Sequence[str] = (),
     regions: Sequence[str] = (),
     engine_classes: Sequence[str] = (),
+    models: Sequence[str] = (),
     **columns: Sequence[float] | NDArray[Any],
 ) -> FleetView:
-    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, hit ratios 1, texts empty."""
+    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, hit ratios and
+    success 1, texts empty."""
     unexpected = columns.keys() - set(NUMERIC_COLUMNS)
     assert not unexpected, f"no such columns: {unexpected}"
     values: dict[str, Any] = {name: np.zeros(count) for name in NUMERIC_COLUMNS}
     values["hit_ratio"] = np.ones(count)
+    values["success"] = np.ones(count)
     for name, column in columns.items():
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name
@@ -39,6 +42,7 @@ def fleet_view(
         endpoints=endpoints,
         regions=tuple(regions) or ("",) * count,
         engine_classes=tuple(engine_classes) or ("",) * count,
+        models=tuple(models),
         **values,
     )
 
@@ -49,7 +53,8 @@ def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
     columns: dict[str, Any] = {name: getattr(fleet, name)[index] for name in NUMERIC_COLUMNS}
     texts: dict[str, Any] = {
         name: tuple(getattr(fleet, name)[i] for i in index)
-        for name in ("endpoints", "regions", "engine_classes")
+        for name in ("endpoints", "regions", "engine_classes", "models")
+        if getattr(fleet, name)
     }
     return replace(
         fleet, **columns, **texts, unknown={name: mask[index] for name, mask in fleet.unknown.items()}
@@ -108,6 +113,8 @@ def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
                 prefill_ms_per_token=random.choice([0.02, 0.06, 0.2], 4),
                 decode_base_ms=[8.0] * 4,
                 decode_ms_per_request=[1.5] * 4,
+                success=random.choice([0.1, 0.5, 0.9], 4),
+                models=("m-0", "m-1", "m-2", "m-3"),
             )
         )
     return made
@@ -125,7 +132,8 @@ def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> FleetView:
     columns: dict[str, Any] = {
         name: values[i * count : (i + 1) * count] for i, name in enumerate(NUMERIC_COLUMNS)
     }
-    return fleet_view(count, **columns)
+    models = draw(st.sampled_from([(), tuple(f"m-{i % 2}" for i in range(count))]))
+    return fleet_view(count, models=models, **columns)
 
 
 def requests() -> st.SearchStrategy[RequestView]:
@@ -137,4 +145,5 @@ def requests() -> st.SearchStrategy[RequestView]:
         affinity_key=st.one_of(st.just(""), st.text(max_size=12)),
         prefix_key=st.one_of(st.just(""), st.text(max_size=12)),
         sequence=st.integers(0, 2**70),
+        tried_models=st.sampled_from([(), ("m-0",), ("m-0", "m-1"), ("no such model",)]),
     )

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent / "fixtures"
 ELSEWHERE = {
     "gorgo",
     "gorgo-ms",
+    "laar",
     "least-request",
     "power-of-two",
     "prefix-hash",

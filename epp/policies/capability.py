@@ -1,0 +1,39 @@
+"""What the policies share that price a wrong answer: success within bounds, the price of a tried model.
+
+Pure functions over columns. Source [R], sections 5.1 and 5.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.policies.base import WeightSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from epp.view import FleetView, RequestView
+
+#: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
+#: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
+#: those that were tried does as well as any larger.
+TRIED_PENALTY = WeightSpec(1_000.0, 1.0, 1e6, "factor on the cost of a model that has been tried")
+
+#: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
+LEAST_SUCCESS = 0.01
+
+
+def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
+    """The column ``success`` within ``least`` and 1."""
+    return np.clip(fleet.success, least, 1.0)
+
+
+def tried_factor(request: RequestView, fleet: FleetView, penalty: float) -> NDArray[np.float64]:
+    """``penalty`` for endpoints of a model that was tried, 1 for the others."""
+    factor = np.ones(len(fleet))
+    if request.tried_models and fleet.models:
+        tried = frozenset(request.tried_models)
+        factor[[row for row, model in enumerate(fleet.models) if model in tried]] = penalty
+    return factor

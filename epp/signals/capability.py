@@ -1,0 +1,106 @@
+"""How likely each model is to answer a request rightly: by language, length bucket and task.
+
+Owns the table in force, which a file brings (`epp.config.capability`), and what of it a request asks for. It
+says nothing beyond what was seen: a model, a language or a length that is not in the table is unknown and
+filled with the worst known of the candidates, so that nobody gains by never having been tested; where nothing
+is known of anybody, chances are 1 and decide nothing. Source [R], section 5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.view import length_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+#: Answers kept ready: candidate sets times cells, a handful of each.
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What chances hang on.
+
+    Attributes:
+        language: as `epp.prompt.language` tells it.
+        bucket_tokens: as `epp.view.length_bucket` tells it.
+        task: a name, ``""`` for any.
+    """
+
+    language: str
+    bucket_tokens: int
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """One column.
+
+    Attributes:
+        values: chance of each candidate. Not to be written.
+        unknown: which of them were filled in, None when none was.
+    """
+
+    values: NDArray[np.float64]
+    unknown: NDArray[np.bool_] | None
+
+
+class Capability:
+    """The table in force; empty until `replace`."""
+
+    def __init__(self) -> None:
+        self._chances: Mapping[str, Mapping[Cell, float]] = {}
+        self._tasks: frozenset[str] = frozenset()
+        self._memory: dict[tuple[tuple[str, ...], Cell], Success] = {}
+
+    def __len__(self) -> int:
+        """Models known."""
+        return len(self._chances)
+
+    def replace(self, chances: Mapping[str, Mapping[Cell, float]]) -> None:
+        """Another table: chance by what the engine calls the model, and cell; ``{}`` knows nothing."""
+        self._chances = chances
+        self._tasks = frozenset(cell.task for cells in chances.values() for cell in cells)
+        self._memory.clear()
+
+    def task(self, name: str) -> str:
+        """The task of that name, ``""`` for one that the table does not know."""
+        return name if name in self._tasks else ""
+
+    def success(
+        self, models: Sequence[str], *, language: str, task: str, prompt_tokens: int
+    ) -> Success | None:
+        """The column for candidates that serve these models, None while the table is empty."""
+        if not self._chances:
+            return None
+        cell = Cell(language, length_bucket(prompt_tokens), self.task(task))
+        key = (tuple(models), cell)
+        found = self._memory.get(key)
+        if found is None:
+            if len(self._memory) >= _REMEMBERED:
+                self._memory.clear()
+            found = self._memory[key] = self._column(models, cell)
+        return found
+
+    def _column(self, models: Sequence[str], cell: Cell) -> Success:
+        by_model = {model: self._chance(model, cell) for model in set(models)}
+        values = np.array([by_model[model] for model in models], np.float64)
+        unknown = np.isnan(values)
+        if not unknown.any():
+            return Success(values, None)
+        values[unknown] = 1.0 if unknown.all() else np.nanmin(values)
+        return Success(values, unknown)
+
+    def _chance(self, model: str, cell: Cell) -> float:
+        cells = self._chances.get(model, {})
+        chance = cells.get(cell)
+        if chance is None and cell.task:
+            chance = cells.get(Cell(cell.language, cell.bucket_tokens))
+        return float("nan") if chance is None else chance

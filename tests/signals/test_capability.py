@@ -1,0 +1,92 @@
+"""Chances of a right answer: what was seen counts, what was not is nobody's advantage; the file is strict."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.config.capability import chances_of, dump_capability, parse_capability
+from epp.errors import ConfigError
+from epp.signals.capability import Capability, Cell
+
+FILE = """
+models:
+  good:
+    - {language: en, bucket_tokens: 4096, success: 0.9, low: 0.8, high: 0.95, rows: 50}
+    - {language: en, bucket_tokens: 4096, success: 0.3, task: summary}
+  bad:
+    - {language: en, bucket_tokens: 4096, success: 0.2}
+"""
+
+
+def table(text: str = FILE) -> Capability:
+    capability = Capability()
+    capability.replace(chances_of(parse_capability(text, "capability.yaml")))
+    return capability
+
+
+def chances(
+    models: list[str], language: str = "en", task: str = "", tokens: int = 4000
+) -> tuple[object, object]:
+    found = table().success(models, language=language, task=task, prompt_tokens=tokens)
+    assert found is not None
+    return found.values.tolist(), None if found.unknown is None else found.unknown.tolist()
+
+
+def test_chances_by_model() -> None:
+    assert chances(["good", "bad", "good"]) == ([0.9, 0.2, 0.9], None)
+
+
+def test_a_model_that_nobody_tested_is_as_bad_as_the_worst() -> None:
+    assert chances(["good", "new", "bad"]) == ([0.9, 0.2, 0.2], [False, True, False])
+
+
+@pytest.mark.parametrize(("language", "tokens"), [("ja", 4000), ("en", 16_000), ("en", 1000), ("", 4000)])
+def test_beyond_what_was_seen_nothing_is_said(language: str, tokens: int) -> None:
+    assert chances(["good", "bad"], language=language, tokens=tokens) == ([1.0, 1.0], [True, True])
+
+
+def test_a_task_has_its_own_chances_where_it_was_tested() -> None:
+    assert chances(["good", "bad"], task="summary") == ([0.3, 0.2], None)
+    assert chances(["good"], task="unheard of") == ([0.9], None)
+    assert (table().task("summary"), table().task("unheard of")) == ("summary", "")
+
+
+def test_an_empty_table_says_nothing() -> None:
+    assert Capability().success(["a"], language="en", task="", prompt_tokens=10) is None
+    capability = table()
+    capability.replace({})
+    assert capability.success(["good"], language="en", task="", prompt_tokens=4000) is None
+
+
+def test_a_new_table_is_in_force_at_once() -> None:
+    capability = table()
+    capability.success(["good"], language="en", task="", prompt_tokens=4000)
+    capability.replace({"good": {Cell("en", 4096): 0.5}})
+    found = capability.success(["good"], language="en", task="", prompt_tokens=4000)
+    assert found is not None
+    assert found.values.tolist() == [0.5]
+
+
+def test_what_is_written_is_read_again() -> None:
+    parsed = parse_capability(FILE, "x")
+    assert parse_capability(dump_capability(parsed), "y") == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("models: {a: [{language: en, bucket_tokens: 4096, sucess: 0.5}]}", "did you mean 'success'"),
+        ("models: {a: [{language: en, bucket_tokens: 4096, success: 1.5}]}", "success"),
+        ("models: {a: [{language: en, bucket_tokens: 4096, success: 0.5, low: 0.6}]}", "not within low and high"),
+        ("models: {a: [{language: en, bucket_tokens: 5000, success: 0.5}]}", "power of two"),
+        ("models: {a: [{language: en, bucket_tokens: 4096, success: .nan}]}", "success"),
+        ("version: 2\nmodels: {}", "version 2"),
+        ("models: {a: [{language: en, bucket_tokens: 4096, success: 0.5}, {language: en, bucket_tokens: 4096, success: 0.5}]}",
+         "told twice"),
+        ("models: {a: [{language: en", "valid YAML"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_says_where_and_how(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_capability(text, "capability.yaml")
