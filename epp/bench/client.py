@@ -64,8 +64,7 @@ class Proxy:
         self._channel: grpc.aio.Channel | None = None
         self._told: list[tuple[str, str]] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._calls: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._calling = asyncio.Lock()
+        self._calls: asyncio.StreamWriter | None = None
 
     async def __aenter__(self) -> Self:
         """Connect."""
@@ -73,7 +72,8 @@ class Proxy:
         self._open = self._channel.stream_stream(PROCESS)
         if self._first_token:
             host, _, port = self._first_token.rpartition(":")
-            self._calls = await asyncio.open_connection(host, int(port))
+            reader, self._calls = await asyncio.open_connection(host, int(port))
+            self._tasks.append(asyncio.ensure_future(_drain(reader)))
         if self._access_log:
             self._tasks.append(asyncio.ensure_future(self._log()))
         return self
@@ -84,7 +84,7 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._calls is not None:
-            self._calls[1].transport.abort()
+            self._calls.transport.abort()
         if self._channel is not None:
             await self._channel.close()
 
@@ -144,8 +144,8 @@ class Proxy:
                     await gate.wait()
             if over:
                 break
-        if reported:
-            await self._tell(pick)
+        if reported and self._calls is not None and pick[0]:
+            self._calls.write(first_token_call(pick[0]))  # Envoy does not wait for the answer
         if not over and not call.done():
             await call.done_writing()
             while await call.read() is not grpc.aio.EOF:
@@ -156,15 +156,6 @@ class Proxy:
         if pick[0] and reported and self._access_log:
             self._told.append(pick)
         return decided_ms
-
-    async def _tell(self, pick: tuple[str, str]) -> None:
-        """The first token's call of a request that was decided here."""
-        if self._calls is None or not pick[0]:
-            return
-        reader, writer = self._calls
-        async with self._calling:
-            writer.write(first_token_call(pick[0]))
-            await reader.readuntil(b"\r\n\r\n")
 
     async def settle(self) -> None:
         """Wait until the picker has been told everything."""
@@ -180,6 +171,11 @@ class Proxy:
             told, self._told = self._told, []
             if told:
                 await call.write(log_message(told))
+
+
+async def _drain(reader: asyncio.StreamReader) -> None:
+    while await reader.read(1 << 16):
+        pass
 
 
 async def _send(call: Any, messages: Sequence[bytes]) -> None:
