@@ -34,6 +34,7 @@ test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what needs an Envoy, on the 
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
+	$(BIN)/python -m tests.fuzz.messages --count 20000
 
 test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our own
 	$(BIN)/python -m pytest tests/kube

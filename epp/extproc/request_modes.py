@@ -20,8 +20,8 @@ tried with Envoy 1.40):
 
 A pick that does not wait for the body is the reply to the headers. Where that also `releases` the request,
 it says CONTINUE_AND_REPLACE without a body, after which Envoy leaves the body alone and sends none of it,
-whatever it is configured to allow; and it says the same as a `mode_override`, with which Envoy keeps
-content-length too. What comes of the body all the same is passed by `forward`.
+whatever it is configured to allow; and it says the same as a `mode_override`, which where allowed keeps the
+stream open to the end of the request. What comes of the body all the same is passed by `forward`.
 
 Each mode can also answer in one message, `at_once`, for a stream that ends with its answer: before Envoy has
 read that message to its end it passes nothing on, so no response can come before it. In full duplex that
@@ -227,6 +227,8 @@ def early_reply(mode: RequestMode, modes: Modes, change: Change) -> ProcessingRe
 
 def request_mode(modes: Modes) -> RequestMode | None:
     """How a stream's requests are answered, None for a mode that is not spoken."""
+    if modes.observing and modes.request is not BodyMode.NONE:
+        return _AHEAD  # whoever waits for no reply sends all of it, in whatever pieces
     if modes.request is BodyMode.STREAMED and modes.ahead:
         return _AHEAD
     return _REQUEST_MODES.get(modes.request)
@@ -244,8 +246,9 @@ def _replacing(change: Change) -> ProcessingResponse:
 def _override(response: BodyMode) -> ProcessingMode:
     """No request body; of the response what was shown.
 
-    An override replaces all modes, and of headers and trailers we are not told which are shown: it is taken
-    that those of responses are where bodies are.
+    An override replaces all modes, and of headers we are not told which are shown: it is taken that those of
+    responses are where bodies are. Trailers of responses are asked for, because Envoy ends a stream at once
+    that has nothing more to show, and the end of the stream is how the end of the request is known.
     """
     shown = ProcessingMode.SKIP if response is BodyMode.NONE else ProcessingMode.SEND
     return ProcessingMode(
@@ -254,7 +257,7 @@ def _override(response: BodyMode) -> ProcessingMode:
         request_trailer_mode=ProcessingMode.SKIP,
         response_header_mode=shown,
         response_body_mode=int(response),  # type: ignore[arg-type]  # open enum
-        response_trailer_mode=shown,
+        response_trailer_mode=ProcessingMode.SEND,
     )
 
 

@@ -184,6 +184,11 @@ class RequestSide:
             return self._upgrade and not self._late
         return self._mode.single
 
+    @property
+    def released(self) -> bool:
+        """Whether the body was left with Envoy."""
+        return self.early and self._mode.releases and self.phase is RequestPhase.ANSWERED
+
     def _answer_early(self, change: Change) -> list[ProcessingResponse]:
         if self._received.body_messages:  # some of it had come: answered as what it is
             replies = self._mode.answer(replace(self._received, trailers=False), change)

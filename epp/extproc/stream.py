@@ -119,6 +119,11 @@ class Stream:
         """The body modes, None before the first message."""
         return self._modes
 
+    @property
+    def released(self) -> bool:
+        """Whether the body was left with Envoy, which may then end the stream at once."""
+        return self._request is not None and self._request.released
+
     def receive(self, message: ProcessingRequest) -> list[Output]:
         """Take a message; what comes of it, in the order it is due."""
         return self._spoken(self._receive(message))

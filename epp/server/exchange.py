@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 #: Modes in which nothing of a response's body is shown: there is nothing to read or to leave.
 _NOT_SHOWN = {BodyMode.NONE}
 
+#: Envoy ends a stream within so many seconds of the pick where it sees nothing more to ask: where it does not
+#: take overrides, and the request's body was left with it. The request itself has only begun.
+_AT_ONCE_S = 0.05
+
 
 class Exchange:
     """One HTTP request's life on its stream.
@@ -67,6 +71,7 @@ class Exchange:
         self._stream, self._core, self._metrics = stream, core, metrics
         self._sampler, self._leases, self._protocol = sampler, leases, protocol
         self._restoring: Restoring | None = None
+        self._picked_s = 0.0
         self._decision_id = ""
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
@@ -102,6 +107,7 @@ class Exchange:
                         further = self._stream.refused(decided)
                     else:
                         self._decision_id = decided.decision.id
+                        self._picked_s = self._sampler.now_s()
                         self._leases.decided(decided.decision)
                         further = self._stream.picked(self._observed(decided.pick))
                     marker = self._act(further, replies) or marker
@@ -144,7 +150,8 @@ class Exchange:
         watch, self._watch = self._watch, None
         if self._restoring is not None:
             self._restoring.ended()
-        if cause is Cause.UNOBSERVED:
+        at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S
+        if cause is Cause.UNOBSERVED or (cause is Cause.STREAM_END and self._stream.released and at_once):
             self._leases.left(decision_id)
             return
         if watch is not None and watch.chunks:

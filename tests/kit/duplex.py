@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.config.pool import EndpointSpec, dump_pool
@@ -15,7 +15,7 @@ from epp.envoy.settings import EnvoySettings, Variant
 from tests.kit.picker import PickerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -116,11 +116,20 @@ class Gateway:
         folder: holds everything on disk.
         script: what the upstream answers.
         retries: of Envoy's route.
+        envoy: further fields of the Envoy settings.
         config: sections of the picker's configuration.
     """
 
-    def __init__(self, folder: Path, script: Script, *, retries: int = 2, **config: Any) -> None:
-        self.folder, self._retries = folder, retries
+    def __init__(
+        self,
+        folder: Path,
+        script: Script,
+        *,
+        retries: int = 2,
+        envoy: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        self.folder, self._retries, self._changes = folder, retries, envoy or {}
         self.upstream = Upstream(script)
         scrape = {"interval_s": 0, **config.pop("scrape", {})}
         self.picker = PickerProcess(folder, scrape=scrape, probe={"interval_s": 0}, **config)
@@ -146,6 +155,7 @@ class Gateway:
                 message_timeout_ms=10_000,
                 retries=self._retries,
             )
+            settings = replace(settings, **self._changes)
             envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
             self.envoy = await self._exit.enter_async_context(envoy)
             self._port = int(self.envoy.listener_url.rpartition(":")[2])

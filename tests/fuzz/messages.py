@@ -1,0 +1,198 @@
+"""Whole exchanges in every mode, played by Envoy's rules and by none: ``python -m tests.fuzz.messages``.
+
+Played by the rules (`tests.kit.peer`): every reply must be one that Envoy takes, bodies must arrive whole in
+both directions, nobody may be left waiting, and no lease may stay. Played by none - any message after any
+other - a stream must end in one way or another, and say so once. Case number n of seed s is always the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+
+from epp.extproc.modes import BodyMode
+from epp.extproc.stream import Output, Stream, StreamLimits
+from epp.extproc.types import Abort, ExchangeEnded, Finish, Observe, Pick, PickAt, PickNeeded, Refusal
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.kit import conversation as say
+from tests.kit.peer import Peer, Shape, Side
+
+MODES = [mode for mode in BodyMode if mode is not BodyMode.GRPC]
+SIZES = (0, 1, 1, 5, 1000, 40_000, 70_000)
+
+
+def shape(rng: random.Random) -> Shape:
+    """A message of random pieces."""
+    if rng.random() < 0.2:
+        return Shape((), trailers=rng.random() < 0.3)
+    if rng.random() < 0.15:  # byte by byte
+        return Shape(tuple(bytes([byte]) for byte in rng.randbytes(rng.randint(1, 30))), rng.random() < 0.3)
+    pieces = tuple(rng.randbytes(rng.choice(SIZES)) for _ in range(rng.randint(1, 5)))
+    return Shape(pieces, rng.random() < 0.3)
+
+
+def answer_of(rng: random.Random, asked: PickNeeded) -> Pick | Refusal | None:
+    """A pick, a refusal, or None to pass the request on."""
+    if (kind := rng.random()) < 0.1:
+        return Refusal(503, b"no")
+    if kind < 0.2:
+        return None
+    replace = asked.request.whole and asked.request.body and rng.random() < 0.3
+    observe = rng.choice(list(Observe))
+    return Pick("a:1", "d", body=b"another body" * 10 if replace else None, observe_response=observe)
+
+
+def scene(rng: random.Random) -> tuple[Peer, Stream, str]:
+    """Both ends of a stream, and a line that tells of them."""
+    modes, ahead = (rng.choice(MODES), rng.choice(MODES)), rng.random() < 0.5
+    at, observing = rng.choice(list(PickAt)), rng.random() < 0.1
+    peer = Peer(shape(rng), shape(rng), modes, ahead=ahead, overrides=rng.random() < 0.5, observing=observing)
+    story = f"{modes[0].name}/{modes[1].name} ahead={ahead} {at} observing={observing}"
+    return peer, Stream(StreamLimits(), pick_at=lambda _: at), story
+
+
+def play(rng: random.Random) -> str:
+    """One exchange by the rules; what became of it.
+
+    Raises:
+        AssertionError: a rule was broken.
+    """
+    peer, stream, story = scene(rng)
+    outputs: list[object] = []
+    asked: PickNeeded | None = None
+    answer: Pick | Refusal | None = None
+    leases = 0
+
+    def hear(heard: list[Output]) -> None:
+        nonlocal asked, leases
+        replies = [output for output in heard if isinstance(output, ProcessingResponse)]
+        assert not any(isinstance(output, Abort) for output in heard), heard
+        peer.take(replies)
+        for output in heard:
+            if isinstance(output, PickNeeded):
+                asked, leases = output, leases + 1
+            elif isinstance(output, ExchangeEnded):
+                leases = 0
+            elif isinstance(output, Finish):
+                peer.finish()
+        outputs.extend(heard)
+
+    def step(side: Side) -> bool:
+        message = peer.due(side)
+        if message is not None:
+            hear(stream.receive(message))
+        return message is not None
+
+    def answered() -> None:
+        nonlocal asked, answer
+        if asked is None:
+            return
+        answer = answer_of(rng, asked)
+        asked = None
+        if answer is None:
+            hear(stream.pass_through())
+        else:
+            hear(stream.refused(answer) if isinstance(answer, Refusal) else stream.picked(answer))
+
+    try:
+        while step(peer.request) or asked is not None or peer.due(peer.request) is not None:
+            if asked is not None and rng.random() < 0.7:
+                answered()
+        answered()
+        while step(peer.request):
+            answered()
+        if not peer.refused:
+            while step(peer.response):
+                pass
+        check(peer, answer, story)
+        hear([*stream.closed(rng.random() < 0.5)])
+        ends = [output for output in outputs if isinstance(output, ExchangeEnded)]
+        assert len(ends) == 1, f"ended {len(ends)} times"
+        assert leases == 0, "a lease was left"
+    except AssertionError as error:
+        told = [
+            ([len(piece) for piece in one.pieces], one.trailers)
+            for one in (peer.request.shape, peer.response.shape)
+        ]
+        raise AssertionError(f"{story} {told} {str(answer)[:200]}: {str(error)[:600]}") from error
+    return (
+        "refused" if peer.refused else "left" if peer.finished else "observed" if peer.observing else "played"
+    )
+
+
+def check(peer: Peer, answer: Pick | Refusal | None, story: str) -> None:
+    """What must be true once both have said all that they have to say."""
+    if peer.refused:
+        return
+    for side in (peer.request, peer.response):
+        assert not side.waiting, f"{story}: {side.name} waits for {list(side.waiting)[:2]}"
+    wanted = peer.request.shape.body
+    if isinstance(answer, Pick) and answer.body is not None and not peer.observing:
+        wanted = answer.body
+    assert bytes(peer.request.passed) == wanted, "the request is not what it was"
+    if not peer.finished:
+        assert bytes(peer.response.passed) == peer.response.shape.body, "the response is not what it was"
+
+
+def disorder(rng: random.Random) -> str:
+    """Any messages in any order; how the exchange ended."""
+    stream = Stream(StreamLimits(max_body_bytes=1000), pick_at=lambda _: rng.choice(list(PickAt)))
+    outputs: list[Output] = []
+    for number in range(rng.randint(1, 12)):
+        end, data = rng.random() < 0.4, rng.randbytes(rng.choice((0, 1, 300, 2000)))
+        message: ProcessingRequest = rng.choice(
+            [
+                say.request_headers(end=end),
+                say.request_body(data, end=end),
+                say.request_trailers(),
+                say.response_headers(end=end),
+                say.response_body(data, end=end),
+                say.response_trailers(),
+                ProcessingRequest(),
+            ]
+        )
+        if number == 0 and rng.random() < 0.9:
+            message = say.request_headers(end=end)
+        if rng.random() < 0.9:
+            say.with_modes(message, rng.choice(list(BodyMode)), rng.choice(list(BodyMode)))
+        outputs += stream.receive(message)
+        if rng.random() < 0.4:
+            outputs += rng.choice([stream.pass_through, lambda: stream.picked(say.PICK)])()
+    outputs += stream.closed(rng.random() < 0.5)
+    ends = [output for output in outputs if isinstance(output, ExchangeEnded)]
+    assert len(ends) == 1, f"ended {len(ends)} times"
+    say.check_legal(outputs)
+    return ends[0].cause.value
+
+
+def run(seed: int, count: int) -> Counter[str]:
+    """So many cases of both kinds; what became of them.
+
+    Raises:
+        RuntimeError: naming the case that broke a rule.
+    """
+    became: Counter[str] = Counter()
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}")
+        try:
+            became[play(rng) if number % 2 else disorder(rng)] += 1
+        except Exception as error:
+            raise RuntimeError(f"seed {seed} case {number}: {error}") from error
+    return became
+
+
+def main() -> int:
+    """Run, and print what became of the cases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=20_000)
+    options = parser.parse_args()
+    for what, count in sorted(run(options.seed, options.count).items()):
+        print(f"{what:16} {count}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
