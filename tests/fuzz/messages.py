@@ -53,73 +53,84 @@ def scene(rng: random.Random) -> tuple[Peer, Stream, str]:
     return peer, Stream(StreamLimits(), pick_at=lambda _: at), story
 
 
+class Play:
+    """One exchange by the rules.
+
+    Args:
+        rng: draws shapes, answers and when they come.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.peer, self.stream, self.story = scene(rng)
+        self.outputs: list[Output] = []
+        self.asked: PickNeeded | None = None
+        self.answer: Pick | Refusal | None = None
+        self.leases = 0
+
+    def hear(self, heard: list[Output]) -> None:
+        """Give the replies to Envoy, keep account of the rest."""
+        assert not any(isinstance(output, Abort) for output in heard), heard
+        self.peer.take([output for output in heard if isinstance(output, ProcessingResponse)])
+        for output in heard:
+            if isinstance(output, PickNeeded):
+                self.asked, self.leases = output, self.leases + 1
+            elif isinstance(output, ExchangeEnded):
+                self.leases = 0
+            elif isinstance(output, Finish):
+                self.peer.finish()
+        self.outputs.extend(heard)
+
+    def step(self, side: Side) -> bool:
+        """Send a side's next message, if one is due."""
+        message = self.peer.due(side)
+        if message is not None:
+            self.hear(self.stream.receive(message))
+        return message is not None
+
+    def answered(self) -> None:
+        """Answer the pick, if one is asked for."""
+        if self.asked is None:
+            return
+        self.answer, self.asked = answer_of(self.rng, self.asked), None
+        if self.answer is None:
+            self.hear(self.stream.pass_through())
+        elif isinstance(self.answer, Refusal):
+            self.hear(self.stream.refused(self.answer))
+        else:
+            self.hear(self.stream.picked(self.answer))
+
+    def through(self) -> None:
+        """The whole exchange."""
+        while self.step(self.peer.request) or self.asked is not None:
+            if self.asked is not None and self.rng.random() < 0.7:
+                self.answered()
+        if not self.peer.refused:
+            while self.step(self.peer.response):
+                pass
+        check(self.peer, self.answer, self.story)
+        self.hear([*self.stream.closed(self.rng.random() < 0.5)])
+        ends = [output for output in self.outputs if isinstance(output, ExchangeEnded)]
+        assert len(ends) == 1, f"ended {len(ends)} times"
+        assert self.leases == 0, "a lease was left"
+
+
 def play(rng: random.Random) -> str:
     """One exchange by the rules; what became of it.
 
     Raises:
         AssertionError: a rule was broken.
     """
-    peer, stream, story = scene(rng)
-    outputs: list[object] = []
-    asked: PickNeeded | None = None
-    answer: Pick | Refusal | None = None
-    leases = 0
-
-    def hear(heard: list[Output]) -> None:
-        nonlocal asked, leases
-        replies = [output for output in heard if isinstance(output, ProcessingResponse)]
-        assert not any(isinstance(output, Abort) for output in heard), heard
-        peer.take(replies)
-        for output in heard:
-            if isinstance(output, PickNeeded):
-                asked, leases = output, leases + 1
-            elif isinstance(output, ExchangeEnded):
-                leases = 0
-            elif isinstance(output, Finish):
-                peer.finish()
-        outputs.extend(heard)
-
-    def step(side: Side) -> bool:
-        message = peer.due(side)
-        if message is not None:
-            hear(stream.receive(message))
-        return message is not None
-
-    def answered() -> None:
-        nonlocal asked, answer
-        if asked is None:
-            return
-        answer = answer_of(rng, asked)
-        asked = None
-        if answer is None:
-            hear(stream.pass_through())
-        else:
-            hear(stream.refused(answer) if isinstance(answer, Refusal) else stream.picked(answer))
-
+    one = Play(rng)
     try:
-        while step(peer.request) or asked is not None or peer.due(peer.request) is not None:
-            if asked is not None and rng.random() < 0.7:
-                answered()
-        answered()
-        while step(peer.request):
-            answered()
-        if not peer.refused:
-            while step(peer.response):
-                pass
-        check(peer, answer, story)
-        hear([*stream.closed(rng.random() < 0.5)])
-        ends = [output for output in outputs if isinstance(output, ExchangeEnded)]
-        assert len(ends) == 1, f"ended {len(ends)} times"
-        assert leases == 0, "a lease was left"
+        one.through()
     except AssertionError as error:
-        told = [
-            ([len(piece) for piece in one.pieces], one.trailers)
-            for one in (peer.request.shape, peer.response.shape)
-        ]
-        raise AssertionError(f"{story} {told} {str(answer)[:200]}: {str(error)[:600]}") from error
-    return (
-        "refused" if peer.refused else "left" if peer.finished else "observed" if peer.observing else "played"
-    )
+        sides = (one.peer.request, one.peer.response)
+        told = [([len(piece) for piece in side.shape.pieces], side.shape.trailers) for side in sides]
+        raise AssertionError(f"{one.story} {told} {str(one.answer)[:200]}: {str(error)[:600]}") from error
+    if one.peer.refused or one.peer.finished:
+        return "refused" if one.peer.refused else "left"
+    return "observed" if one.peer.observing else "played"
 
 
 def check(peer: Peer, answer: Pick | Refusal | None, story: str) -> None:
