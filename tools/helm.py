@@ -90,7 +90,9 @@ def manifest(name: str) -> str:
     Raises:
         HelmError: as `helm`.
     """
-    text = template("--values", str(EXAMPLES / f"{name}.yaml"))
+    # Dashboard and alerts are files of their own beside them.
+    bare = [f"monitoring.{each}.enabled=false" for each in ("dashboard", "prometheusRule")]
+    text = template("--values", str(EXAMPLES / f"{name}.yaml"), "--set", ",".join(bare))
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
     head = f"# Made from the chart and deploy/k8s/examples/{name}.yaml by `make manifests`; change those.\n"

@@ -1,0 +1,37 @@
+# syntax=docker/dockerfile:1
+# The picker's image: `docker build -t gorgo-epp .`; everything for `epp serve` in a cluster, no compiler, no shell
+# scripts, not root. Reproducible: pin the base by digest (PYTHON_IMAGE=...@sha256:...), give SOURCE_DATE_EPOCH,
+# and the versions come from deploy/image/constraints.txt.
+ARG PYTHON_IMAGE=python:3.13-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# EXTRAS=kubernetes,tls,zstd,tokenizers adds the models' own tokenizers (docs/models.md); `envoy` renders configurations.
+ARG EXTRAS=kubernetes,tls,zstd
+ARG SOURCE_DATE_EPOCH=0
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+    PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH}
+WORKDIR /src
+COPY deploy/image/constraints.txt ./
+COPY pyproject.toml README.md LICENSE ./
+COPY epp ./epp
+# Wheels alone: nothing is compiled, neither here nor later.
+RUN python -m venv /opt/epp \
+ && /opt/epp/bin/pip install --only-binary :all: --constraint constraints.txt "setuptools>=77" wheel \
+ && /opt/epp/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /opt/epp/bin/pip install --only-binary :all: --constraint constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" \
+ && /opt/epp/bin/pip uninstall --yes setuptools wheel pip \
+ && find /opt/epp -name '__pycache__' -prune -exec rm -rf {} +
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="gorgo-epp" \
+      org.opencontainers.image.description="An endpoint picker for LLM inference behind Envoy" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/epp /opt/epp
+# The root file system may be read-only: nothing is written but to volumes.
+ENV PATH=/opt/epp/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 9002 9003 9090
+STOPSIGNAL SIGTERM
+# `epp serve`, as llm-d's charts call their picker with flags alone; another command names itself: `epp tune`.
+ENTRYPOINT ["epp", "serve"]

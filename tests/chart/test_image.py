@@ -1,0 +1,66 @@
+"""The Dockerfile, as far as it can be judged without building: base, user, entry point, pinned versions."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "Dockerfile").read_text()
+LINES = [
+    line.strip()
+    for line in re.sub(r"\\\n", " ", TEXT).splitlines()
+    if line.strip() and not line.startswith("#")
+]
+STAGES = "\n".join(LINES).split("\nFROM ")[1:]
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "deploy" / "image" / "constraints.txt").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {name.lower().replace("_", "-"): version for name, version in found.items()}
+
+
+def test_two_stages_on_one_base_that_can_be_pinned() -> None:
+    assert len(STAGES) == 2
+    assert all(stage.startswith("${PYTHON_IMAGE}") for stage in STAGES)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:\S+-slim-\S+$", TEXT, re.MULTILINE)
+
+
+def test_the_last_stage_builds_nothing_and_is_not_root() -> None:
+    last = STAGES[1].splitlines()
+    assert not [line for line in last if line.startswith(("RUN", "ADD", "ARG"))]
+    assert "USER 65532:65532" in last
+    assert last[-1] == 'ENTRYPOINT ["epp", "serve"]'
+    assert "EXPOSE 9002 9003 9090" in last
+
+
+def test_what_is_installed_is_pinned_and_comes_as_wheels() -> None:
+    installs = re.findall(r"pip install [^&]*", STAGES[0])
+    assert installs
+    assert all("--only-binary :all:" in each and "--constraint constraints.txt" in each for each in installs)
+
+
+def test_every_dependency_has_a_pin_that_it_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(each for name in ("envoy", "kubernetes", "zstd", "tls", "tokenizers") for each in extras[name]),
+    ]
+    for text in wanted:
+        requirement = Requirement(text)
+        name = requirement.name.lower().replace("_", "-")
+        assert name in pinned(), f"{name}: run `make image-constraints`"
+        assert pinned()[name] in requirement.specifier, name
+
+
+def test_only_what_the_image_needs_is_sent_to_its_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split()
+    copied = set(re.findall(r"^COPY ([^-].*) \S+$", TEXT, re.MULTILINE))
+    wanted = {path.removeprefix("./") for each in copied for path in each.split()}
+    assert lines[0] == "*"
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == wanted
