@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from epp.policies.base import Need, Ties, WeightSpec
 from epp.policies.parts import check_flag, check_number
 from epp.view import Ranking
@@ -25,23 +27,24 @@ class GorgoMs:
     """Cheapest by the time that a request takes, and takes from others, there.
 
     ``cost_ms = network_weight * rtt * (1 + upload_rounds * log2(1 + body / 14,600))``
-    ``+ prefill_weight' * (p * uncached + b)``
+    ``+ prefill_weight * (p * (uncached - missing) + b) + copy_weight * p * missing``
     ``+ waiting_weight * (p * pending_uncached + b * pending / 2)``
     ``+ stall_weight * (p * uncached + b) * running``
     ``+ decode_weight * answer * (d + s * running)``
 
     with, of each endpoint, ``p`` ms per uncached token, ``b`` ms per prefill, ``d`` ms per token of an answer
     that is alone, ``s`` ms more for each one beside it (all learned, see `epp.signals.rates`), ``uncached``
-    prompt tokens, expected hits scaled by what its engine was seen to keep, ``pending`` requests that await
-    their first token and ``running`` ones in all, both live; ``answer`` the expected answer's tokens.
+    prompt tokens, expected hits scaled by what its engine was seen to keep, ``missing`` those of them that
+    another endpoint has, ``pending`` requests that await their first token and ``running`` ones in all, both
+    live; ``answer`` the expected answer's tokens.
 
     Weights have no unit; 1 prices a time as it is. Prefill is priced above its own time, because one ms of
     it also delays whoever comes later, and because a conversation kept together saves prefills that no single
-    request sees. Where a prefix is shared by many, a further copy of it will be used by others, so that its
-    price falls towards its own time:
-    ``prefill_weight' = 1 + (prefill_weight - 1) / (1 + sharing / popular)``, ``sharing`` being the recent
-    requests that parted from the same prefix. Defaults: source [P], found best
-    over 28 cells; the surface is flat around them. docs/gorgo-ms.md derives the formula.
+    request sees. Where a prefix is shared by many, a further copy of it will be used by others, so that the
+    price of copying it falls towards its own time:
+    ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``, ``sharing`` being the recent
+    requests that parted from the same prefix. Defaults: source [P], found best over 28 cells; the surface is
+    flat around them. docs/gorgo-ms.md derives the formula.
 
     Attributes:
         upload_rounds: round trips per doubling of a body beyond the first flight; 0 for paths that stay warm.
@@ -80,15 +83,19 @@ class GorgoMs:
         seed: int,  # noqa: ARG002 - nothing is drawn
     ) -> Ranking:
         """The sum of the five terms."""
-        uncached = fleet.uncached_tokens
+        cached, uncached = fleet.cached_tokens, fleet.uncached_tokens
         if self.discount_hits:
-            uncached = request.prompt_tokens - fleet.hit_ratio * fleet.cached_tokens
+            cached = np.minimum(fleet.hit_ratio * cached, request.prompt_tokens)
+            uncached = request.prompt_tokens - cached
         own_ms = fleet.prefill_ms_per_token * uncached + fleet.prefill_base_ms
+        copied_ms = fleet.prefill_ms_per_token * (cached.max() - cached)
+        weight = weights["prefill_weight"]
+        copies = self._copy_weight(request, weight)
         pending = fleet.running_requests - fleet.decoding_requests
         rounds = 1.0 + self.upload_rounds * math.log2(1.0 + request.body_bytes / _FIRST_FLIGHT_BYTES)
         terms = {
             "network": weights["network_weight"] * rounds * fleet.rtt_ms,
-            "prefill": self._prefill_weight(request, weights["prefill_weight"]) * own_ms,
+            "prefill": weight * (own_ms - copied_ms) + copies * copied_ms,
             "waiting": weights["waiting_weight"]
             * (
                 fleet.prefill_ms_per_token * fleet.pending_uncached_tokens
@@ -102,7 +109,7 @@ class GorgoMs:
         costs = terms["network"] + terms["prefill"] + terms["waiting"] + terms["stall"] + terms["decode"]
         return Ranking(costs, terms)
 
-    def _prefill_weight(self, request: RequestView, weight: float) -> float:
+    def _copy_weight(self, request: RequestView, weight: float) -> float:
         if not self.popular or weight <= 1.0:
             return weight
         return 1.0 + (weight - 1.0) / (1.0 + request.prefix_sharing / self.popular)

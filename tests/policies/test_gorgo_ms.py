@@ -89,6 +89,12 @@ def test_a_copy_of_a_prefix_that_many_share_costs_little_more_than_its_own_time(
     assert fixed == private
 
 
+def test_what_nobody_has_is_nobodys_copy_however_many_share_the_rest() -> None:
+    columns = {"cached_tokens": [500.0, 500.0], "uncached_tokens": [3500.0, 3500.0]}
+    private = _terms(GorgoMs(), columns)["prefill"]
+    assert _terms(GorgoMs(), columns, prefix_sharing=1000.0)["prefill"] == private
+
+
 def test_body_bytes_matter_more_the_farther_the_endpoint_is() -> None:
     near, far = _terms(GorgoMs(), {"rtt_ms": [20.0, 200.0]}, body_bytes=72_000)["network"]
     assert far == pytest.approx(10 * near)

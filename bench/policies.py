@@ -1,0 +1,163 @@
+"""Policies judged on the cells of `epp.replay.policy_cells`: tuned alike, run on the same loads, compared.
+
+    python -m bench.policies                       # the short run: under 20 minutes on 2 cores
+    python -m bench.policies --full                # everything; may be stopped and gone on with
+    python -m bench.policies --development --cells "art-chat ts 1" --entries gorgo-ms,lmetric
+
+Prints the table, and writes ``report.html``, ``results.json`` and a page for each cell into ``--out``. The
+short run takes the first ten minutes of few cells, the baselines that come near the best, and the tuned
+weights that ``bench/policy_weights.json`` keeps; ``--tune`` makes that file. Runs are kept in ``--folder``:
+what was run once, of the same source, is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, Weights, cells_of, chosen, tuning_tasks
+from bench.policy_report import text_of, write_report
+from bench.policy_runs import Shelf, source_digest
+from bench.policy_summary import CellRuns, summarise
+from epp.replay.policy_cells import DEVELOPMENT_SEEDS, SCORING_SEEDS
+from epp.replay.simulate import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.policy_entries import Entry
+    from epp.replay.policy_cells import PolicyCell
+
+WEIGHTS = Path(__file__).parent / "policy_weights.json"
+_SHORT_S, _SHORT_SEEDS, _FULL_SEEDS = 600.0, 8, 20
+_SHORT_BUDGET, _FULL_BUDGET = 8, 24
+
+
+def main() -> int:
+    """Run what is asked for."""
+    arguments = _arguments()
+    digest = "" if arguments.any_source else source_digest()
+    shelf = Shelf(arguments.folder, workers=arguments.workers, digest=digest, on_done=_Progress())
+    cells = cells_of(arguments.cells, core=not arguments.full, seconds=arguments.seconds)
+    entries = _entries(arguments)
+    weights = _tuned(shelf, entries, cells, arguments)
+    seeds = (DEVELOPMENT_SEEDS if arguments.development else SCORING_SEEDS)[: arguments.seeds]
+    runs = _run(shelf, entries, cells, seeds, weights, kept_only=arguments.kept_only)
+    summary = summarise(runs, {entry.label: entry for entry in entries})
+    print(text_of(summary, runs))
+    if arguments.out:
+        write_report(arguments.out, summary, runs)
+        print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html")
+    return 0
+
+
+def _entries(arguments: argparse.Namespace) -> list[Entry]:
+    known = [*ENTRIES, *(ABLATIONS if arguments.ablations else ())]
+    if arguments.entries:
+        wanted = [part.strip() for part in arguments.entries.split(",")]
+        labels = {entry.label for entry in known}
+        for label in wanted:
+            if label not in labels:
+                sys.exit(f"no entry {label!r}; one of: {', '.join(sorted(labels))}")
+        return [entry for entry in known if entry.label in wanted]
+    if arguments.full:
+        return known
+    return [entry for entry in known if entry.label in SHORT or entry in ABLATIONS]
+
+
+def _tuned(
+    shelf: Shelf, entries: Sequence[Entry], cells: Sequence[PolicyCell], arguments: argparse.Namespace
+) -> Weights:
+    """From the file, or searched for and written to it."""
+    by: dict[str, dict[str, dict[str, float]]] = {}
+    if WEIGHTS.exists():
+        by = msgspec.json.decode(WEIGHTS.read_bytes(), type=dict[str, dict[str, dict[str, float]]])
+    if arguments.tune:
+        tasks = tuning_tasks(entries, cells, arguments.budget)
+        found = shelf.tune([task for _, _, task in tasks])
+        for (label, load, _), tuned in zip(tasks, found, strict=True):
+            by.setdefault(label, {})[load] = {k: float(f"{v:.4g}") for k, v in tuned.weights.items()}
+        ordered = {label: dict(sorted(by[label].items())) for label in sorted(by)}
+        WEIGHTS.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    return Weights(by)
+
+
+def _run(
+    shelf: Shelf,
+    entries: Sequence[Entry],
+    cells: Sequence[PolicyCell],
+    seeds: Sequence[int],
+    weights: Weights,
+    *,
+    kept_only: bool,
+) -> list[CellRuns]:
+    """Seed by seed, so that a run that was stopped has whole seeds; ``kept_only`` runs no others."""
+    plan = [
+        (cell, entry.label, policy)
+        for cell in cells
+        for entry in entries
+        if (policy := chosen(entry, cell, weights)) is not None
+    ]
+    by_seed = {
+        seed: [Task(cell.cell, cell.fleet, policy, seed) for cell, _, policy in plan] for seed in seeds
+    }
+    if kept_only:
+        by_seed = {seed: tasks for seed, tasks in by_seed.items() if shelf.has(tasks)}
+        print(f"{len(by_seed)} of {len(seeds)} seeds were run", file=sys.stderr)
+    if not by_seed:
+        sys.exit("no seed has all its runs")
+    outcomes = shelf.run([task for tasks in by_seed.values() for task in tasks])
+    runs = {cell.name: CellRuns(cell, list(by_seed), {}, {}) for cell in cells}
+    for number, (cell, label, policy) in enumerate(plan):
+        runs[cell.name].outcomes[label] = outcomes[number :: len(plan)]
+        runs[cell.name].weights[label] = dict(policy.weights)
+    return list(runs.values())
+
+
+class _Progress:
+    """A line now and then on standard error."""
+
+    def __init__(self) -> None:
+        self._began_s = self._said_s = time.monotonic()
+
+    def __call__(self, title: str, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s > 15.0 or done == total:
+            self._said_s = now_s
+            print(f"{title}: {done} of {total}, {now_s - self._began_s:.0f} s", file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="all cells, entries and seeds, whole windows")
+    parser.add_argument("--cells", default="", help="only cells whose name holds one of these, by commas")
+    parser.add_argument("--entries", default="", help="only these, by commas")
+    parser.add_argument("--ablations", action="store_true", help="the candidate's ablations, too")
+    parser.add_argument("--development", action="store_true", help="the seeds to look at while writing")
+    parser.add_argument("--seeds", type=int, default=0, help="how many")
+    parser.add_argument("--seconds", type=float, default=-1.0, help="of each window, 0 for the whole")
+    parser.add_argument("--tune", action="store_true", help=f"search for weights, and keep them in {WEIGHTS}")
+    parser.add_argument("--budget", type=int, default=0, help="weights that a search tries")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path("build/policy-runs"))
+    parser.add_argument("--any-source", action="store_true", help="take runs of other source, too")
+    parser.add_argument(
+        "--kept-only", action="store_true", help="run nothing: report the seeds that were run"
+    )
+    parser.add_argument("--out", type=Path, default=None, help="where the report goes")
+    arguments = parser.parse_args()
+    full = arguments.full
+    arguments.seeds = arguments.seeds or (_FULL_SEEDS if full else _SHORT_SEEDS)
+    arguments.budget = arguments.budget or (_FULL_BUDGET if full else _SHORT_BUDGET)
+    if arguments.seconds < 0.0:
+        arguments.seconds = 0.0 if full else _SHORT_S
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Who is compared, and on which cells: policies in all their variants, and windows of any length.
+
+Owns the list of entries and the shortening of cells. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from epp.replay.plan import TUNING_SEED
+from epp.replay.policy_cells import POLICY_CELLS, PolicyCell
+from epp.replay.simulate import PolicyChoice
+from epp.replay.tune import TuningTask, tunable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CANDIDATE = "gorgo-ms"
+
+#: Groups of entries. Baselines as their sources publish or ship them; the same with live counters and with
+#: tuned weights; ablations of the candidate; yardsticks.
+OURS, PAPER, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
+    "ours", "paper", "published", "live", "ablation", "yardstick"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One policy as it is run.
+
+    Attributes:
+        label: its name in tables.
+        group: see above.
+        policy: what runs; weights are added where it is tuned.
+        tuned: with weights of the tuning loads.
+    """
+
+    label: str
+    group: str
+    policy: PolicyChoice
+    tuned: bool = False
+
+
+def _entry(group: str, name: str, label: str = "", **given: Mapping[str, object]) -> Entry:
+    return Entry(label or name, group, PolicyChoice(name, **given))  # type: ignore[arg-type]  # weights and params
+
+
+_LIVE = (
+    _entry(LIVE, "dynamo"),
+    _entry(LIVE, "lmetric"),
+    _entry(LIVE, "mooncake"),
+    _entry(LIVE, "mooncake", "mooncake learned", params={"rates": "learned"}),
+    _entry(LIVE, "preble-e2"),
+    _entry(LIVE, "sglang-cache-aware"),
+    _entry(LIVE, "sglang-cache-aware-library"),
+    _entry(LIVE, "llm-d", "llm-d live", params={"counts": "live"}),
+    _entry(LIVE, "llm-d-affinity", "llm-d-affinity live", params={"counts": "live"}),
+    _entry(LIVE, "prefix-cache"),
+    _entry(LIVE, "prefix-threshold"),
+    _entry(LIVE, "prefix-hash"),
+    _entry(LIVE, "session-affinity-bounded"),
+    _entry(LIVE, "least-load"),
+    _entry(LIVE, "least-request"),
+    _entry(LIVE, "power-of-two"),
+    _entry(LIVE, "session-affinity"),
+)
+_PUBLISHED = (
+    _entry(PUBLISHED, "dynamo-softmax"),
+    _entry(PUBLISHED, "llm-d"),
+    _entry(PUBLISHED, "llm-d-affinity"),
+    _entry(PUBLISHED, "lmetric", "lmetric scraped", params={"counts": "engine"}),
+    _entry(PUBLISHED, "prefix-threshold", "prefix-threshold scraped", params={"counts": "engine"}),
+    _entry(PUBLISHED, "mooncake-static"),
+    _entry(PUBLISHED, "round-robin"),
+    _entry(PUBLISHED, "random"),
+)
+_OURS = (
+    _entry(OURS, CANDIDATE),
+    Entry(f"{CANDIDATE} tuned", OURS, PolicyChoice(CANDIDATE), tuned=True),
+    _entry(OURS, "gorgo"),
+    Entry("gorgo tuned", OURS, PolicyChoice("gorgo"), tuned=True),
+)
+_PAPER = tuple(
+    _entry(PAPER, name)
+    for name in ("session-affinity-hash256", "least-load-stale", "least-request-stale", "prefix-cache-stale")
+)
+_YARDSTICKS = tuple(_entry(YARDSTICK, name) for name in ("greedy-oracle-ttft", "greedy-oracle-total"))
+#: Entries that differ in their default weights alone are the same policy once tuned.
+_SAME_TUNED = {"sglang-cache-aware-library"}
+
+
+def _tuned(entry: Entry) -> Entry:
+    return Entry(f"{entry.label} tuned", LIVE, entry.policy, tuned=True)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    *_OURS,
+    *_PAPER,
+    *_LIVE,
+    *(_tuned(entry) for entry in _LIVE if tunable(entry.policy.name) and entry.label not in _SAME_TUNED),
+    *_PUBLISHED,
+    *_YARDSTICKS,
+)
+#: For the short run: the baselines that came near the best on development seeds (docs/gorgo-ms.md).
+SHORT = (
+    *(CANDIDATE, "gorgo", "gorgo tuned"),
+    *(entry.label for entry in _PAPER),
+    *("lmetric", "mooncake learned", "preble-e2", "dynamo", "sglang-cache-aware-library", "llm-d live"),
+    *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "sglang-cache-aware tuned"),
+    "greedy-oracle-total",
+)
+#: Of the short run's cells with wrong beliefs and other engines only those of this load: the cheaper one.
+_SHORT_VARIED = "mooncake"
+#: The candidate with one of its parts changed.
+ABLATIONS: tuple[Entry, ...] = (
+    _entry(ABLATION, CANDIDATE, "no network term", weights={"network_weight": 0.0}),
+    _entry(ABLATION, CANDIDATE, "no upload rounds", params={"upload_rounds": 0.0}),
+    _entry(ABLATION, CANDIDATE, "own prefill at 1", weights={"prefill_weight": 1.0}),
+    _entry(ABLATION, CANDIDATE, "waiting at 1", weights={"waiting_weight": 1.0}),
+    _entry(ABLATION, CANDIDATE, "stall at its bound", weights={"stall_weight": 0.05}),
+    _entry(ABLATION, CANDIDATE, "decode at its bound", weights={"decode_weight": 0.2}),
+    _entry(ABLATION, CANDIDATE, "no price of sharing", params={"popular": 0.0}),
+    _entry(ABLATION, CANDIDATE, "hits as foretold", params={"discount_hits": False}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Tuned weights by entry label and tuning load."""
+
+    by: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+
+    def of(self, entry: Entry, cell: PolicyCell) -> Mapping[str, float] | None:
+        """Those of the cell's load and fleet; None where the entry was not tuned for them."""
+        return self.by.get(entry.label, {}).get(tuning_name(cell))
+
+
+def tuning_name(cell: PolicyCell) -> str:
+    """Load and fleet: what happens to a fleet, and what of it is not as believed, nobody tunes for."""
+    return " / ".join(cell.name.split(" / ")[:2])
+
+
+def chosen(entry: Entry, cell: PolicyCell, weights: Weights) -> PolicyChoice | None:
+    """What an entry runs on a cell, None where it was not tuned for it."""
+    if not entry.tuned:
+        return entry.policy
+    found = weights.of(entry, cell)
+    return None if found is None else replace(entry.policy, weights=dict(found))
+
+
+def shortened(cell: PolicyCell, seconds: float) -> PolicyCell:
+    """The first ``seconds`` of a cell's window, with what happens to its fleet moved to where it was in it.
+
+    Recorded agent sessions start within it and go on to their ends.
+    """
+    source, pace = cell.cell.source, cell.cell.pace
+    whole = source.until_s or (3540.0 * 2 / 3 if source.trace else 1800.0)
+    until = min(whole, seconds / pace)
+    part = until / whole
+    events = tuple(replace(event, at_s=event.at_s * part) for event in cell.fleet.events)
+    tuning = cell.cell.tuning
+    tuning = None if tuning is None else replace(tuning, until_s=until)
+    return replace(
+        cell,
+        cell=replace(cell.cell, source=replace(source, until_s=until), tuning=tuning),
+        fleet=replace(cell.fleet, events=events),
+    )
+
+
+def cells_of(pattern: str, *, core: bool, seconds: float) -> list[PolicyCell]:
+    """The cells of a run.
+
+    Args:
+        pattern: parts of names, any of them, joined by commas; ``""`` for all.
+        core: only those of the short run.
+        seconds: of each window, 0 for the whole.
+    """
+    parts = [part.strip() for part in pattern.split(",") if part.strip()]
+    short = [c for c in POLICY_CELLS if c.core and (c.group == "matched" or c.name.startswith(_SHORT_VARIED))]
+    out = short if core else list(POLICY_CELLS)
+    out = [cell for cell in out if not parts or any(part in cell.name for part in parts)]
+    return [shortened(cell, seconds) for cell in out] if seconds else out
+
+
+def tuning_tasks(
+    entries: Sequence[Entry], cells: Sequence[PolicyCell], budget: int
+) -> list[tuple[str, str, TuningTask]]:
+    """(label, tuning load, search) of every tuned entry on every load and steady fleet among the cells."""
+    seen: dict[str, PolicyCell] = {}
+    for cell in POLICY_CELLS:
+        if cell.name.endswith(" / steady"):
+            seen[tuning_name(cell)] = cell
+    wanted = {tuning_name(cell): cell for cell in cells}
+    out = []
+    for name, cell in wanted.items():
+        steady = seen[name]
+        until = cell.cell.source.until_s
+        tuning = None if steady.cell.tuning is None else replace(steady.cell.tuning, until_s=until)
+        load = replace(steady.cell, name=name, tuning=tuning)
+        for entry in entries:
+            if entry.tuned:
+                task = TuningTask(load, steady.tuning_fleet, entry.policy, budget, seed=TUNING_SEED)
+                out.append((entry.label, name, task))
+    return out

@@ -1,0 +1,146 @@
+"""Runs of policies on cells, kept in a folder: what was run once is not run again, and a run may be stopped.
+
+Owns the folder's one file, a line a run. A run is known by everything that it is a function of: the cell, the
+fleet, the policy, the seed, and the source of the simulator, the picker and the policies. One process writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from epp.replay.measure import Figures  # noqa: TC001  # msgspec reads the annotation
+from epp.replay.simulate import Outcome, Task, run_task
+from epp.replay.tune import Tuned, TuningTask, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+
+_T = TypeVar("_T")
+
+PACKAGE = Path(__file__).parent.parent / "epp"
+#: What a run is a function of, besides its task.
+_SOURCES = ("decide", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+_RUNS, _TUNED = "runs.jsonl", "tuned.jsonl"
+
+
+class _Line(msgspec.Struct, frozen=True):
+    key: str
+    what: str
+    figures: Figures
+
+
+class _TunedLine(msgspec.Struct, frozen=True):
+    key: str
+    what: str
+    weights: dict[str, float]
+    start: float
+    best: float
+    tried: int
+
+
+def source_digest() -> str:
+    """Of everything that decides what a run comes to."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        path = PACKAGE / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class Shelf:
+    """Results by task.
+
+    Args:
+        folder: where they are kept; made when it is not there.
+        workers: processes.
+        digest: of the source; ``""`` takes what is there whatever source made it.
+        on_done: called with what is going on, runs done and runs to do.
+    """
+
+    def __init__(
+        self, folder: Path, *, workers: int, digest: str, on_done: Callable[[str, int, int], None]
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._workers, self._digest, self._on_done = folder, workers, digest, on_done
+        self._runs = {line.key: line.figures for line in _lines(folder / _RUNS, _Line)}
+        self._tuned = {line.key: line for line in _lines(folder / _TUNED, _TunedLine)}
+
+    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Results in the order of the tasks; columns are not kept."""
+        keys = [self._key(task) for task in tasks]
+        missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self._runs}
+
+        def keep(key: str, task: Task, outcome: Outcome) -> bytes:
+            self._runs[key] = outcome.figures
+            what = f"{task.cell.name} | {task.policy.name} | {task.seed}"
+            return msgspec.json.encode(_Line(key, what, outcome.figures))
+
+        self._work(_RUNS, "runs", run_task, missing, keep)
+        return [Outcome(self._runs[key], {}) for key in keys]
+
+    def has(self, tasks: Sequence[Task]) -> bool:
+        """Whether all of them were run."""
+        return all(self._key(task) in self._runs for task in tasks)
+
+    def tune(self, tasks: Sequence[TuningTask]) -> list[Tuned]:
+        """What each search found, in the order of the tasks."""
+        keys = [self._key(task) for task in tasks]
+        missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self._tuned}
+
+        def keep(key: str, task: TuningTask, found: Tuned) -> bytes:
+            what = f"{task.cell.name} | {task.policy.name}"
+            line = _TunedLine(key, what, dict(found.weights), found.start, found.best, found.tried)
+            self._tuned[key] = line
+            return msgspec.json.encode(line)
+
+        self._work(_TUNED, "searches", tune, missing, keep)
+        found = [self._tuned[key] for key in keys]
+        return [
+            Tuned(task.policy.name, line.weights, line.start, line.best, line.tried)
+            for task, line in zip(tasks, found, strict=True)
+        ]
+
+    def _work(
+        self,
+        file: str,
+        title: str,
+        work: Callable[[Any], Any],
+        missing: Mapping[str, Any],
+        keep: Callable[[str, Any, Any], bytes],
+    ) -> None:
+        if not missing:
+            return
+        context = multiprocessing.get_context("spawn")
+        with (self._folder / file).open("ab") as out, context.Pool(self._workers) as pool:
+            results = pool.imap(work, missing.values())
+            for done, (key, result) in enumerate(zip(missing, results, strict=True), start=1):
+                out.write(keep(key, missing[key], result) + b"\n")
+                out.flush()
+                self._on_done(title, done, len(missing))
+
+    def _key(self, task: Task | TuningTask) -> str:
+        policy = task.policy
+        parts: list[object] = [self._digest, type(task).__name__, task.cell, task.fleet, policy.name]
+        parts += [sorted(policy.weights.items()), sorted(policy.params.items()), task.seed]
+        parts.append(task.budget if isinstance(task, TuningTask) else "")
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _lines(path: Path, kind: type[_T]) -> list[_T]:
+    """The lines of a file; the last may be half of one."""
+    out: list[_T] = []
+    if path.exists():
+        for text in path.read_bytes().splitlines():
+            try:
+                out.append(msgspec.json.decode(text, type=kind))
+            except msgspec.DecodeError:
+                continue
+    return out
