@@ -1,0 +1,193 @@
+"""The comparison of policies: who counts as the opponent, what a mean over cells is, and what is not run twice."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.policy_entries import (
+    CANDIDATE,
+    ENTRIES,
+    LIVE,
+    PAPER,
+    YARDSTICK,
+    Weights,
+    cells_of,
+    chosen,
+    tuning_tasks,
+)
+from bench.policy_report import text_of, write_report
+from bench.policy_runs import Shelf, source_digest
+from bench.policy_summary import BEST_LIVE, BEST_PAPER, CellRuns, summarise
+from epp.policies.registry import POLICIES, create
+from epp.replay.measure import Figures, Quantiles
+from epp.replay.policy_cells import POLICY_CELLS, SCORING_SEEDS
+from epp.replay.simulate import Outcome, Task
+from epp.sim.oracle import ORACLES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bench.policy_entries import Entry
+
+BY_LABEL = {entry.label: entry for entry in ENTRIES}
+NONE = Quantiles(0.0, 0.0, 0.0, 0.0)
+SHORT_CELL = "agent sessions / mixed / steady"
+
+
+def outcome(ttft_ms: float, e2e_ms: float) -> Outcome:
+    figures = Figures(
+        requests=100,
+        errors=0,
+        ttft_ms=Quantiles(ttft_ms, ttft_ms, ttft_ms, ttft_ms),
+        e2e_ms=Quantiles(e2e_ms, e2e_ms, e2e_ms, e2e_ms),
+        itl_ms=NONE,
+        slip_ms=NONE,
+        believed_hit_share=0.5,
+        true_hit_share=0.5,
+        share=(1.0,),
+        busy_share=(0.5,),
+        unanswered_share=0.0,
+        input_tokens_per_s=1000.0,
+        saturated=False,
+        ttft_curve_ms=(),
+        e2e_curve_ms=(),
+        share_over_time=((1,),),
+        bin_s=1.0,
+    )
+    return Outcome(figures, {})
+
+
+def cell_runs(number: int, figures: dict[str, Sequence[tuple[float, float]]]) -> CellRuns:
+    outcomes = {label: [outcome(*pair) for pair in pairs] for label, pairs in figures.items()}
+    seeds = list(range(len(next(iter(figures.values())))))
+    return CellRuns(POLICY_CELLS[number], seeds, outcomes, {label: {} for label in figures})
+
+
+def test_each_cell_has_its_own_best_opponent_by_both_percentiles() -> None:
+    runs = [
+        cell_runs(0, {CANDIDATE: [(90, 900)], "lmetric": [(100, 1000)], "dynamo": [(80, 2000)]}),
+        cell_runs(1, {CANDIDATE: [(100, 1000)], "lmetric": [(400, 1000)], "dynamo": [(200, 1000)]}),
+    ]
+    summary = summarise(runs, BY_LABEL)
+    assert [row.against[BEST_LIVE].rival for row in summary.rows] == ["lmetric", "dynamo"]
+    ttft, e2e = (summary.means[BEST_LIVE].ratios[metric][0] for metric in ("ttft_ms", "e2e_ms"))
+    assert ttft == pytest.approx(math.sqrt(0.9 * 0.5))
+    assert e2e == pytest.approx(math.sqrt(0.9 * 1.0))
+    assert BEST_PAPER not in summary.means
+    worst = summary.worst[BEST_LIVE]["ttft_ms"]
+    assert worst[0] == POLICY_CELLS[0].name
+    assert worst[1] == pytest.approx(0.9)
+
+
+def test_intervals_need_seeds_and_hold_a_constant_ratio() -> None:
+    few = cell_runs(0, {CANDIDATE: [(90, 900)] * 3, "lmetric": [(100, 1000)] * 3})
+    assert math.isnan(summarise([few], BY_LABEL).rows[0].against[BEST_LIVE].ratios["ttft_ms"][1])
+    load = [100.0 * 1.3**seed for seed in range(10)]
+    many = cell_runs(0, {CANDIDATE: [(0.9 * x, x) for x in load], "lmetric": [(x, x) for x in load]})
+    point, low, high = summarise([many], BY_LABEL).rows[0].against[BEST_LIVE].ratios["ttft_ms"]
+    assert (point, low, high) == pytest.approx((0.9, 0.9, 0.9)), "the load's luck cancels"
+    mean = summarise([many], BY_LABEL).means[BEST_LIVE].ratios["ttft_ms"]
+    assert mean == pytest.approx((0.9, 0.9, 0.9))
+
+
+def test_yardsticks_and_the_papers_baselines_are_no_live_baselines() -> None:
+    figures = {
+        CANDIDATE: [(90, 900)],
+        "greedy-oracle-total": [(1, 1)],
+        "least-load-stale": [(2, 2)],
+        "lmetric": [(3, 3)],
+    }
+    summary = summarise([cell_runs(0, figures)], BY_LABEL)
+    assert summary.rows[0].against[BEST_LIVE].rival == "lmetric"
+    assert summary.rows[0].against[BEST_PAPER].rival == "least-load-stale"
+
+
+def test_every_policy_and_yardstick_is_compared() -> None:
+    names = {entry.policy.name for entry in ENTRIES}
+    # Of the paper's first version there is a comparison of its own; LAAR chooses between models.
+    assert POLICIES.keys() - names <= {"gorgo-v1", "laar", "laar-paper"}
+    assert {entry.label for entry in ENTRIES if entry.group == YARDSTICK} == ORACLES.keys()
+    assert len({entry.label for entry in ENTRIES}) == len(ENTRIES)
+    for entry in ENTRIES:
+        if entry.group in {LIVE, PAPER}:
+            policy = create(entry.policy.name, entry.policy.params)
+            assert entry.policy.weights.keys() <= policy.weight_specs.keys()
+
+
+def test_short_windows_keep_what_happens_in_its_place() -> None:
+    whole = next(cell for cell in POLICY_CELLS if cell.name == "mooncake / six / one slow")
+    short = cells_of("mooncake / six / one slow", core=False, seconds=300.0)[0]
+    assert [event.at_s for event in short.fleet.events] == pytest.approx(
+        [event.at_s * short.cell.source.until_s / whole.cell.source.until_s for event in whole.fleet.events]
+    )
+    assert short.cell.source.until_s * short.cell.pace == pytest.approx(300.0)
+
+
+def test_weights_are_tuned_once_for_a_load_on_a_fleet_that_nothing_happens_to() -> None:
+    cells = cells_of("mooncake / three regions", core=False, seconds=60.0)
+    tuned: list[Entry] = [entry for entry in ENTRIES if entry.tuned]
+    tasks = tuning_tasks(ENTRIES, cells, 5)
+    assert {load for _, load, _ in tasks} == {"mooncake / three regions"}
+    assert len(tasks) == len(tuned)
+    assert all(not task.fleet.events and task.budget == 5 for _, _, task in tasks)
+    weights = Weights({"gorgo tuned": {"mooncake / three regions": {"rtt_weight": 3.0}}})
+    for cell in cells:
+        found = chosen(BY_LABEL["gorgo tuned"], cell, weights)
+        assert found is not None
+        assert found.weights == {"rtt_weight": 3.0}
+    assert chosen(BY_LABEL["dynamo tuned"], cells[0], weights) is None
+
+
+def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: Path) -> None:
+    cell = cells_of(SHORT_CELL, core=True, seconds=20.0)[0]
+    tasks = [
+        Task(cell.cell, cell.fleet, BY_LABEL[name].policy, SCORING_SEEDS[0])
+        for name in (CANDIDATE, "lmetric")
+    ]
+    steps: list[int] = []
+
+    def shelf(digest: str = "one") -> Shelf:
+        return Shelf(
+            tmp_path, workers=1, digest=digest, on_done=lambda _title, _done, total: steps.append(total)
+        )
+
+    first = shelf().run(tasks)
+    assert steps[-1] == 2
+    steps.clear()
+    again = shelf()
+    assert again.has(tasks)
+    assert [run.figures for run in again.run(tasks)] == [run.figures for run in first]
+    assert not steps
+    assert not shelf("two").has(tasks), "another source, other runs"
+    kept = tmp_path / "runs.jsonl"
+    kept.write_bytes(kept.read_bytes()[:-20])
+    assert shelf().has(tasks[:1])
+    assert not shelf().has(tasks)
+
+
+def test_the_report_says_what_the_table_says(tmp_path: Path) -> None:
+    cell = cells_of(SHORT_CELL, core=True, seconds=20.0)[0]
+    shelf = Shelf(tmp_path / "runs", workers=1, digest="", on_done=lambda *_: None)
+    names = [CANDIDATE, "lmetric"]
+    outcomes = shelf.run(
+        [Task(cell.cell, cell.fleet, BY_LABEL[name].policy, SCORING_SEEDS[0]) for name in names]
+    )
+    runs = [CellRuns(cell, [SCORING_SEEDS[0]], {n: [o] for n, o in zip(names, outcomes, strict=True)}, {})]
+    summary = summarise(runs, BY_LABEL)
+    text = text_of(summary, runs)
+    assert SHORT_CELL in text
+    assert "`lmetric`" in text
+    write_report(tmp_path, summary, runs)
+    page = (tmp_path / "report.html").read_text()
+    links = [part.split('"')[0] for part in page.split('href="')[1:]]
+    assert links
+    assert all((tmp_path / link).is_file() for link in links)
+    assert (tmp_path / "results.json").stat().st_size > 1000
+
+
+def test_the_source_of_runs_is_known() -> None:
+    assert source_digest() == source_digest()
