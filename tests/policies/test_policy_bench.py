@@ -95,7 +95,7 @@ def test_intervals_need_seeds_and_hold_a_constant_ratio() -> None:
 
 
 def test_yardsticks_and_the_papers_baselines_are_no_live_baselines() -> None:
-    figures = {
+    figures: dict[str, Sequence[tuple[float, float]]] = {
         CANDIDATE: [(90, 900)],
         "greedy-oracle-total": [(1, 1)],
         "least-load-stale": [(2, 2)],
