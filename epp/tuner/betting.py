@@ -59,6 +59,19 @@ def log_e_above(values: Sequence[float], *, mean: float = 0.0, bound: float = 1.
     return log_e_below([-value for value in values], mean=-mean, bound=bound)
 
 
+def shown_below(values: Sequence[float], mean: float, *, alpha: float, bound: float = 1.0) -> bool:
+    """Whether the mean was at any time shown to be below ``mean``: `upper_bound` in one step."""
+    clipped = clip(values, bound)
+    if not len(clipped) or mean <= -bound:
+        return False
+    return mean >= bound or float(_log_wealth(clipped, mean, bound).max()) >= -math.log(alpha)
+
+
+def shown_above(values: Sequence[float], mean: float, *, alpha: float, bound: float = 1.0) -> bool:
+    """Whether it was shown to be above."""
+    return shown_below([-value for value in values], -mean, alpha=alpha, bound=bound)
+
+
 def upper_bound(values: Sequence[float], *, alpha: float, bound: float = 1.0) -> float:
     """Upper end of a one-sided confidence sequence of the mean, intersected over all times so far.
 

@@ -97,7 +97,7 @@ class Stages(Section, frozen=True):
     baseline_s: Positive = 900.0
     baseline_age_s: Positive = 6 * 3600.0
     screen_share: SplitShare = 0.05
-    ramp_shares: list[SplitShare] = [0.2, 0.5]
+    ramp_shares: tuple[SplitShare, ...] = (0.2, 0.5)
     stage_requests: PositiveInt = 300
     stage_s: Positive = 600.0
     stage_max_s: Positive = 6 * 3600.0
@@ -111,7 +111,7 @@ class Stages(Section, frozen=True):
     lease_s: Annotated[float, msgspec.Meta(ge=30.0, le=86_400.0)] = 300.0
     late_s: Positive = 60.0
     freeze_after: Annotated[int, msgspec.Meta(ge=0)] = 5
-    quiet_hours_utc: list[tuple[Hour, Hour]] = []
+    quiet_hours_utc: tuple[tuple[Hour, Hour], ...] = ()
 
     def __post_init__(self) -> None:
         """A ramp goes up."""

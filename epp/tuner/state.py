@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from epp.tuner.plan import Plan, Split, Switchback
+from epp.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
 from epp.tuner.record import Record
 from epp.tuner.tally import Baseline, Thresholds
 
@@ -89,6 +89,10 @@ class State(msgspec.Struct, kw_only=True):
         thresholds: frozen.
         baseline: the incumbent by itself.
         record: evidence of this stage.
+        paused_wall_s: since when it does.
+        pause_until_wall_s: the trial waits at least until then.
+        unwell: times that this candidate was paused because the fleet failed.
+        published: digest of the last content published.
         held: frozen by request: only a request thaws.
         reference: what the time after freezing looked like.
         pins: weights that the operator fixed.
@@ -119,6 +123,10 @@ class State(msgspec.Struct, kw_only=True):
     thresholds: Thresholds | None = None
     baseline: Baseline = msgspec.field(default_factory=Baseline)
     record: Record = msgspec.field(default_factory=Record)
+    paused_wall_s: float = 0.0
+    pause_until_wall_s: float = 0.0
+    unwell: int = 0
+    published: str = ""
     held: bool = False
     reference: Features | None = None
     pins: dict[str, float] = {}

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from epp.tuner.betting import interval, log_e_above, log_e_below, lower_bound, upper_bound
+from epp.tuner.betting import (
+    interval,
+    log_e_above,
+    log_e_below,
+    lower_bound,
+    shown_above,
+    shown_below,
+    upper_bound,
+)
 from epp.tuner.plan import INCUMBENT, PREVIOUS
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 
 GO_ON, PASS, END = "go-on", "pass", "end"
 #: A difference of rates that ends a trial without further evidence, given enough requests.
-_ABRUPT = {SLOW: 0.5, ERRORS: 0.3}
+_ABRUPT = {ERRORS: 0.3, SLOW: 0.5}
 _ABRUPT_REQUESTS = 20
 _MIN_MERGED = 8
 
@@ -93,25 +101,38 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
 
 def judge_split(record: Record, settings: TunerSettings) -> Verdict:
     """Whether a split shows harm. It cannot show a benefit: arms of one fleet share what harm one does."""
-    goal, evidence = settings.goal, settings.evidence
+    goal = settings.goal
     figures: dict[str, float] = {"units": len(record.units)}
-    limits = {SLOW: goal.slow_margin, **margins(goal)}
+    if (low := _concentrated(record)) > goal.concentration_margin:
+        return Verdict(END, _harm(CONCENTRATION, low, goal.concentration_margin), figures)
+    limits = {SLOW: goal.slow_margin, E2E: goal.e2e_margin, ERRORS: goal.error_margin}
+    ended = _harmed(record, limits, settings, bound=1.0)
+    return ended or Verdict(PASS, "no harm shown", figures)
+
+
+def _harmed(
+    record: Record, limits: Mapping[str, float], settings: TunerSettings, *, bound: float
+) -> Verdict | None:
+    """The first guardrail that is shown to be broken."""
+    alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
-        if measure == CONCENTRATION:
-            low = _concentrated(record)
-        else:
-            low = lower_bound(uncorrelated(record.values(measure)), alpha=evidence.guard_level)
-        figures[f"{measure}_low"] = low
-        if low > margin:
+        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
+        if shown_above(values, margin, alpha=alpha, bound=span):
+            low = lower_bound(values, alpha=alpha, bound=span)
+            figures = {"units": float(len(record.units)), f"{measure}_low": low}
             return Verdict(END, _harm(measure, low, margin), figures)
-    return Verdict(PASS, "no harm shown", figures)
+    return None
+
+
+def _span(measure: str, bound: float) -> float:
+    return 1.0 if measure == CONCENTRATION else bound
 
 
 def _concentrated(record: Record) -> float:
     """How much more the candidate concentrates at least, from all of its requests.
 
-    Slices of a small share hold too few requests: the hottest of a few is hot by chance. Requests of a session
-    stay together, so ten of them are taken as one; 3 standard errors.
+    Slices of a small share hold too few requests: the hottest of a few is hot by chance. Requests of a
+    session stay together, so ten of them are taken as one; 3 standard errors.
     """
     arm = next((name for name in record.totals if name != INCUMBENT), None)
     if arm is None or not record.totals[arm].requests:
@@ -129,57 +150,68 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
         level: of the test of the objective, from `epp.tuner.discoveries`.
     """
     goal, evidence = settings.goal, settings.evidence
-    bound, n = evidence.block_bound, len(record.units)
+    bound, n, half = evidence.block_bound, len(record.units), evidence.guard_level / 2.0
+    slow = record.values(SLOW)
+    merged = uncorrelated(slow)
+    if shown_above(merged, 0.0, alpha=half, bound=bound):
+        return Verdict(END, "shown to be worse: more slow requests", figures(record, settings, level))
+    ended = _harmed(record, margins(goal), settings, bound=bound)
+    if ended is not None:
+        return ended
+    if n < evidence.min_pairs:
+        return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
+    if shown_above(merged, -goal.worth, alpha=half, bound=bound):
+        found = figures(record, settings, level)
+        return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most", found)
+    better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
+    doubts = [] if better else ["the objective"]
+    for measure, margin in margins(goal).items():
+        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
+        if not shown_below(values, margin, alpha=evidence.guard_level, bound=span):
+            doubts.append(_WORDS[measure])
+    if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
+        doubts.append("plain counts")
+    if not doubts:
+        found = figures(record, settings, level)
+        low, high = _points(-found["slow_high"]), _points(-found["slow_low"])
+        return Verdict(PASS, f"slow requests {low} to {high} down, no harm", found)
+    words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
+    return (
+        Verdict(END, words, figures(record, settings, level))
+        if n >= evidence.max_pairs
+        else Verdict(GO_ON, words)
+    )
+
+
+def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, float]:
+    """Evidence of a switchback in figures: the log e-value beside what it needs, and bounds by measure."""
+    bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
     slow = record.values(SLOW)
     log_e = min(log_e_below(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    low, high = interval(uncorrelated(slow), alpha=evidence.guard_level, bound=bound)
-    figures = {"units": n, "log_e": log_e, "log_need": -math.log(level), "slow_low": low, "slow_high": high}
-    if low > 0.0:
-        return Verdict(END, f"shown to be worse: slow requests {_points(low)} up at least", figures)
-    undecided = []
-    for measure, margin in margins(goal).items():
-        values = uncorrelated(record.values(measure))
-        span = 1.0 if measure == CONCENTRATION else bound
-        below = lower_bound(values, alpha=evidence.guard_level, bound=span)
-        above = upper_bound(values, alpha=evidence.guard_level, bound=span)
-        figures[f"{measure}_low"], figures[f"{measure}_high"] = below, above
-        if below > margin:
-            return Verdict(END, _harm(measure, below, margin), figures)
-        if above >= margin:
-            undecided.append(f"{_WORDS[measure]} (up to {_points(above)} up)")
-    if n < evidence.min_pairs:
-        return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}", figures)
-    if low > -goal.worth:
-        return Verdict(END, f"not worth it: better by {_points(-low)} at most", figures)
-    better = log_e >= -math.log(level)
-    means = {measure: sum(record.values(measure)) / n for measure in (SLOW, E2E)}
-    if better and not undecided and means[SLOW] < 0.0 and means[E2E] <= 0.0:
-        return Verdict(PASS, f"slow requests {_points(-high)} to {_points(-low)} down, no harm", figures)
-    if n >= evidence.max_pairs:
-        what = "no proof that it is better" if not better else "no proof that it does no harm"
-        return Verdict(END, f"{what} after {n} pairs", figures)
-    open_points = ([] if better else ["objective"]) + undecided
-    return Verdict(GO_ON, f"not enough evidence yet on {', '.join(open_points) or 'plain counts'}", figures)
+    out = {"units": float(len(slow)), "log_e": log_e, "log_need": -math.log(level)}
+    out["slow_low"], out["slow_high"] = interval(uncorrelated(slow), alpha=alpha, bound=bound)
+    for measure in margins(settings.goal):
+        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
+        out[f"{measure}_low"] = lower_bound(values, alpha=alpha, bound=span)
+        out[f"{measure}_high"] = upper_bound(values, alpha=alpha, bound=span)
+    return out
 
 
 def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
     """Whether a promoted candidate is to be regretted."""
-    goal, evidence = settings.goal, settings.evidence
+    evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
     bound = evidence.block_bound
     slow = record.values(SLOW)
     log_e = min(log_e_above(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    figures = {"units": float(len(record.units)), "log_e_regret": log_e}
+    found = {"units": float(n), "log_e_regret": log_e}
     if log_e >= -math.log(evidence.guard_level):
-        return Verdict(END, "slow requests shown to have risen against the old weights", figures)
-    for measure, margin in margins(goal).items():
-        span = 1.0 if measure == CONCENTRATION else bound
-        low = lower_bound(uncorrelated(record.values(measure)), alpha=evidence.guard_level, bound=span)
-        figures[f"{measure}_low"] = low
-        if low > margin:
-            return Verdict(END, _harm(measure, low, margin), figures)
-    if len(record.units) >= settings.stages.probation_pairs:
-        return Verdict(PASS, f"nothing to regret in {len(record.units)} pairs", figures)
-    return Verdict(GO_ON, f"{len(record.units)} pairs of {settings.stages.probation_pairs}", figures)
+        return Verdict(END, "slow requests shown to have risen against the old weights", found)
+    ended = _harmed(record, margins(settings.goal), settings, bound=bound)
+    if ended is not None:
+        return ended
+    if n >= wanted:
+        return Verdict(PASS, f"nothing to regret in {n} pairs", found)
+    return Verdict(GO_ON, f"{n} pairs of {wanted}", found)
 
 
 _WORDS = {
