@@ -283,14 +283,7 @@ class Fleet:
         endpoints, regions, engine_classes = self._names_of(slots)
         prefill_base, prefill_token, decode_base, decode_request = self.rates.block().take(slots, axis=1)
         load = self.ledger.block.take(slots, axis=1)
-        values = np.empty((6, len(slots)))
-        values[0] = self.rtt.rtt_ms(now_s)[slots]
-        values[1:5] = self.engine.block(now_s).take(slots, axis=1)
-        values[5] = (now_s - self.engine.updated_s[slots]) * 1e3
-        unknown = _NONE_UNKNOWN
-        flat = values.ravel()
-        if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
-            unknown = _fill(values)
+        values, unknown = self._measured(slots, now_s)
         if success is not None and success.unknown is not None:
             unknown = {**unknown, "success": success.unknown}
         if cached_tokens is None:
@@ -325,6 +318,19 @@ class Fleet:
             rtt_sources=self.rtt.sources(now_s).take(slots),
             models=models,
         )
+
+    def _measured(
+        self, slots: NDArray[np.intp], now_s: float
+    ) -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.bool_]]]:
+        """The columns of `_FILLABLE`, and which of their values were not known and filled."""
+        values = np.empty((6, len(slots)))
+        values[0] = self.rtt.rtt_ms(now_s)[slots]
+        values[1:5] = self.engine.block(now_s).take(slots, axis=1)
+        values[5] = (now_s - self.engine.updated_s[slots]) * 1e3
+        flat = values.ravel()
+        if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
+            return values, _fill(values)
+        return values, _NONE_UNKNOWN
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:
         """Every signal for people."""
