@@ -31,6 +31,8 @@ MAX_WAITING = 200_000
 #: Records handled before the caller gets to look after its other duties.
 MAX_BATCH = 20_000
 _MAX_STEPS = 100
+#: Tuner and pickers may not see a step in the same second.
+_SLACK_S = 2.0
 _KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
 
 
@@ -84,9 +86,21 @@ class SampleFeed:
         else:
             self._skip = dict(state.lines)
 
-    def stepped(self, from_wall_s: float, to_wall_s: float) -> None:
-        """The clock stepped: nothing dispatched between these times counts, whenever it is read."""
-        self.state.steps = [*self.state.steps, (from_wall_s, to_wall_s)][-_MAX_STEPS:]
+    def stepped(self, before_wall_s: float, now_wall_s: float, *, wait_s: float) -> None:
+        """The clock stepped: what was under way has times of both clocks and does not count.
+
+        Args:
+            before_wall_s: the time just before.
+            now_wall_s: the time just after.
+            wait_s: how long a request may have been under way.
+        """
+        around = [
+            (before_wall_s - wait_s, before_wall_s + _SLACK_S),
+            (now_wall_s - _SLACK_S, now_wall_s + _SLACK_S),
+        ]
+        self.state.steps = [*self.state.steps, *around][-_MAX_STEPS:]
+        self.state.stepped += len(self.state.waiting)
+        self.state.waiting.clear()
 
     def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[Sample]:
         """Samples since the last call.

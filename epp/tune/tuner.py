@@ -174,9 +174,7 @@ class Tuner:
             return
         session = self.session
         wait_s = late_s(session.state, session.rules.settings)
-        low_s, high_s = min(before_wall_s, now_wall_s), max(before_wall_s, now_wall_s)
-        # What was under way at the step has times of both clocks.
-        self._feed.stepped(low_s - wait_s, high_s)
+        self._feed.stepped(before_wall_s, now_wall_s, wait_s=wait_s)
         self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
         if session.state.phase in TRIALS:
             session.break_schedule()
