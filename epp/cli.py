@@ -23,6 +23,7 @@ class Command:
 COMMANDS = (
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.decide.explain", "print the table of terms that decided a request"),
+    Command(("feedback",), "epp.decide.feedback_command", "tell a picker whether an answer was right"),
     Command(("doctor",), "epp.server.doctor.command", "check a running deployment, and say what to do"),
     Command(
         ("demo",), "epp.demo.command", "a real Envoy, the picker and three simulated regions, end to end"

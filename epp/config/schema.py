@@ -277,6 +277,20 @@ class Probe(Section, frozen=True):
     panic_share: Share = 0.8
 
 
+class CapabilitySection(Section, frozen=True):
+    """Several models behind one public name, which answer differently well (docs/laar.md).
+
+    Attributes:
+        file: what is known of their answers, as `epp laar fit` writes it, watched; none when empty.
+        tell_model: responses tell which model answered, by its engine's name for it, in
+            ``x-epp-served-model``, and how many are left to try in ``x-epp-untried-models``. Render Envoy's
+            configuration again after a change.
+    """
+
+    file: str = ""
+    tell_model: bool = False
+
+
 class Leases(Section, frozen=True):
     """Reservations.
 
@@ -358,6 +372,7 @@ class Config(Section, frozen=True):
     protocol: Protocol = Protocol()
     tokens: Tokens = Tokens()
     prefix: Prefix = Prefix()
+    capability: CapabilitySection = CapabilitySection()
     scrape: Scrape = Scrape()
     probe: Probe = Probe()
     leases: Leases = Leases()

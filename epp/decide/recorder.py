@@ -20,6 +20,7 @@ import msgspec
 from epp import __version__
 from epp.decide.record_writer import RecordWriter
 from epp.decide.records import SCHEMA_VERSION, Decision, outcome_record, to_record
+from epp.decide.verdicts import Verdict, verdict_record
 from epp.draw import draw
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ RETRY_S = 1.0
 _CLOSE_S = 5.0
 _RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
 
-_Entry = tuple["Decision | Outcome", "Ask | None", float]
+_Entry = tuple["Decision | Outcome | Verdict", "Ask | None", float]
 
 
 class Recorder(Protocol):
@@ -57,6 +58,9 @@ class Recorder(Protocol):
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """A request ended."""
+
+    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
+        """An evaluator has judged an answer."""
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -69,6 +73,9 @@ class NoRecorder:
         """Ignored."""
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
+        """Ignored."""
+
+    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
         """Ignored."""
 
     def close(self) -> None:
@@ -118,6 +125,11 @@ class FileRecorder:
         """Queue an outcome."""
         if self._wanted(outcome.id):
             self._put((outcome, None, at_wall_s), _RECORD_BYTES)
+
+    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
+        """Queue a verdict; those on requests that are not recorded are not, either."""
+        if self._wanted(verdict.id):
+            self._put((verdict, None, at_wall_s), _RECORD_BYTES)
 
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
@@ -196,6 +208,8 @@ class FileRecorder:
 
     def _line(self, entry: _Entry) -> bytes:
         subject, ask, at_wall_s = entry
+        if isinstance(subject, Verdict):
+            return self._encoder.encode(verdict_record(subject, at_wall_s)) + b"\n"
         if not isinstance(subject, Decision):
             return self._encoder.encode(outcome_record(subject, at_wall_s)) + b"\n"
         if ask is None or ask.prompt is None:

@@ -174,6 +174,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
+        served_model_header=config.capability.tell_model,
         first_token_port=split_address(first_token)[1] if first_token and not by_socket else 0,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,

@@ -14,6 +14,7 @@ from epp.envoy.addresses import REPLICAS, known_as
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
 from epp.envoy.observe import DECISION_HEADER, decision_header
+from epp.envoy.retry import ASKED, TOLD, retry_headers
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.envoy.sockets import downstream_tls
 
@@ -116,8 +117,12 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 domains=["*"],
                 routes=routes,
                 # Removed first: what an upstream calls so is not ours.
-                response_headers_to_remove=[DECISION_HEADER],
-                response_headers_to_add=[decision_header()] if settings.decision_id_header else [],
+                response_headers_to_remove=[DECISION_HEADER, *TOLD],
+                response_headers_to_add=[
+                    *([decision_header()] if settings.decision_id_header else []),
+                    *retry_headers(settings),
+                ],
+                request_headers_to_remove=list(ASKED),
             )
         ],
         validate_clusters=True,

@@ -111,6 +111,8 @@ class EnvoySettings:
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
             name back. In full duplex the picker does that itself.
         decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
+        served_model_header: whether responses tell the client which model served it, by the engine's name
+            for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -154,6 +156,7 @@ class EnvoySettings:
     strip_accept_encoding: bool = False
     restore_model: bool = True
     decision_id_header: bool = True
+    served_model_header: bool = False
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property

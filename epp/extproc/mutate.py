@@ -126,12 +126,19 @@ def immediate(refusal: Refusal) -> ProcessingResponse:
     return ProcessingResponse(immediate_response=response)
 
 
-def response_headers(values: Mapping[str, str]) -> ProcessingResponse:
-    """A reply to response headers that sets further ones."""
+def response_headers(values: Mapping[str, str], *, drop_length: bool = False) -> ProcessingResponse:
+    """A reply to response headers that sets further ones.
+
+    Args:
+        values: by name.
+        drop_length: remove content-length, because the body will change.
+    """
     reply = ProcessingResponse()
     mutation = reply.response_headers.response.header_mutation
     for name, value in values.items():
         set_header(mutation, name, value)
+    if drop_length:
+        mutation.remove_headers.append("content-length")
     return reply
 
 

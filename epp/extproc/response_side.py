@@ -55,6 +55,8 @@ class ResponseSide:
         self.read = True
         #: From the response's headers to what changes its body; see `Pick.rewrite_response`.
         self.rewrite: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
+        #: Response headers to set; see `Pick.response_headers`.
+        self.add_headers: Mapping[str, str] = {}
         self._rewriter: BodyRewriter | None = None
         self.phase = ResponsePhase.WAITING
         self._trailers_seen = False
@@ -78,6 +80,9 @@ class ResponseSide:
             return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}), started]
         if self.rewrite is not None and not message.end_of_stream:
             self._rewriter = self.rewrite(headers)
+        if self.add_headers:
+            drop = self._rewriter is not None
+            return [mutate.response_headers(self.add_headers, drop_length=drop), started]
         # A body that changes has another length than its headers say.
         reply = mutate.EMPTY_RESPONSE_HEADERS if self._rewriter is None else mutate.RESPONSE_WITHOUT_LENGTH
         return [reply, started]

@@ -149,6 +149,10 @@ class Stream:
         observe = pick.observe_response
         if self._request is not None and self._request.early and pick.body is not None:
             pick = replace(pick, body=None)  # what has not come cannot be replaced
+        if self._response is not None and pick.response_headers:
+            self._response.add_headers = pick.response_headers
+            if observe is Observe.LEAVE:
+                observe = Observe.CARRY  # headers come with the response
         if self._response is not None and self._modes is not None and self._modes.response in CHANGEABLE:
             self._response.rewrite = pick.rewrite_response
             if pick.rewrite_response is not None and observe is Observe.LEAVE:

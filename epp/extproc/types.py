@@ -91,6 +91,8 @@ class Pick:
         metadata: further fields of the decision's dynamic metadata, for filters and access logs.
         scores: endpoint -> score, higher is better, for the metadata ``envoy.lb`` ->
             ``x-gateway-destination-endpoint-scores``; not sent when empty.
+        response_headers: response headers to set, where the proxy shows the response; elsewhere it has to
+            make them of the metadata itself.
         observe_response: what becomes of the response.
         rewrite_response: from the response's headers to what changes its body, None for one that stays as it
             is. Asked only where the proxy shows both; a response that may be changed is never left early.
@@ -102,6 +104,7 @@ class Pick:
     body: bytes | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
+    response_headers: Mapping[str, str] = field(default_factory=dict)
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 

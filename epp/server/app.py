@@ -23,6 +23,7 @@ from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.tokens import EstimateCounter
+from epp.server.capability import CapabilityFeed
 from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
 from epp.server.feed import SignalFeed
@@ -133,6 +134,7 @@ class App:
             regions=config.regions,
             tenant_header=config.request.tenant_header,
             inject_usage=config.request.inject_usage == "always",
+            tell_model=config.capability.tell_model,
             metrics=self.metrics,
             recorder=self._recorder,
             clock=self._clock,
@@ -236,6 +238,9 @@ class App:
         for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
             if name:
                 files.append(WatchedFile(self._base / name, self._weights_setter(layer, name)))
+        if name := self._config.capability.file:
+            feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, name)
+            files.append(WatchedFile(self._base / name, feed.content))
         return files
 
     def _weights_setter(self, layer: str, name: str) -> Callable[[bytes | None], None]:
@@ -279,7 +284,10 @@ class App:
         for file in self._files:
             file.check(first=True)
         app = build_app(
-            registry=self.metrics.registry, not_ready=self.not_ready, decision=self.core.recent.get
+            registry=self.metrics.registry,
+            not_ready=self.not_ready,
+            decision=self.core.recent.get,
+            verdict=self._recorder.verdict if self._config.records.folder else None,
         )
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()

@@ -23,6 +23,7 @@ from epp.prompt.registry import affinity_key, error_words, find_parser, is_upgra
 from epp.prompt.tried import task_of, tried_models
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
+from epp.server.retry import told
 from epp.server.rewrite import rewritten
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Core:
         regions: region rules.
         tenant_header: header that separates cache namespaces, none when empty.
         inject_usage: ask engines for the usage of event streams whose clients do not.
+        tell_model: tell clients which model answers (`epp.server.retry`).
         metrics: counted into.
         recorder: decisions and outcomes go there.
         clock: the time.
@@ -122,6 +124,7 @@ class Core:
         regions: Sequence[RegionRule],
         tenant_header: str,
         inject_usage: bool = False,
+        tell_model: bool = False,
         metrics: Metrics,
         recorder: Recorder,
         clock: Clock,
@@ -140,7 +143,7 @@ class Core:
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._regions, self._tenant_header = regions, tenant_header.lower()
-        self._inject_usage = inject_usage
+        self._inject_usage, self._tell_model = inject_usage, tell_model
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
         self.outcomes = Outcomes(
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
@@ -217,6 +220,8 @@ class Core:
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
         pick = self.gateway.pick(decision, self._destination(decision), request)
+        if self._tell_model:
+            pick = told(pick, decision)
         return Decided(decision, rewritten(pick, request, decision, ask, inject_usage=self._inject_usage))
 
     def _destination(self, decision: Decision) -> str:

@@ -17,7 +17,7 @@ from epp.errors import ConfigError
     [
         ("polcy: {}", "polcy", "did you mean 'policy'?"),
         ("policy: {nam: gorgo}", "policy.nam", "did you mean 'name'?"),
-        ("zzz: 1", "zzz", "known keys: drain_accept_s, drain_s, leases"),
+        ("zzz: 1", "zzz", "known keys: capability, drain_accept_s, drain_s, leases"),
         ("policy: {tie_band: 3}", "policy.tie_band", "<= 1.0"),
         ("policy: {weights: {rtt_weight: much}}", "policy.weights.rtt_weight", "float"),
         ("listen: {grpc: nine}", "listen.grpc", "not host:port"),

@@ -21,11 +21,12 @@ from epp.decide.record_restore import read_seeds
 from epp.decide.record_schema import RecordError, decision_of, join
 from epp.decide.record_verify import verify
 from epp.decide.records import to_record
+from epp.decide.verdicts import Verdict
 from epp.errors import EppError
 from epp.policies.registry import POLICIES, create
 from epp.view import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
-from tests.kit.records import HASHER, POOL, command, decided, outcome_of, record_all
+from tests.kit.records import HASHER, POOL, command, decided, outcome_of, record_all, recorder_to
 
 if TYPE_CHECKING:
     from epp.decide.records import Decision
@@ -137,6 +138,8 @@ def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
 def test_every_key_is_documented(tmp_path: Path) -> None:
     requests = decided(2)
     record_all(tmp_path, requests)
+    with recorder_to(tmp_path) as (recorder, _):
+        recorder.verdict(Verdict(id="id-0", correct=True), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
     keys = set()
     for path in tmp_path.iterdir():

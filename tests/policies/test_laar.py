@@ -19,7 +19,8 @@ BOTH = pytest.mark.parametrize("policy", [Laar(), LaarPaper()], ids=lambda polic
 def order(policy: Any, fleet: Any, **asked: Any) -> list[int]:
     ask = request(**{"prompt_tokens": 4000, "expected_output_tokens": 40.0} | asked)
     costs = policy.rank(ask, fleet, default_weights(policy), 0).costs
-    return np.argsort(costs, kind="stable").tolist()
+    found: list[int] = np.argsort(costs, kind="stable").tolist()
+    return found
 
 
 @BOTH

@@ -1,0 +1,40 @@
+"""Which model answered: what a client needs to go on with another one after a wrong answer.
+
+Owns the response headers of the retry protocol and the fields of metadata that Envoy fills them from
+(`epp.envoy.retry`); a picker that sees responses sets them itself. Nothing is kept between attempts: the
+client sends back what it was told (`epp.prompt.tried`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from epp.server.rewrite import SERVED_KEY
+
+if TYPE_CHECKING:
+    from epp.decide.records import Decision
+    from epp.extproc.types import Pick
+
+#: Response header: what the engine that answers calls its model.
+SERVED_MODEL_HEADER = "x-epp-served-model"
+#: Response header: models that could serve the request and have neither been tried nor served this attempt.
+UNTRIED_HEADER = "x-epp-untried-models"
+UNTRIED_KEY = "models_untried"
+"""Field of the decision's metadata for `UNTRIED_HEADER`."""
+
+
+def told(pick: Pick, decision: Decision) -> Pick:
+    """The pick with what its answer tells of models; as it is where the request names none."""
+    model = decision.served_model
+    if not model:
+        return pick
+    request = decision.request
+    untried = frozenset(decision.served_models).difference(request.tried_models, (model,))
+    names = {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: str(len(untried))}
+    metadata = {SERVED_KEY: model, UNTRIED_KEY: names[UNTRIED_HEADER]}
+    return replace(
+        pick,
+        metadata={**pick.metadata, **metadata},
+        response_headers={**pick.response_headers, **names},
+    )

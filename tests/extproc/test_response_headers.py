@@ -1,0 +1,51 @@
+"""Headers that a pick sets on its response: in every mode that shows one, whatever else becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.extproc.modes import BodyMode
+from epp.extproc.types import Observe, Pick
+from epp.pb.ext_proc_pb2 import ProcessingResponse
+from tests.kit.conversation import (
+    DUPLEX,
+    Conversation,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    with_modes,
+)
+
+
+class Upper:
+    def feed(self, data: bytes) -> bytes:
+        return data.upper()
+
+
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, DUPLEX, BodyMode.BUFFERED, BodyMode.NONE])
+@pytest.mark.parametrize("observe", list(Observe))
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_they_are_set_in_the_reply_to_the_response_headers(
+    mode: BodyMode, observe: Observe, rewritten: bool
+) -> None:
+    pick = Pick(
+        "a:1",
+        "d",
+        response_headers={"x-epp-served-model": "granite", "x-epp-untried-models": "4"},
+        observe_response=observe,
+        rewrite_response=(lambda _: Upper()) if rewritten else None,
+    )
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, mode))
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(pick)
+    reply = talk.send(response_headers())[0]
+    assert isinstance(reply, ProcessingResponse)
+    mutation = reply.response_headers.response.header_mutation
+    told = {option.header.key: option.header.raw_value for option in mutation.set_headers}
+    assert told == {"x-epp-served-model": b"granite", "x-epp-untried-models": b"4"}
+    changes = rewritten and mode is not BodyMode.NONE
+    assert list(mutation.remove_headers) == (["content-length"] if changes else [])
+    if mode is not BodyMode.NONE:
+        talk.send(response_body(b"x", end=True))

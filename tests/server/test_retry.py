@@ -1,0 +1,180 @@
+"""Wrong answers, without a socket: the capability file in force, what clients are told and what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from epp.config.load import parse_config
+from epp.decide import feedback_command
+from epp.decide.record_files import read_records
+from epp.decide.recorder import FileRecorder
+from epp.decide.records import to_record
+from epp.extproc.types import HttpRequest
+from epp.server.app import App
+from epp.server.core import Decided
+from epp.server.http import build_app
+from epp.signals.endpoint import Endpoint
+from tests.kit.records import command, decided, recorder_to
+from tests.server.test_gateway import StillClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUESTION = "What is the value of the key?"
+CAPABILITY = {
+    "models": {
+        "small": [{"language": "en", "bucket_tokens": 1024, "success": 0.2}],
+        "large": [{"language": "en", "bucket_tokens": 1024, "success": 0.9}],
+    }
+}
+
+
+def app(folder: Path, **sections: Any) -> App:
+    config = {
+        "policy": {"name": "laar", "fallbacks": 0, "tie_band": 0.0},
+        "pool": {"warmup_s": 0},
+        "capability": {"file": "capability.yaml", "tell_model": True},
+        **sections,
+    }
+    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", StillClock())
+    pool = [("10.0.0.1:1", "small"), ("10.0.0.2:1", "large"), ("10.0.0.3:1", "large")]
+    made.picker.set_pool(
+        [Endpoint(address, models=frozenset({"chat"}), served_names={"chat": own}) for address, own in pool],
+        0.0,
+    )
+    return made
+
+
+def ask(made: App, text: str = QUESTION, **headers: str) -> Decided:
+    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", names, body))
+    assert isinstance(found, Decided), found
+    return found
+
+
+def write(made: App, folder: Path, content: object) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "capability.yaml").write_text(text)
+    for file in made._files:
+        if file.path.name == "capability.yaml":
+            file.check(first=True)
+
+
+def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, CAPABILITY)
+    first = ask(made)
+    assert first.pick.response_headers == {"x-epp-served-model": "large", "x-epp-untried-models": "1"}
+    assert first.pick.metadata["model_served"] == "large"
+    assert first.pick.metadata["models_untried"] == "1"
+    second = ask(made, x_epp_tried_models="large")
+    assert second.pick.response_headers == {"x-epp-served-model": "small", "x-epp-untried-models": "0"}
+    third = ask(made, x_epp_tried_models="large,small")
+    assert third.pick.response_headers == {"x-epp-served-model": "large", "x-epp-untried-models": "0"}
+
+
+def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, CAPABILITY)
+    write(made, tmp_path, "models: {large: [{language: en, bucket_tokens: 1000, success: 1}]}")
+    assert ask(made).decision.fleet.success.tolist() == [0.2, 0.9, 0.9]
+    models = CAPABILITY["models"]
+    write(made, tmp_path, {"models": {"small": models["large"], "large": models["small"]}})
+    assert ask(made).decision.served_model == "small"
+    (tmp_path / "capability.yaml").unlink()
+    for file in made._files:
+        file.check(first=True)
+    assert ask(made).decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_another_language_is_not_guessed(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, CAPABILITY)
+    decision = ask(made, "キーの値は何ですか。").decision
+    assert decision.request.language == "ja"
+    assert decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
+    assert decision.fleet.unknown["success"].all()
+
+
+def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> None:
+    pick = ask(app(tmp_path, capability={})).pick
+    assert not pick.response_headers
+    assert "models_untried" not in pick.metadata
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(tried=st.text(max_size=5000), task=st.text(max_size=200))
+def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, tried: str, task: str) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, CAPABILITY)
+    decision = ask(made, x_epp_tried_models=tried, x_epp_task=task).decision
+    assert set(decision.request.tried_models) <= {"small", "large"}
+    assert decision.request.task == ""
+    record = msgspec.json.encode(to_record(decision)).decode()
+    assert len(task.strip()) < 4 or task.strip() not in record
+    assert ask(made).decision.served_model == "large"
+
+
+def client(verdict: Any = None) -> TestClient[Any, Any]:
+    made = build_app(
+        registry=CollectorRegistry(), not_ready=lambda: "", decision=lambda _: None, verdict=verdict
+    )
+    return TestClient(TestServer(made))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("ab-1", {"correct": True}, 202),
+        ("ab-1", {"correct": False, "score": 0.25, "evaluator": "exact-match"}, 202),
+        ("ab-1", {}, 400),
+        ("ab-1", {"correct": "yes"}, 400),
+        ("ab-1", {"correct": True, "text": "what it said"}, 400),
+        ("ab-1", {"correct": True, "score": 7}, 400),
+        ("ab-1", {"correct": True, "evaluator": "two words"}, 400),
+        ("a b", {"correct": True}, 400),
+        ("x" * 200, {"correct": True}, 400),
+        ("ab-1", {"correct": True, "evaluator": "x" * 5000}, 413),
+    ],
+)
+async def test_feedback_is_taken_in_one_shape(path: str, body: object, status: int) -> None:
+    told: list[Any] = []
+    async with client(lambda verdict, _: told.append(verdict)) as http:
+        answer = await http.post(f"/decisions/{path}/feedback", data=json.dumps(body))
+        assert answer.status == status, await answer.text()
+    assert len(told) == (status == 202)
+
+
+async def test_without_records_there_is_nowhere_to_put_it() -> None:
+    async with client() as http:
+        answer = await http.post("/decisions/ab-1/feedback", data=b'{"correct": true}')
+        assert answer.status == 409
+        assert "records.folder" in (await answer.json())["error"]
+
+
+async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path) -> None:
+    with recorder_to(tmp_path) as (recorder, _):
+        assert isinstance(recorder, FileRecorder)
+        decision, asked = decided(1)[0]
+        recorder.decision(decision, asked)
+        async with client(recorder.verdict) as http:
+            url = str(http.make_url("/"))
+            words = (decision.id, "--wrong", "--score", "0.5", "--evaluator", "me", "--url", url)
+            assert await asyncio.to_thread(command, feedback_command, *words) == 0
+    (line,) = [record for record in read_records(tmp_path) if record["kind"] == "feedback"]
+    assert {name: line[name] for name in ("id", "correct", "score", "evaluator")} == {
+        "id": decision.id,
+        "correct": False,
+        "score": 0.5,
+        "evaluator": "me",
+    }
