@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 CONCURRENCY = 24
-REQUESTS = {16: 480, 128: 192, 1024: 48}
+REQUESTS = {16: 480, 128: 192, 1024: 24}
 TTFT_REQUESTS = 40
 _PAUSE_S = 0.004
 
