@@ -1,0 +1,232 @@
+"""Trying weights in the simulated deployment at full share, before live traffic meets them.
+
+Owns the windows that the recorded requests are cut into, the price of a run, the search over it, and what may
+be said of the weights found. Pure but for the simulator's time: equal arguments give equal answers.
+
+Rules
+- Weights are searched on some windows and judged on others.
+- Every run of a window meets the same requests, network and draws (common random numbers), so that runs are
+  compared request by request.
+- The price has E2E and failures in it beside TTFT: TTFT alone is won by herding to the nearest (source [G]).
+- A simulation that is far from what was recorded judges nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+from epp.replay.compare import compare
+from epp.replay.resample import Statistic
+from epp.replay.stats import percentile
+from epp.sim.run import policy_named, run_window
+from epp.sim.scenario import WindowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.replay.compare import Comparison
+    from epp.replay.trace import TraceRequest
+    from epp.sim.results import SimResult
+    from epp.tune.calibrate import Deployment
+    from epp.tuner.search import Search
+
+
+#: Requests of a window, its warm-up included.
+WINDOW_REQUESTS = 1500
+WARMUP_SHARE = 0.25
+SEARCH_WINDOWS, JUDGE_WINDOWS = 2, 5
+#: A rise of E2E p95 that is still taken for none.
+E2E_MARGIN = 0.02
+_ERROR_PRICE = 10.0
+#: Factor by which simulated and recorded p95 may differ.
+TRUST = 3.0
+#: Weights within this relative distance are the same.
+SAME = 0.02
+_P95 = Statistic(95)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What a rehearsal says.
+
+    Attributes:
+        incumbent: weights that it started from.
+        weights: the best found; the incumbent's where none was better.
+        simulated_ttft_p95_ms: of the incumbent.
+        simulated_e2e_p95_ms: likewise.
+        worth: whether they are worth a live trial.
+        reason: why, in words.
+        ttft: candidate against incumbent, p95 of TTFT, on windows that were not searched on; None when the
+            search found nothing.
+        e2e: likewise of E2E.
+        errors: failed requests of incumbent and candidate there.
+        tried: measurements made.
+    """
+
+    incumbent: Mapping[str, float]
+    weights: Mapping[str, float]
+    simulated_ttft_p95_ms: float
+    simulated_e2e_p95_ms: float
+    worth: bool = False
+    reason: str = ""
+    ttft: Comparison | None = None
+    e2e: Comparison | None = None
+    errors: tuple[int, int] = (0, 0)
+    tried: int = 0
+
+
+def windows(trace: Sequence[TraceRequest], size: int = WINDOW_REQUESTS) -> list[tuple[TraceRequest, ...]]:
+    """The trace in windows of about ``size`` requests, two at least, each with its own time."""
+    count = max(2, len(trace) // size)
+    edges = [round(part * len(trace) / count) for part in range(count + 1)]
+    return [_window(trace[low:high]) for low, high in pairwise(edges)]
+
+
+def _window(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
+    start_ms = requests[0].at_ms
+    return tuple(replace(request, at_ms=request.at_ms - start_ms, after=None) for request in requests)
+
+
+class Stage:
+    """Runs weights on windows and remembers what they cost.
+
+    Args:
+        deployment: what is simulated.
+        options: how the load is sent and the picker configured.
+        seed: of network and draws.
+    """
+
+    def __init__(self, deployment: Deployment, options: WindowOptions, seed: int) -> None:
+        self._deployment, self._options, self._seed = deployment, options, seed
+        self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
+
+    def run(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> list[SimResult]:
+        """Results of a window's requests past its warm-up."""
+        key = (id(window), tuple(sorted(weights.items())))
+        if key not in self._known:
+            policy = policy_named(self._deployment.policy, self._deployment.params)
+            fleet = self._deployment.fleet
+            found = run_window(window, fleet, policy, weights, seed=self._seed, options=self._options)
+            first = int(WARMUP_SHARE * len(window))
+            self._known[key] = [result for result in found.requests if result.index >= first]
+        return self._known[key]
+
+    def price(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> float:
+        """``(ln TTFT p95 + ln E2E p95) / 2 + 10 * share of failed requests``; lower is better."""
+        results = self.run(window, weights)
+        failed = sum(not result.ok for result in results) / len(results)
+        ttft_ms, e2e_ms = p95(results, "ttft_ms"), p95(results, "e2e_ms")
+        if math.isnan(ttft_ms) or math.isnan(e2e_ms):
+            return math.inf
+        return (math.log(ttft_ms) + math.log(e2e_ms)) / 2.0 + _ERROR_PRICE * failed
+
+
+def p95(results: Sequence[SimResult], fact: str) -> float:
+    """95th percentile of those that ended well; NaN without any."""
+    values = [float(getattr(r, fact)) for r in results if r.ok and getattr(r, fact) is not None]
+    return percentile(values, 95) if values else math.nan
+
+
+def rehearse(
+    deployment: Deployment,
+    search: Search,
+    incumbent: Mapping[str, float],
+    *,
+    budget: int,
+    seed: int = 0,
+    options: WindowOptions | None = None,
+    on_try: Callable[[int], None] | None = None,
+) -> Rehearsed:
+    """Search and judge.
+
+    Args:
+        deployment: from `epp.tune.calibrate`.
+        search: over the weights that may be moved; goes on from what it has been told.
+        incumbent: weights in force, all of them.
+        budget: measurements to make.
+        seed: of network and draws.
+        options: how the picker is configured; recorded requests are always sent at their own time.
+        on_try: called with the number of measurements so far.
+    """
+    cut = windows(deployment.trace)
+    searched = cut[::2][:SEARCH_WINDOWS]
+    judged = [window for window in cut if window not in searched][-JUDGE_WINDOWS:]
+    stage = Stage(deployment, replace(options or WindowOptions(), closed_loop=False), seed)
+    base = [result for window in judged for result in stage.run(window, incumbent)]
+    so_far = Rehearsed(dict(incumbent), dict(incumbent), p95(base, "ttft_ms"), p95(base, "e2e_ms"))
+    far = _far(deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
+    if far:
+        return replace(so_far, reason=far)
+    end = search.told + budget
+    while not search.stop(budget=end):
+        asked = search.ask()
+        window = searched[search.told % len(searched)]
+        cost = stage.price(window, {**incumbent, **asked}) - stage.price(window, incumbent)
+        search.tell(asked, cost)
+        so_far = replace(so_far, tried=so_far.tried + 1)
+        if on_try is not None:
+            on_try(so_far.tried)
+    return _judged(stage, judged, replace(so_far, weights={**incumbent, **search.recommend()}))
+
+
+def _judged(stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehearsed) -> Rehearsed:
+    names = [n for n, v in found.weights.items() if not math.isclose(v, found.incumbent[n], rel_tol=SAME)]
+    if not names:
+        reason = f"none of {found.tried} weights tried was better where the search looked"
+        return replace(found, weights=found.incumbent, reason=reason)
+    ours, theirs = _paired(stage, judged, found.weights), _paired(stage, judged, found.incumbent)
+    # Simulated results have the fields of live ones, by name.
+    a, b = cast("Sequence[Any]", ours), cast("Sequence[Any]", theirs)
+    ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
+    failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
+    worth, reason = _worth(ttft, e2e, failed)
+    return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e, errors=failed)
+
+
+def _paired(
+    stage: Stage, judged: Sequence[Sequence[TraceRequest]], weights: Mapping[str, float]
+) -> list[SimResult]:
+    """Results of all windows, with numbers and sessions of their own."""
+    out = []
+    for number, window in enumerate(judged):
+        for result in stage.run(window, weights):
+            index = number * 1_000_000 + result.index
+            out.append(replace(result, index=index, session=f"{number} {result.session}"))
+    return out
+
+
+def _worth(ttft: Comparison, e2e: Comparison, failed: tuple[int, int]) -> tuple[bool, str]:
+    if math.isnan(ttft.high) or math.isnan(e2e.high):
+        return False, f"too few requests to judge on: {ttft.n} of {ttft.sessions} sessions"
+    said = f"TTFT p95 {_change(ttft)}, E2E p95 {_change(e2e)}"
+    if failed[1] > failed[0]:
+        return False, f"more requests fail ({failed[1]} against {failed[0]}); {said}"
+    if ttft.high < 1.0 and e2e.high < 1.0 + E2E_MARGIN:
+        return True, f"TTFT better and E2E not worse on requests it was not searched on: {said}"
+    if e2e.high < 1.0 and ttft.high < 1.0 + E2E_MARGIN:
+        return True, f"E2E better and TTFT not worse on requests it was not searched on: {said}"
+    return False, f"no gain that holds on requests it was not searched on: {said}"
+
+
+def _change(found: Comparison) -> str:
+    low, middle, high = (100.0 * (value - 1.0) for value in (found.low, found.ratio, found.high))
+    return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
+
+
+def _far(deployment: Deployment, ttft_ms: float, e2e_ms: float) -> str:
+    """Why the simulation cannot be trusted; empty when it can."""
+    for what, simulated, recorded in (
+        ("TTFT", ttft_ms, deployment.ttft_p95_ms),
+        ("E2E", e2e_ms, deployment.e2e_p95_ms),
+    ):
+        if math.isnan(simulated):
+            return f"no simulated request has a {what}"
+        if not math.isnan(recorded) and not 1.0 / TRUST <= simulated / max(recorded, 1e-9) <= TRUST:
+            return (
+                f"the simulation is not this deployment: {what} p95 {simulated:.0f} ms simulated, "
+                f"{recorded:.0f} ms recorded"
+            )
+    return ""
