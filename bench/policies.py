@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, Weights, cells_of, chosen, tuning_tasks
+from bench.policy_figures import written
 from bench.policy_report import text_of, write_report
 from bench.policy_runs import Shelf, source_digest
 from bench.policy_summary import CellRuns, summarise
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.policy_entries import Entry
+    from bench.policy_summary import Summary
     from epp.replay.policy_cells import PolicyCell
 
+PAGE = Path(__file__).parent.parent / "docs" / "gorgo-ms.md"
 WEIGHTS = Path(__file__).parent / "policy_weights.json"
 _SHORT_S, _SHORT_SEEDS, _FULL_SEEDS = 600.0, 8, 20
 _SHORT_BUDGET, _FULL_BUDGET = 8, 24
@@ -50,10 +53,18 @@ def main() -> int:
     runs = _run(shelf, entries, cells, seeds, weights, kept_only=arguments.kept_only)
     summary = summarise(runs, {entry.label: entry for entry in entries})
     print(text_of(summary, runs))
+    if arguments.page:
+        PAGE.write_text(written(PAGE.read_text(), arguments.page, _page(summary, runs, arguments.seconds)))
     if arguments.out:
         write_report(arguments.out, summary, runs)
         print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html")
     return 0
+
+
+def _page(summary: Summary, runs: Sequence[CellRuns], seconds: float) -> list[str]:
+    window = f"the first {seconds:.0f} s of each window" if seconds else "whole windows"
+    seeds = runs[0].seeds
+    return [f"{len(runs)} cells, seeds {seeds[0]} to {seeds[-1]}, {window}.", "", text_of(summary, runs)]
 
 
 def _entries(arguments: argparse.Namespace) -> list[Entry]:
@@ -149,6 +160,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kept-only", action="store_true", help="run nothing: report the seeds that were run"
     )
+    parser.add_argument("--page", default="", help=f"write the tables into that place of {PAGE.name}")
     parser.add_argument("--out", type=Path, default=None, help="where the report goes")
     arguments = parser.parse_args()
     full = arguments.full

@@ -138,7 +138,9 @@ def test_connects_of_real_requests_tell_the_distance(deployment: Deployment) -> 
     slot = deployment.slot(decision.endpoint)
     deployment.ended(decision, connect_ms=3.0, connected_anew=False)
     assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "assumed", "an old connection's"
-    deployment.ended(deployment.decide([question]), connect_ms=3.0, connected_anew=True)
+    decision = deployment.decide([question])
+    slot = deployment.slot(decision.endpoint)
+    deployment.ended(decision, connect_ms=3.0, connected_anew=True)
     assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "connect"
     assert deployment.fleet.rtt.rtt_ms(deployment.clock.now_s)[slot] == 3.0
 
