@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _NODES, _WEIGHTS = (values * 0.5 for values in np.polynomial.legendre.leggauss(32))
 _NODES = _NODES + 0.5
 
+#: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
+_FEW = 64
 #: Costs this close are equal whatever the band: sums of the same terms in another order.
 ROUNDING = 1e-9
 
@@ -111,6 +113,10 @@ def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: st
 def _cheapest(
     admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
 ) -> list[int]:
+    if len(costs) <= _FEW and admitted_costs is costs:
+        values = costs.tolist()
+        by_cost = sorted(range(len(values)), key=values.__getitem__)
+        return [index for index in by_cost if index != chosen][:count]
     wanted = min(len(costs), count + 1)
     if wanted < len(costs) // 4:
         near = np.argpartition(admitted_costs, wanted - 1)[:wanted]

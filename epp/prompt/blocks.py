@@ -8,6 +8,7 @@ Whatever leaves the process (`export_id`) is keyed BLAKE2b: without the secret n
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: Canonical bytes that one exported id stands for, as near as whole blocks come: 256 to 512 tokens at 3 to 6
 #: bytes a token. Counted in blocks, not tokens, so that all turns of a conversation cut at the same places.
 COARSE_BYTES = 1536
+#: Blocks cut in one call.
+_GROUP = 32
 
 
 class BlockHasher:
@@ -39,6 +42,7 @@ class BlockHasher:
         if block_bytes < 1:
             raise ValueError(f"block_bytes {block_bytes} must be positive")
         self._block_bytes = block_bytes
+        self._one, self._many = struct.Struct(f"{block_bytes}s"), struct.Struct(f"{block_bytes}s" * _GROUP)
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
         self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
         self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
@@ -92,10 +96,16 @@ class BlockHasher:
         return int.from_bytes(hashlib.blake2b(parts, digest_size=8, key=self._key).digest())
 
     def _chain(self, namespace: int, data: bytes) -> list[int]:
-        view, step, digest, blocks = memoryview(data), self._block_bytes, xxhash.xxh3_64_intdigest, []
+        digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
+        grouped = count // _GROUP
         # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start.
+        # One compiled format cuts many blocks in one call, at half the cost of cutting them one by one.
         value = namespace ^ self._seed
-        for start in range(0, len(data) - step + 1, step):
-            value = digest(view[start : start + step], value)
-            blocks.append(value)
+        blocks = [
+            value := digest(block, value)
+            for group in self._many.iter_unpack(memoryview(data)[: grouped * self._many.size])
+            for block in group
+        ]
+        rest = memoryview(data)[grouped * self._many.size : count * self._block_bytes]
+        blocks += [value := digest(block, value) for (block,) in self._one.iter_unpack(rest)]
         return blocks

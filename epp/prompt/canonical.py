@@ -15,7 +15,7 @@ from array import array
 import msgspec
 
 _TEXT_MARK, _IDS_MARK = b"\xff", b"\xffI"
-_MEDIA_MARK = b"\xffM"
+_MEDIA_MARK, _MEDIA_TAG = b"\xffM", b"M"
 _ROLE, _SAID = b"\xffR", b"\xffC"
 _BETWEEN = 0xFFFF_FFFF
 _MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
@@ -107,7 +107,7 @@ def media_words(identity: bytes, count: int) -> list[int]:
 
 def media_bytes(canonical: bytes) -> int:
     """Bytes of a prompt's media frames without marks: `MEDIA_BYTES_PER_TOKEN` for each of their tokens."""
-    if canonical.startswith(_IDS_MARK) or _MEDIA_MARK not in canonical:
+    if canonical.startswith(_IDS_MARK) or not _has_media(canonical):
         return 0
     return sum(map(len, _MEDIA.findall(canonical)))
 
@@ -125,9 +125,22 @@ def exact_tokens(canonical: bytes) -> int | None:
 
 def text_bytes(canonical: bytes) -> int:
     """Bytes of a prompt that is text alone; 0 for token ids or media, from which no ratio can be learned."""
-    if canonical.startswith(_IDS_MARK) or _MEDIA_MARK in canonical:
+    if canonical.startswith(_IDS_MARK) or _has_media(canonical):
         return 0
     return len(canonical)
+
+
+def _has_media(canonical: bytes) -> bool:
+    """Whether any frame is one of media.
+
+    From mark to mark: one byte is found by wide instructions of the processor, two are looked for one by one.
+    """
+    find, at = canonical.find, canonical.find(_TEXT_MARK)
+    while at >= 0:
+        if canonical[at + 1 : at + 2] == _MEDIA_TAG:
+            return True
+        at = find(_TEXT_MARK, at + 1)
+    return False
 
 
 def _spell(value: object, encoder: msgspec.json.Encoder = _ENCODER) -> bytes:

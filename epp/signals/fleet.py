@@ -23,7 +23,7 @@ from epp.signals.ledger import LoadLedger
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
 from epp.signals.rtt import RttTable
-from epp.signals.slots import SlotMap, grown
+from epp.signals.slots import SlotMap, grown, rows_of, taken
 from epp.view import FleetView
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from epp.signals.endpoint import Endpoint
     from epp.signals.gauges import Gauge
     from epp.signals.prefix_index import PrefixIndex
+    from epp.signals.slots import Rows
 
-_Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
+
 #: Candidate sets whose names are kept ready; filters make a handful of them.
 _REMEMBERED_SETS = 256
 #: Columns that can be unknown, in the order of the block that `Fleet.view` fills.
@@ -136,6 +138,7 @@ class Fleet:
         self._last_fresh_s = -math.inf
         self._learned_tokens: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
+        self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
         for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
                        self.calibration.resize, self.rates.resize, self._resize):  # fmt: skip
             self._slots.on_grow(resize)
@@ -200,6 +203,7 @@ class Fleet:
             members[address] = (slot, endpoint)
         before, self._members = self._members, members
         self._names.clear()
+        self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
@@ -280,15 +284,15 @@ class Fleet:
             models: what each one's engine calls the model, empty when all use its public name.
             success: chances of a right answer, None when nothing is known of any.
         """
-        endpoints, regions, engine_classes = self._names_of(slots)
-        prefill_base, prefill_token, decode_base, decode_request = self.rates.block().take(slots, axis=1)
-        load = self.ledger.block.take(slots, axis=1)
-        values, unknown = self._measured(slots, now_s)
+        # No `take` or `dot`: they let go of the interpreter, which the recorder's thread then holds meanwhile.
+        endpoints, regions, engine_classes, rows = self._names_of(slots)
+        prefill_base, prefill_token, decode_base, decode_request = taken(self.rates.block(), rows)
+        load = taken(self.ledger.block, rows)
+        values, unknown = self._measured(rows, len(slots), now_s)
         if success is not None and success.unknown is not None:
             unknown = {**unknown, "success": success.unknown}
-        if cached_tokens is None:
-            cached = np.zeros(len(slots))
-        else:
+        cached = np.zeros(len(slots))
+        if cached_tokens is not None:
             cached = np.minimum(cached_tokens, float(prompt_tokens))
         rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
         queued, pending, running_requests, decoding = load
@@ -308,27 +312,28 @@ class Fleet:
             engine_kv_usage=kv_usage,
             engine_used_tokens=used_tokens,
             engine_age_ms=age_ms,
-            hit_ratio=self.calibration.hit_ratio.take(slots),
+            hit_ratio=taken(self.calibration.hit_ratio, rows),
             prefill_base_ms=prefill_base,
             prefill_ms_per_token=prefill_token,
             decode_base_ms=decode_base,
             decode_ms_per_request=decode_request,
             success=np.ones(len(slots)) if success is None else success.values,
             unknown=unknown,
-            rtt_sources=self.rtt.sources(now_s).take(slots),
+            rtt_sources=taken(self.rtt.sources(now_s), rows),
             models=models,
         )
 
     def _measured(
-        self, slots: NDArray[np.intp], now_s: float
+        self, rows: Rows, count: int, now_s: float
     ) -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.bool_]]]:
         """The columns of `_FILLABLE`, and which of their values were not known and filled."""
-        values = np.empty((6, len(slots)))
-        values[0] = self.rtt.rtt_ms(now_s)[slots]
-        values[1:5] = self.engine.block(now_s).take(slots, axis=1)
-        values[5] = (now_s - self.engine.updated_s[slots]) * 1e3
-        flat = values.ravel()
-        if math.isnan(flat.dot(flat)):  # the cheapest question whether any of them is NaN
+        values = np.empty((6, count))
+        values[0] = self.rtt.rtt_ms(now_s)[rows]
+        values[1:5] = self.engine.block(now_s)[:, rows]
+        values[5] = (now_s - self.engine.updated_s[rows]) * 1e3
+        if math.isnan(
+            np.minimum.reduce(values, axis=None)
+        ):  # the cheapest question whether any of them is NaN
             return values, _fill(values)
         return values, _NONE_UNKNOWN
 
@@ -364,19 +369,26 @@ class Fleet:
             self.index.set_capacity(slot, tokens)
 
     def _names_of(self, slots: NDArray[np.intp]) -> _Names:
+        if slots is self._named[0]:
+            return self._named[1]
         key = slots.tobytes()
         names = self._names.get(key)
         if names is None:
-            if len(self._names) >= _REMEMBERED_SETS:
-                self._names.clear()
-            by_slot = dict(self._members.values())
-            chosen = [by_slot[slot] for slot in slots.tolist()]
-            names = self._names[key] = (
-                tuple(endpoint.address for endpoint in chosen),
-                tuple(endpoint.region for endpoint in chosen),
-                tuple(endpoint.engine_class for endpoint in chosen),
-            )
+            names = self._names[key] = self._new_names(slots)
+        self._named = (slots, names)
         return names
+
+    def _new_names(self, slots: NDArray[np.intp]) -> _Names:
+        if len(self._names) >= _REMEMBERED_SETS:
+            self._names.clear()
+        by_slot = dict(self._members.values())
+        chosen = [by_slot[slot] for slot in slots.tolist()]
+        return (
+            tuple(endpoint.address for endpoint in chosen),
+            tuple(endpoint.region for endpoint in chosen),
+            tuple(endpoint.engine_class for endpoint in chosen),
+            rows_of(slots),
+        )
 
 
 def _fill(values: NDArray[np.float64]) -> Mapping[str, NDArray[np.bool_]]:

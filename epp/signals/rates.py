@@ -135,6 +135,7 @@ class RateTable:
         self._classes: dict[str, _Class] = {}
         self._of: dict[int, str] = {}
         self._block = np.ones((len(Rates.__slots__), 0), np.float64)
+        self._changed: set[str] = set()  # classes whose rates are not in the block yet
         # How an endpoint's times compare with its class' word, as logarithms that fade: weight of the
         # samples, their mean, the sum of squares around it, and the factor that follows.
         self._weight = np.zeros(0, np.float64)
@@ -173,11 +174,15 @@ class RateTable:
 
     def block(self) -> NDArray[np.float64]:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
+        if self._changed:
+            for name in self._changed:
+                self._show(self._classes[name])
+            self._changed.clear()
         return self._block
 
     def of(self, slot: int) -> Rates:
         """The slot's rates."""
-        return Rates(*self._block[:, slot].tolist())
+        return Rates(*self.block()[:, slot].tolist())
 
     def observe_prefill(
         self, slot: int, *, requests: float, tokens: float, ttft_ms: float, busy: float = 0.0
@@ -266,7 +271,7 @@ class RateTable:
         samples = self._samples[slot] = self._samples.get(slot, 0) + 1
         if samples % _JUDGED_EVERY == 0:
             self._judge(slot, known)
-        self._show(known)
+        self._changed.add(self._of[slot])
 
     def _judge(self, slot: int, known: _Class) -> None:
         """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Rows = slice | NDArray[np.intp]
+
 _FIRST_CAPACITY = 8
 _Number = TypeVar("_Number", np.float64, np.int8)
 
@@ -35,6 +37,19 @@ def row(block: NDArray[np.float64], index: int) -> NDArray[np.float64]:
     """One column of a block ``[columns, capacity]``, without a copy."""
     column: NDArray[np.float64] = block[index]
     return column
+
+
+def rows_of(slots: NDArray[np.intp]) -> Rows:
+    """Where the columns of these slots are: a slice where they follow each other, as a whole pool's do."""
+    numbers = slots.tolist()
+    first = numbers[0] if numbers else 0
+    following = range(first, first + len(numbers))
+    return slice(following.start, following.stop) if numbers == list(following) else slots
+
+
+def taken(block: NDArray[_Number], rows: Rows) -> NDArray[_Number]:
+    """A copy of some slots' values, of one column or of a block of them."""
+    return block[..., rows].copy() if isinstance(rows, slice) else block[..., rows]
 
 
 class SlotMap:
