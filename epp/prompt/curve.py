@@ -47,12 +47,13 @@ def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
     start, reached = 0, 0
     for frame in canonical.split(b"\xff"):
         end = start + len(frame)
-        content = frame[1:].strip()
+        body = frame[1:]
+        content = body.strip()
         if len(content) >= _LEAST_TIE_BYTES:
             # Looked for by its head: searching for long needles costs a preparation as long as they are.
             found = rendered.find(content[:_HEAD_BYTES], reached)
             if found >= 0 and rendered.startswith(content, found):
-                at = canonical.find(content, start)
+                at = end - len(body.lstrip())
                 reached = found + len(content)
                 ours += (at, at + len(content))
                 theirs += (found, reached)

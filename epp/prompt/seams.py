@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     _Finder = Callable[[bytes, int], int]
 
 LEAST_BYTES = 512
+#: Bytes to the right of a `PAIRS` seam that make it one: an ideographic comma and a byte at a "clause".
+_PAIR_REACH = 4
 _NONE = 1 << 62
 
 
@@ -111,16 +113,27 @@ class Seams:
         self.markers, self.pairs, self.drop_space = tuple(markers), tuple(pairs), drop_space
         self._least = least_bytes
         self._unless = unless
+        #: A seam is known by what is left of it and so many bytes to the right.
+        self.reach = max([_PAIR_REACH, *(len(marker.encode()) for marker in markers)])
         self._at_markers: list[_Finder] = [_marker_finder(marker.encode()) for marker in markers]
         self._in_ascii = self._at_markers + [_pair_finder(pair) for pair in pairs if pair.in_ascii]
         self._anywhere = self._at_markers + [_pair_finder(pair) for pair in pairs]
 
-    def ends(self, text: bytes) -> list[int]:
-        """Where the pieces of a text end, the last at its end; none for the empty text."""
+    def at_markers_alone(self, text: bytes) -> bool:
+        """Whether a text holds what makes it be cut at markers alone."""
+        return bool(self._unless) and self._unless in text
+
+    def ends(self, text: bytes, start: int = 0) -> list[int]:
+        """Where the pieces of a text end, the last at its end; none for the empty text.
+
+        Args:
+            text: the text.
+            start: an end that is known; those behind it are given.
+        """
         ends: list[int] = []
-        size, position = len(text), self._least
+        size, position = len(text), start + self._least
         finders = self._in_ascii if text.isascii() else self._anywhere
-        if self._unless and self._unless in text:
+        if self.at_markers_alone(text):
             finders = self._at_markers
         hits = [-1] * len(finders)
         while position < size:

@@ -27,6 +27,7 @@ from epp.prompt.curve import block_curve
 from epp.prompt.seams import Seams
 from epp.prompt.types import CountedPrompt
 from epp.tokenizer.cache import PieceCache
+from epp.tokenizer.chapters import CHAPTER_BYTES, Chapters
 from epp.tokenizer.proof import encode_all, safe_markers, safe_pairs, spanning_tokens
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ _STRIDE = 7919
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
 #: New text that is encoded before other threads get the lock: at 4 MB/s half a millisecond.
 _TURN_BYTES = 2048
+#: Laid over the seed of pieces' keys, of which the first of a text takes 1, so that entries of beginnings
+#: have keys of their own, and texts that are cut at markers alone others.
+_CHAPTERS, _CHAPTERS_AT_MARKERS = 2, 4
 
 
 class NotCountableError(Exception):
@@ -92,6 +96,7 @@ class TokenizerModel:
         self.seams = _proven_seams(tokenizer, self._markers)
         self.cache = PieceCache(cache_bytes)
         self._seed = secrets.randbits(64)
+        self.chapter_bytes = CHAPTER_BYTES
         self._new_pieces = 0
         self.distrusted = False
 
@@ -178,32 +183,49 @@ class TokenizerModel:
             raise NotCountableError("template") from error
 
     def _walk(self, text: bytes) -> _Walk:
-        """Count a text piece by piece, encoding only what is not known."""
-        ends = self.seams.ends(text)
-        pieces = self._pieces(text, ends)
-        keys = self._keys(pieces)
+        """Count a text piece by piece, looking only at what is not known of its beginning."""
+        seams = self.seams
+        chapters = Chapters(
+            text,
+            self.cache,
+            seed=self._seed ^ (_CHAPTERS_AT_MARKERS if seams.at_markers_alone(text) else _CHAPTERS),
+            margin=seams.reach,
+            chapter_bytes=self.chapter_bytes,
+        )
+        known_ends, tokens = chapters.ends, list(chapters.tokens)
+        start = known_ends[-1] if known_ends else 0
+        ends = seams.ends(text, start)
+        pieces = self._pieces(text, ends, start)
+        keys = self._keys(pieces, first=not start)
         counts = [len(entry) // 4 if isinstance(entry, bytes) else entry for entry in self.cache.find(keys)]
         missing = [number for number, count in enumerate(counts) if count is None]
-        new = [(pieces[number], number == 0) for number in missing]
+        new = [(pieces[number], not start and number == 0) for number in missing]
         for number, ids in zip(missing, self._encode(new), strict=True):
             counts[number] = len(ids)
         self.cache.add((keys[number], counts[number] or 0) for number in missing)
         known = [count or 0 for count in counts]
-        if missing and self._audit_due(len(missing)) and not self._agrees(pieces, known, missing):
+        if (
+            missing
+            and self._audit_due(len(missing))
+            and not self._agrees(pieces, known, missing, at_start=not start)
+        ):
             return self._walk(text)
-        total, tokens = 0, []
+        total = tokens[-1] if tokens else 0
         for count in known:
             total += count
             tokens.append(total)
-        return _Walk(ends, sum(len(piece) for piece, _ in new), tokens)
+        all_ends = known_ends + ends
+        if seams is self.seams:  # else it was distrusted meanwhile
+            chapters.remember(all_ends, tokens)
+        return _Walk(all_ends, sum(len(piece) for piece, _ in new), tokens)
 
-    def _pieces(self, text: bytes, ends: Sequence[int]) -> list[bytes]:
-        return [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    def _pieces(self, text: bytes, ends: Sequence[int], start: int = 0) -> list[bytes]:
+        return [text[begin:end] for begin, end in zip((start, *ends), ends, strict=False)]
 
-    def _keys(self, pieces: Sequence[bytes]) -> list[int]:
+    def _keys(self, pieces: Sequence[bytes], *, first: bool = True) -> list[int]:
         # The first piece has a key of its own: some tokenizers put a space before a text.
         digest, seed = xxhash.xxh3_128_intdigest, self._seed
-        return [digest(piece, seed ^ (not number)) for number, piece in enumerate(pieces)]
+        return [digest(piece, seed ^ (first and not number)) for number, piece in enumerate(pieces)]
 
     def _encode(self, pieces: Sequence[tuple[bytes, bool]]) -> list[list[int]]:
         texts = [self.seams.spelled(piece, first=first) for piece, first in pieces]
@@ -224,16 +246,19 @@ class TokenizerModel:
         self._new_pieces += new
         return not self.distrusted and before // AUDIT_EVERY != self._new_pieces // AUDIT_EVERY
 
-    def _agrees(self, pieces: Sequence[bytes], counts: Sequence[int], missing: Sequence[int]) -> bool:
+    def _agrees(
+        self, pieces: Sequence[bytes], counts: Sequence[int], missing: Sequence[int], *, at_start: bool
+    ) -> bool:
         """Count a new piece and its neighbours again, together and by tokenizers."""
         chosen = missing[self._new_pieces // AUDIT_EVERY * _STRIDE % len(missing)]
         start, end = max(chosen - 1, 0), chosen + 2
         joined = b"".join(pieces[start:end])
-        text = self.seams.spelled(joined, first=start == 0)
+        text = self.seams.spelled(joined, first=at_start and start == 0)
         if len(self.reference_ids(text)) == sum(counts[start:end]):
             return True
         log.error("tokens counted by pieces differ from tokens counted at once; from now on counted at once")
         self.distrusted, self._fast, self.seams = True, None, Seams(self._markers)
+        self._seed = secrets.randbits(64)  # what other threads still add is not found any more
         self.cache.clear()
         return False
 

@@ -31,9 +31,10 @@ PARSER = ChatParser()
 
 @cache
 def model(kind: str, *, fast: bool) -> TokenizerModel:
-    """A tokenizer whose pieces are as short as they can be, so that every seam is used."""
+    """A tokenizer whose pieces and chapters are so short that every seam is used and beginnings are known."""
     made = load_model(kind, ModelTokenizer(source=kind, fast=fast), DATA, "epp.yaml")
     made.seams = Seams(made.seams.markers, made.seams.pairs, least_bytes=1, drop_space=made.seams.drop_space)
+    made.chapter_bytes = 48
     return made
 
 
@@ -64,6 +65,47 @@ def test_any_text_gives_the_same_ids_as_in_one_go(kind: str, fast: bool, parts: 
     text = "".join(parts).encode("utf-8", "replace").decode()
     made = model(kind, fast=fast)
     assert made.ids(text) == made.reference_ids(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(ATOMS) | st.text(max_size=6), min_size=20, max_size=60),
+    other=st.text(max_size=30),
+    data=st.data(),
+)
+def test_what_is_known_of_a_beginning_changes_no_count(
+    kind: str, parts: list[str], other: str, data: st.DataObject
+) -> None:
+    """A text after beginnings of it, and after texts that begin like it and go on otherwise."""
+    made = model(kind, fast=True)
+    parts = [part.encode("utf-8", "replace").decode() for part in parts]
+    for end in sorted(data.draw(st.lists(st.integers(1, len(parts)), max_size=4))):
+        for text in ("".join(parts[:end]), "".join(parts[:end]) + other.encode("utf-8", "replace").decode()):
+            counted = made.count(frame(text), 32)
+            assert counted.tokens == len(made.reference_ids(text, add_special_tokens=True))
+            assert counted.curve == fresh(kind).count(frame(text), 32).curve
+
+
+def test_a_beginning_that_goes_on_with_a_token_with_blanks_is_cut_anew() -> None:
+    made = Tokenizer.from_file(str(folder("bytes") / "tokenizer.json"))
+    made.add_special_tokens([AddedToken("<place holder no 1>", special=True, normalized=False)])
+    counted = TokenizerModel(made)
+    counted.chapter_bytes = 64
+    words = "words and more words " * 60
+    for text in (words, words + "<place holder no 1> and on", words + "<place holder", words):
+        assert counted.count(frame(text), 256).tokens == len(counted.reference_ids(text))
+
+
+def frame(text: str) -> bytes:
+    return b"\xffP" + text.encode()
+
+
+def fresh(kind: str) -> TokenizerModel:
+    """The tokenizer with nothing known."""
+    made = model(kind, fast=True)
+    made.cache.clear()
+    return made
 
 
 @pytest.mark.parametrize(
