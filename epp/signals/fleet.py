@@ -284,7 +284,7 @@ class Fleet:
             models: what each one's engine calls the model, empty when all use its public name.
             success: chances of a right answer, None when nothing is known of any.
         """
-        # No `take` or `dot`: they let go of the interpreter, which the recorder's thread then holds meanwhile.
+        # No `take` or `dot`: they let go of the interpreter, which another thread then holds meanwhile.
         endpoints, regions, engine_classes, rows = self._names_of(slots)
         prefill_base, prefill_token, decode_base, decode_request = taken(self.rates.block(), rows)
         load = taken(self.ledger.block, rows)
