@@ -78,7 +78,8 @@ def check(target: Object) -> None:
     elif group in CUSTOM:
         schema = crds()[group, version, target["kind"]]
         given = {key: value for key, value in target.items() if key != "metadata"}
-        properties = {key: value for key, value in schema["properties"].items() if key != "metadata"}
+        # Every object has these, whether or not its CRD says so.
+        properties = {**schema["properties"], "apiVersion": {"type": "string"}, "kind": {"type": "string"}}
         jsonschema.Draft202012Validator({**schema, "properties": properties}).validate(given)
     else:
         kubernetes_validate.validate(target, KUBE_VERSION, strict=True)
