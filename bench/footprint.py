@@ -1,4 +1,4 @@
-"""What a picker's container needs: memory and CPU of `epp serve`, at rest beside a cluster and under the demo's load.
+"""What a picker's container needs: memory and CPU of `epp serve`, at rest and under the demo's load.
 
     python -m bench.footprint
 
@@ -32,7 +32,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Seen:
-    """What was seen of one process: its peak memory in MiB, and (second, CPU seconds so far) at every look."""
+    """What was seen of one process: its peak memory in MiB, (second, CPU seconds so far) at every look."""
 
     peak_mib: float = 0.0
     looks: list[tuple[float, float]] = field(default_factory=list)
@@ -102,16 +102,20 @@ async def under_load(folder: Path, rate: float, seconds: float) -> dict[str, See
     seen = {"picker": Seen(), "envoy": Seen()}
     while demo.returncode is None:
         for pid in _children(demo.pid):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
+            command = _command(pid)
             if b"serve" in command and b"sim" not in command:
                 seen["picker"].look(pid)
             elif b"envoy" in command[0]:
                 seen["envoy"].look(pid)
         await asyncio.sleep(_LOOK_S)
     return seen
+
+
+def _command(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return [b""]
 
 
 def _children(parent: int) -> list[int]:
@@ -131,16 +135,15 @@ async def measure(rates: list[float], seconds: float) -> None:
     print("| | memory, peak | CPU |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         seen, start_s = await at_rest(Path(name), 100, 15.0)
-        print(
-            f"| at rest, 100 pods | {seen.peak_mib:.0f} MiB | {seen.cores:.2f} cores, {start_s:.1f} s to start |"
-        )
+        cpu = f"{seen.cores:.2f} cores, {start_s:.1f} s to start"
+        print(f"| at rest, 100 pods | {seen.peak_mib:.0f} MiB | {cpu} |")
     for rate in rates:
         with tempfile.TemporaryDirectory() as name:
             for process, found in (await under_load(Path(name), rate, seconds)).items():
-                print(
-                    f"| {process}, {rate:g} requests/s | {found.peak_mib:.0f} MiB | {found.cores:.2f} cores |",
-                    flush=True,
+                row = (
+                    f"| {process}, {rate:g} requests/s | {found.peak_mib:.0f} MiB | {found.cores:.2f} cores |"
                 )
+                print(row, flush=True)
 
 
 def main() -> None:
