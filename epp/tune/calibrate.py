@@ -22,6 +22,8 @@ from epp.replay.stats import percentile
 from epp.sim.engine_class import ENGINE_CLASSES, L40S_X2
 from epp.sim.network import NetworkPath
 from epp.sim.scenario import FleetSpec, ReplicaSpec
+from epp.tuner.plan import INCUMBENT
+from epp.tuner.samples import read_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,13 +134,22 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
     return Deployment(
         policy=last["policy"],
         params=last.get("params", {}),
-        weights=last["weights"],
+        weights=_in_force(decisions),
         fleet=fleet,
         trace=trace,
         ttft_p95_ms=_p95(outcomes, "ttft_ms"),
         e2e_p95_ms=_p95(outcomes, "e2e_ms"),
         notes=tuple(notes),
     )
+
+
+def _in_force(decisions: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+    """Weights of the newest decision that was not of a trial's second arm."""
+    for record in reversed(decisions):
+        stamp = read_stamp(str(record.get("arm", "")))
+        if stamp is None or stamp.arm == INCUMBENT:
+            return {name: float(value) for name, value in record["weights"].items()}
+    return dict(decisions[-1]["weights"])
 
 
 def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:

@@ -1,0 +1,309 @@
+"""A rehearsal as a command: `epp tune --offline`, and the child process in which a running tuner rehearses.
+
+Owns how a rehearsal is set up from records and how it is told. A running tuner does it in a process of its
+own, tied to it, because a simulation takes minutes and memory that the loop must not wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from epp.config.load import parse_config
+from epp.config.schema import Config
+from epp.envoy.launch import tied_to_parent
+from epp.sim.scenario import WindowOptions
+from epp.tune.calibrate import CalibrationError, calibrate, newest_records
+from epp.tune.rehearse import SAME, rehearse
+from epp.tune.tuner import Found
+from epp.tuner.search import Search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from epp.replay.compare import Comparison
+    from epp.tune.calibrate import Deployment
+    from epp.tune.rehearse import Rehearsed
+    from epp.tune.setup import Setup
+    from epp.tuner.state import State
+
+#: Measurements in the simulator for each candidate.
+BUDGET = 48
+_NICE = 10
+
+
+class Task(msgspec.Struct):
+    """What a child process is asked.
+
+    Attributes:
+        records: folder.
+        policy: whose weights.
+        incumbent: in force, pins included; as newly recorded when empty.
+        bounds: of the weights that may be moved.
+        seed: of the search.
+        budget: measurements.
+        config: the picker's configuration file, empty for none.
+        search: state of an earlier search, empty for none.
+        refused: weights that live trials did not promote.
+    """
+
+    records: str
+    policy: str
+    incumbent: dict[str, float]
+    bounds: dict[str, tuple[float, float]]
+    seed: int
+    budget: int
+    config: str = ""
+    search: dict[str, object] = {}
+    refused: list[dict[str, float]] = []
+
+
+def task_of(setup: Setup, state: State, *, budget: int) -> Task:
+    """What is to be rehearsed after a state."""
+    incumbent = {**setup.starting, **state.incumbent, **state.pins}
+    bounds = {name: span for name, span in setup.rules.bounds.items() if name not in state.pins}
+    remembered = state.search
+    refused = list(remembered.get("refused", []))
+    proposed = remembered.get("proposed")
+    if proposed and not _alike(proposed, state.incumbent):
+        refused = [*refused, proposed][-50:]
+    return Task(
+        records=str(setup.records.resolve()),
+        policy=setup.policy,
+        incumbent=incumbent,
+        bounds=bounds,
+        seed=setup.rules.settings.seed + state.number + state.fruitless,
+        budget=budget,
+        config=str(setup.config_file.resolve()) if setup.config_file is not None else "",
+        search=remembered.get("search", {}),
+        refused=refused,
+    )
+
+
+def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Found, Rehearsed, Deployment]:
+    """Calibrate, search, judge.
+
+    Args:
+        task: what.
+        tell: takes progress.
+
+    Raises:
+        EppError: there are no records, or too few.
+    """
+    decisions, outcomes = newest_records(Path(task.records), task.policy)
+    deployment = calibrate(decisions, outcomes)
+    config = Config()
+    if task.config:
+        config = parse_config(Path(task.config).read_bytes(), task.config)
+    incumbent = task.incumbent or dict(deployment.weights)
+    search = _search(task, incumbent)
+    rehearsed = rehearse(
+        deployment,
+        search,
+        incumbent,
+        budget=task.budget,
+        seed=task.seed,
+        options=WindowOptions(config=config),
+        on_try=None if tell is None else lambda n: tell(f"{n} of {task.budget} measurements"),
+    )
+    memory: dict[str, object] = {"search": search.to_state(), "refused": task.refused}
+    moved = {name: rehearsed.weights[name] for name in task.bounds if name in rehearsed.weights}
+    if not rehearsed.worth:
+        return Found(None, f"rehearsal: {rehearsed.reason}", memory), rehearsed, deployment
+    if any(_alike(moved, before) for before in task.refused):
+        reason = "rehearsal: the best weights found were tried live before, and not promoted"
+        return Found(None, reason, memory), rehearsed, deployment
+    return (
+        Found(moved, f"rehearsal: {rehearsed.reason}", {**memory, "proposed": moved}),
+        rehearsed,
+        deployment,
+    )
+
+
+def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
+    """The earlier search where it was about the same question, else a new one."""
+    start = {name: min(max(incumbent[name], low), high) for name, (low, high) in task.bounds.items()}
+    search = Search(start, task.bounds, seed=task.seed)
+    try:
+        before = Search.from_state(task.search) if task.search else search
+    except (KeyError, TypeError, ValueError):
+        return search
+    fresh = search.to_state()
+    same = all(task.search.get(key) == json.loads(json.dumps(fresh[key])) for key in ("start", "bounds"))
+    return before if task.search and same and before.told < 4 * task.budget else search
+
+
+def _alike(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
+    return all(math.isclose(value, b.get(name, math.nan), rel_tol=SAME) for name, value in a.items())
+
+
+def run_child() -> int:
+    """`epp tune rehearse`: a task on standard input, what was found on standard output."""
+    os.nice(_NICE)
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    try:
+        found = perform(task)[0]
+    except CalibrationError as error:
+        found = Found(None, str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+    return 0
+
+
+class ChildRehearsal:
+    """Rehearses in a child process.
+
+    Args:
+        setup: what is configured.
+        budget: measurements for each candidate.
+        tell: takes sentences for the log.
+    """
+
+    def __init__(self, setup: Setup, *, budget: int, tell: Callable[[str], None]) -> None:
+        self._setup, self._budget, self._tell = setup, budget, tell
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answer: IO[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+
+    def start(self, state: State, reason: str) -> None:
+        """Begin; one that runs already is given up."""
+        self.stop()
+        self._tell(f"rehearsing: {reason}")
+        with tempfile.TemporaryFile() as question:
+            question.write(msgspec.json.encode(task_of(self._setup, state, budget=self._budget)))
+            question.seek(0)
+            self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `stop`
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # likewise
+            self._process = subprocess.Popen(  # noqa: S603  # our own command
+                tied_to_parent(sys.executable, "-m", "epp", "tune", "rehearse"),
+                stdin=question,
+                stdout=self._answer,
+                stderr=self._errors,
+            )
+
+    def poll(self) -> Found | None:
+        """What was found, once; None while it runs or when nothing was begun."""
+        process = self._process
+        if process is None or process.poll() is None or self._answer is None or self._errors is None:
+            return None
+        self._answer.seek(0)
+        self._errors.seek(0)
+        answer, errors = self._answer.read(), self._errors.read()
+        self.stop()
+        try:
+            return msgspec.json.decode(answer, type=Found)
+        except msgspec.MsgspecError:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no words"]
+            return Found(None, f"the rehearsal failed with status {process.returncode}: {last[0]}")
+
+    def stop(self) -> None:
+        """Give up what runs."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        for file in (self._answer, self._errors):
+            if file is not None:
+                file.close()
+        self._answer = self._errors = None
+
+
+def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, float], as_json: bool) -> int:
+    """Rehearse on records and print what would be set, and why."""
+    bounds = {name: span for name, span in setup.rules.bounds.items() if name not in pins}
+    task = Task(
+        records=str(setup.records),
+        policy=setup.policy,
+        incumbent={},
+        bounds=bounds,
+        seed=seed,
+        budget=budget,
+        config="" if setup.config_file is None else str(setup.config_file),
+    )
+    progress = None if as_json or not sys.stderr.isatty() else _progress
+    found, rehearsed, deployment = perform(task, progress)
+    if progress is not None:
+        print(file=sys.stderr)
+    if as_json:
+        print(json.dumps(_plain(found, rehearsed, deployment), indent=2))
+        return 0
+    for line in report(found, rehearsed, deployment, pins):
+        print(line)
+    return 0
+
+
+def _progress(sentence: str) -> None:
+    print(f"\r{sentence}", end="", file=sys.stderr, flush=True)
+
+
+def report(
+    found: Found, rehearsed: Rehearsed, deployment: Deployment, pins: Mapping[str, float]
+) -> list[str]:
+    """A rehearsal in words."""
+    fleet = ", ".join(
+        f"{r.address} ({r.region or 'no region'}, {r.network.rtt_ms:.0f} ms, "
+        f"{r.engine_class.prefill_ms_per_token:.3f} ms a token, KV {r.engine_class.kv_capacity_tokens:,})"
+        for r in deployment.fleet.replicas
+    )
+    lines = [
+        f"policy {deployment.policy}, {len(deployment.trace)} recorded requests",
+        f"simulated fleet: {fleet}",
+        *(f"assumed: {note}" for note in deployment.notes),
+        (
+            f"p95 with the weights in force: TTFT {_ms(rehearsed.simulated_ttft_p95_ms)} simulated, "
+            f"{_ms(deployment.ttft_p95_ms)} recorded; E2E {_ms(rehearsed.simulated_e2e_p95_ms)} simulated, "
+            f"{_ms(deployment.e2e_p95_ms)} recorded"
+        ),
+        f"{rehearsed.tried} weights tried at full share, the best judged on other requests:",
+    ]
+    for name, value in sorted(rehearsed.incumbent.items()):
+        now, best = f"{value:.4g}", f"{rehearsed.weights.get(name, value):.4g}"
+        lines.append(f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else ""))
+    for label, comparison in (("TTFT p95", rehearsed.ttft), ("E2E p95", rehearsed.e2e)):
+        if comparison is not None:
+            lines.append(f"  {label}: {_interval(comparison)}")
+    if found.weights is None:
+        lines.append(f"would set nothing: {found.reason}")
+    else:
+        chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
+        lines.append(f"would try live: {{{chosen}}}")
+        lines.append(f"because {found.reason}")
+    return lines
+
+
+def _interval(found: Comparison) -> str:
+    low, middle, high = (100.0 * (value - 1.0) for value in (found.low, found.ratio, found.high))
+    return (
+        f"{middle:+.1f} %, 95 % interval [{low:+.1f}, {high:+.1f}] "
+        f"over {found.n} paired requests of {found.sessions} sessions"
+    )
+
+
+def _ms(value_ms: float) -> str:
+    return "unknown" if math.isnan(value_ms) else f"{value_ms:,.0f} ms"
+
+
+def _plain(found: Found, rehearsed: Rehearsed, deployment: Deployment) -> dict[str, object]:
+    def told(comparison: Comparison | None) -> object:
+        if comparison is None:
+            return None
+        return {key: getattr(comparison, key) for key in ("ratio", "low", "high", "n", "sessions")}
+
+    return {
+        "policy": deployment.policy,
+        "requests": len(deployment.trace),
+        "weights": found.weights,
+        "reason": found.reason,
+        "best": dict(rehearsed.weights),
+        "ttft_p95": told(rehearsed.ttft),
+        "e2e_p95": told(rehearsed.e2e),
+        "tried": rehearsed.tried,
+        "notes": list(deployment.notes),
+    }

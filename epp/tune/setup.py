@@ -1,0 +1,155 @@
+"""What the commands work on: policy, bounds, settings, files; from a configuration, or flags and records.
+
+Owns which weights may be tuned and every mistake that can be told before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from epp.config.load import parse_config
+from epp.config.schema import Config
+from epp.config.strict import decode
+from epp.decide.weights import WeightBook
+from epp.errors import ConfigError, EppError
+from epp.policies.registry import create
+from epp.server.files import read_file
+from epp.tune.calibrate import newest_records
+from epp.tune.places import Places
+from epp.tuner.bounds import tuner_bounds
+from epp.tuner.settings import TunerSettings
+from epp.tuner.state import Rules
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+#: Weights that are the unit of the others: only ratios matter, so one of them stays where it is.
+_UNITS: Mapping[str, str] = MappingProxyType({"gorgo": "prefill_weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that is configured.
+
+    Attributes:
+        policy: that is tuned.
+        starting: its weights where no shared file says other ones.
+        file_bounds: of every weight, as pickers hold them.
+        rules: what the tuner goes by.
+        places: files around the weights file.
+        records: folder of the flight recorder.
+        overrides: the operator's file, None where none is configured.
+        config: the picker's configuration.
+        config_file: where it came from, None where there is none.
+    """
+
+    policy: str
+    starting: Mapping[str, float]
+    file_bounds: Mapping[str, tuple[float, float]]
+    rules: Rules
+    places: Places
+    records: Path
+    overrides: Path | None
+    config: Config
+    config_file: Path | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what is worked on."""
+    parser.add_argument("--config", type=Path, help="the picker's configuration, e.g. epp.yaml")
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="the shared weights file (weights_file)")
+    parser.add_argument(
+        "--records", type=Path, metavar="DIR", help="folder of flight records (records.folder)"
+    )
+    parser.add_argument("--overrides", type=Path, metavar="FILE", help="the operator's file (overrides_file)")
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE", help="the tuner's settings, see docs/tuner.md"
+    )
+
+
+def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) -> Setup:
+    """The setup of a command.
+
+    Args:
+        arguments: of `add_arguments`.
+        records: of an offline rehearsal, which needs no weights file.
+
+    Raises:
+        ConfigError: something is missing or wrong, or the policy has no weights.
+    """
+    config, base, source = Config(), Path(), "command line"
+    if arguments.config is not None:
+        source = str(arguments.config)
+        config = parse_config(_text(arguments.config), source)
+        base = arguments.config.resolve().parent
+    weights = arguments.weights or _named(base, config.weights_file)
+    folder = records or arguments.records or _named(base, config.records.folder)
+    if weights is None and records is None:
+        raise ConfigError(source, "weights_file", "not set", "set it, or give --weights")
+    if folder is None:
+        raise ConfigError(source, "records.folder", "not set", "set it, or give --records")
+    overrides = arguments.overrides or _named(base, config.overrides_file)
+    settings = TunerSettings()
+    if arguments.settings is not None:
+        settings = decode(_text(arguments.settings), TunerSettings, str(arguments.settings))
+    name: str = config.policy.name
+    params: Mapping[str, object] = config.policy.params
+    if arguments.config is None:
+        name, params = _recorded_policy(folder)
+    policy = create(name, params, source=source)
+    if not policy.weight_specs:
+        raise ConfigError(
+            source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
+        )
+    book = WeightBook(
+        policy=name,
+        specs=policy.weight_specs,
+        configured=config.policy.weights,
+        bounds=config.policy.bounds,
+        source=source,
+    )
+    starting = dict(book.current.values)
+    bounds = tuner_bounds(name, book.bounds)
+    if name in _UNITS:
+        bounds[_UNITS[name]] = (starting[_UNITS[name]],) * 2
+    return Setup(
+        policy=name,
+        starting=starting,
+        file_bounds=book.bounds,
+        rules=Rules(settings, bounds),
+        places=Places(weights or folder / "weights.yaml"),
+        records=folder,
+        overrides=overrides,
+        config=config,
+        config_file=arguments.config,
+    )
+
+
+def _recorded_policy(folder: Path) -> tuple[str, Mapping[str, object]]:
+    """Policy and parameters of the newest decision."""
+    fix = "give --config epp.yaml, or wait for records"
+    try:
+        decisions, _ = newest_records(folder, "", 1)
+    except EppError as error:
+        raise ConfigError("command line", "", f"no configuration, and {error}", fix) from error
+    if not decisions:
+        raise ConfigError("command line", "", f"no configuration, and no decision in {folder}", fix)
+    return decisions[-1]["policy"], decisions[-1].get("params", {})
+
+
+def _named(base: Path, name: str) -> Path | None:
+    return base / name if name else None
+
+
+def _text(path: Path) -> bytes:
+    try:
+        text = read_file(path)
+    except OSError as error:
+        raise ConfigError(str(path), "", str(error)) from error
+    if text is None:
+        raise ConfigError(str(path), "", "the file does not exist")
+    return text
