@@ -165,7 +165,7 @@ def rehearse(
         asked = search.ask()
         window = searched[search.told % len(searched)]
         cost = stage.price(window, {**incumbent, **asked}) - stage.price(window, incumbent)
-        search.tell(asked, cost)
+        search.tell(cost)
         so_far = replace(so_far, tried=so_far.tried + 1)
         if on_try is not None:
             on_try(so_far.tried)

@@ -1,0 +1,195 @@
+"""`epp tune`: the tuner as a process of its own, its rehearsal offline, its status, and words to it.
+
+Owns the process: its signals, its log and how often it looks. What it does is `epp.tune.tuner`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from epp.config.load import parse_weights
+from epp.errors import ConfigError, EppError
+from epp.llmd.settings import LogSettings
+from epp.server.command import SystemClock
+from epp.server.files import read_file
+from epp.server.logs import configure
+from epp.tune import setup as setups
+from epp.tune.asked import ask
+from epp.tune.audit import Audit
+from epp.tune.disk import RealDisk
+from epp.tune.lock import LockHeldError, TunerLock
+from epp.tune.offline import BUDGET, ChildRehearsal, run_child, run_offline
+from epp.tune.session import Session
+from epp.tune.status import status_lines
+from epp.tune.store import StateStore
+from epp.tune.tuner import Tuner
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from epp.tune.asked import Asked
+    from epp.tune.setup import Setup
+
+log = logging.getLogger("epp.tune")
+
+ACTIONS = ("run", "status", "freeze", "thaw", "rehearse")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="run",
+        choices=ACTIONS,
+        help="run (default); status; freeze or thaw the search; rehearse is how a tuner calls itself",
+    )
+    setups.add_arguments(parser)
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
+    )
+    parser.add_argument("--budget", type=int, default=BUDGET, help="simulated measurements (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of an offline rehearsal (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
+    parser.add_argument("--reason", default="", help="why, for the audit log (freeze, thaw)")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked."""
+    if arguments.action == "rehearse":
+        return run_child()
+    if arguments.offline is not None:
+        setup = setups.read_setup(arguments, records=arguments.offline)
+        return run_offline(
+            setup,
+            budget=arguments.budget,
+            seed=arguments.seed,
+            pins=read_pins(setup),
+            as_json=arguments.json,
+        )
+    setup = setups.read_setup(arguments)
+    if arguments.action == "status":
+        state = StateStore(setup.places, RealDisk(), _warn).load()
+        for line in status_lines(state, setup.rules.settings, setup.places, time.time()):
+            print(line)
+        return 0
+    if arguments.action in ("freeze", "thaw"):
+        return tell_tuner(setup, arguments.action, reason=arguments.reason)
+    return _run(setup, every_s=arguments.every, budget=arguments.budget)
+
+
+def build_session(setup: Setup, check: Callable[[], None], tell: Callable[[str], None], who: str) -> Session:
+    """A session on the files of a setup; whoever makes one holds the lock."""
+    disk = RealDisk()
+    return Session(
+        places=setup.places,
+        disk=disk,
+        store=StateStore(setup.places, disk, tell),
+        audit=Audit(setup.places, disk, tell, who),
+        rules=setup.rules,
+        policy=setup.policy,
+        file_bounds=setup.file_bounds,
+        starting=setup.starting,
+        check=check,
+        tell=tell,
+    )
+
+
+def tell_tuner(
+    setup: Setup, what: Literal["freeze", "thaw", "rollback"], *, reason: str, number: int = -1
+) -> int:
+    """Ask a running tuner, or do it to the memory of one that does not run.
+
+    Raises:
+        EppError: there is nothing to do it to, or it cannot be written.
+    """
+    disk = RealDisk()
+    try:
+        asked = ask(setup.places, disk, what, reason=reason, number=number, at_wall_s=time.time())
+    except OSError as error:
+        raise EppError(f"{setup.places.asked}: {error}") from error
+    lock = TunerLock(setup.places.lock, tell=_warn)
+    try:
+        lock.acquire()
+    except LockHeldError:
+        print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
+        return 0
+    try:
+        return _do_now(setup, lock, asked)
+    finally:
+        lock.release()
+
+
+def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
+    now_wall_s = time.time()
+    session = build_session(setup, lock.check, _warn, "operator")
+    session.open(now_wall_s)
+    session.handle(asked.event(now_wall_s))
+    cursor = session.state.cursor
+    if not session.save(cursor=cursor):
+        raise EppError("nothing was changed: the files cannot be written")
+    # The tuner that comes next must not do it once more.
+    RealDisk().replace(setup.places.asked, b"")
+    print(f"done, no tuner is running: {session.state.phase}: {session.state.reason}")
+    return 0
+
+
+def read_pins(setup: Setup) -> Mapping[str, float]:
+    """What the operator's file says now.
+
+    Raises:
+        ConfigError: nothing that can be used.
+    """
+    if setup.overrides is None:
+        return {}
+    try:
+        text = read_file(setup.overrides)
+    except OSError as error:
+        raise ConfigError(str(setup.overrides), "", str(error)) from error
+    if text is None:
+        return {}
+    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
+
+
+def _run(setup: Setup, *, every_s: float, budget: int) -> int:
+    configure(LogSettings())
+    lock = TunerLock(setup.places.lock, tell=log.warning)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    lock.acquire()
+    try:
+        tuner = Tuner(
+            session=build_session(setup, lock.check, log.info, "tuner"),
+            places=setup.places,
+            disk=RealDisk(),
+            records=setup.records,
+            overrides=setup.overrides,
+            bounds=setup.file_bounds,
+            lock=lock,
+            clock=SystemClock(),
+            rehearsal=ChildRehearsal(setup, budget=budget, tell=log.info),
+            tell=log.info,
+        )
+        tuner.open()
+    except BaseException:
+        lock.release()
+        raise
+    log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.places.weights)
+    while not stop.wait(every_s):
+        tuner.tick()
+    tuner.close()
+    log.info("stopped; the state is kept")
+    return 0
+
+
+def _warn(sentence: str) -> None:
+    print(f"epp: {sentence}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""`epp weights ...`: what is in force, pins, history, rollback."""

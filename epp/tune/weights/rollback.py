@@ -1,0 +1,34 @@
+"""`epp weights rollback N`: an earlier incumbent again, and no search until somebody thaws it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from epp.errors import EppError
+from epp.tune import setup as setups
+from epp.tune.command import tell_tuner
+from epp.tune.disk import RealDisk
+from epp.tune.store import StateStore
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("number", type=int, metavar="N", help="as `epp weights history` numbers them")
+    parser.add_argument("--reason", default="", help="why, for the audit log")
+    setups.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Go back."""
+    setup = setups.read_setup(arguments)
+    state = StateStore(setup.places, RealDisk(), lambda said: print(f"epp: {said}", file=sys.stderr)).load()
+    known = [] if state is None else [change.number for change in state.history]
+    if arguments.number not in known:
+        raise EppError(
+            f"no weights with number {arguments.number}; `epp weights history` has {known or 'none'}"
+        )
+    return tell_tuner(setup, "rollback", reason=arguments.reason, number=arguments.number)

@@ -1,0 +1,29 @@
+"""`epp weights unpin [NAME...]`: give weights back to the tuner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.errors import ConfigError
+from epp.tune import setup as setups
+from epp.tune.command import read_pins
+from epp.tune.weights.pins import add_config_map, change
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="weights to unpin")
+    parser.add_argument("--all", action="store_true", help="unpin all")
+    setups.add_arguments(parser)
+    add_config_map(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Unpin weights."""
+    setup = setups.read_setup(arguments)
+    if bool(arguments.names) == arguments.all:
+        raise ConfigError("command line", "", "nothing to unpin", "name weights, or give --all")
+    return change(setup, {}, tuple(arguments.names or read_pins(setup)), arguments)
