@@ -34,6 +34,12 @@ COMMANDS = (
     Command(("records", "follow"), "epp.decide.record_follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.decide.record_verify", "prove that recorded decisions run again"),
     Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
+    Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
+    Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
+    Command(("weights", "pin"), "epp.tune.weights.pin", "fix weights by hand; they win over the tuner's"),
+    Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),
+    Command(("weights", "history"), "epp.tune.weights.history", "the weights so far, and the audit log"),
+    Command(("weights", "rollback"), "epp.tune.weights.rollback", "earlier weights again, search frozen"),
     Command(("sim", "serve"), "epp.sim.serve", "run simulated replicas that speak the OpenAI API"),
     Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
@@ -43,6 +49,7 @@ GROUPS = {
     "records": "what was decided, on file",
     "trace": "traces and workloads",
     "sim": "simulated replicas",
+    "weights": "the policy's weights",
     "envoy": "Envoy configuration",
 }
 
