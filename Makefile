@@ -85,8 +85,9 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 protos: setup ## regenerate epp/pb from protos/
 	$(BIN)/python tools/gen_protos.py
 
-envoy-config: setup ## render deploy/envoy/ again
+envoy-config: setup ## render deploy/envoy/ and the chart's Envoy again (then `make manifests`)
 	$(BIN)/python -m epp.envoy.examples
+	$(BIN)/python -m tools.gen_chart_files
 
 docs: setup ## write the generated pages again: configuration, metrics, dashboard, APIs
 	$(BIN)/python tools/gen_config_docs.py
