@@ -2,8 +2,8 @@
 
 What a template puts before the messages (the template itself, documents, tools) comes before them in the
 canonical bytes, then the messages in order; `epp.prompt.canonical` has the framing. Fields that only shape
-the answer (``tool_choice``, ``response_format``, ``reasoning_effort``, ``chat_template_kwargs``) are no part
-of it.
+the answer (``tool_choice``, ``response_format``) are no part of it; nor are those that templates read
+(``chat_template_kwargs``, ``reasoning_effort``), which mostly change the end, but they go with the request.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from epp.prompt.types import ParsedRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.prompt.types import TemplateArguments
+
 
 class _Chat(OpenAIFields, kw_only=True):
     messages: list[Message]
@@ -30,6 +32,9 @@ class _Chat(OpenAIFields, kw_only=True):
     functions: list[Any] | None = None
     documents: list[Any] | None = None
     chat_template: str | None = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    add_generation_prompt: Any = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
@@ -42,6 +47,8 @@ class _Completion(OpenAIFields, kw_only=True):
 
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
+#: Bounds on what a client may hand to a template.
+_MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
 
 
 def _request(
@@ -56,7 +63,26 @@ def _request(
         session=body.session(headers),
         cache_salt=body.cache_salt or "",
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        template_arguments=_template_arguments(body) if isinstance(body, _Chat) else (),
     )
+
+
+def _template_arguments(chat: _Chat) -> TemplateArguments:
+    """What engines pass on to the template: texts, numbers and truth values; others are left out."""
+    given: dict[object, object] = {
+        "reasoning_effort": chat.reasoning_effort,
+        "add_generation_prompt": chat.add_generation_prompt,
+    }
+    if isinstance(chat.chat_template_kwargs, dict):
+        given |= chat.chat_template_kwargs
+    kept = [
+        (name, value)
+        for name, value in given.items()
+        if isinstance(name, str)
+        and isinstance(value, str | int | float)
+        and max(len(name), len(str(value)) if isinstance(value, str) else 0) <= _ARGUMENT_CHARS
+    ]
+    return tuple(kept[:_MOST_ARGUMENTS])
 
 
 class ChatParser:

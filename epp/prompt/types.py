@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
@@ -24,6 +26,7 @@ class ParsedRequest:
         session: session hint from body or headers, ``""`` when there is none.
         cache_salt: the client's cache salt; prompts with different salts share nothing.
         include_usage: whether a streamed answer will carry ``usage``.
+        template_arguments: what the client gives the model's chat template beside the chat.
     """
 
     api: str
@@ -34,6 +37,7 @@ class ParsedRequest:
     session: str
     cache_salt: str
     include_usage: bool
+    template_arguments: TemplateArguments = ()
 
 
 class Parser(Protocol):

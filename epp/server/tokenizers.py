@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Tokens
-    from epp.prompt.types import CountedPrompt, ParsedRequest
+    from epp.prompt.types import CountedPrompt, ParsedRequest, TemplateArguments
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,10 @@ REASONS = ("busy", "late", "template", "content", "error")
 class Counting(Protocol):
     """What counts one model's prompts (`epp.tokenizer.model.TokenizerModel`)."""
 
-    def count(self, canonical: bytes, block_bytes: int) -> CountedPrompt:
-        """Tokens of a prompt and how they spread over its blocks."""
+    def count(
+        self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()
+    ) -> CountedPrompt:
+        """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
         ...
 
 
@@ -82,7 +84,9 @@ class Tokenizers:
             return None
         self._running += 1
         loop = asyncio.get_running_loop()
-        job = self._threads.submit(model.count, request.canonical, self._block_bytes)
+        job = self._threads.submit(
+            model.count, request.canonical, self._block_bytes, request.template_arguments
+        )
         job.add_done_callback(lambda _: self._ended(loop))
         return self._within_budget(request.model, job)
 

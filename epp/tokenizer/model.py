@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from epp.prompt.content import PromptContent
+    from epp.prompt.types import TemplateArguments
     from epp.tokenizer.template import ChatTemplate
 
 log = logging.getLogger(__name__)
@@ -105,18 +106,19 @@ class TokenizerModel:
         """Whether the faster encoder is in use."""
         return self._fast is not None
 
-    def count(self, canonical: bytes, block_bytes: int) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         """Tokens of a prompt, and how they spread over its blocks.
 
         Args:
             canonical: the prompt in frames, not given as token ids.
             block_bytes: bytes of canonical prompt per block.
+            arguments: what the client gives the chat template.
 
         Raises:
             NotCountableError: the template refuses the chat, or there is nothing that renders it.
         """
         content = self._content(canonical)
-        texts = self._texts(content)
+        texts = self._texts(content, arguments)
         around = 0 if content.messages else len(self._prefix) + len(self._suffix)
         ends: list[int] = []
         tokens: list[int] = []
@@ -133,13 +135,13 @@ class TokenizerModel:
             curve = block_curve(canonical, b"".join(texts), ends, tokens, block_bytes)
         return CountedPrompt(total, curve, new_bytes)
 
-    def rendered(self, canonical: bytes) -> list[bytes]:
+    def rendered(self, canonical: bytes, arguments: TemplateArguments = ()) -> list[bytes]:
         """The texts that a prompt's tokens are made from.
 
         Raises:
             NotCountableError: as `count`.
         """
-        return self._texts(self._content(canonical))
+        return self._texts(self._content(canonical), arguments)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text; incremental when they are kept."""
@@ -169,7 +171,7 @@ class TokenizerModel:
         except ValueError as error:
             raise NotCountableError("content") from error
 
-    def _texts(self, content: PromptContent) -> list[bytes]:
+    def _texts(self, content: PromptContent, arguments: TemplateArguments) -> list[bytes]:
         if not content.messages:
             return [text.encode() for text in content.texts]
         if self._template is None or content.chat_template:
@@ -178,7 +180,7 @@ class TokenizerModel:
         from epp.tokenizer.template import RenderError  # noqa: PLC0415
 
         try:
-            return [self._template.render(content).encode("utf-8", "replace")]
+            return [self._template.render(content, arguments).encode("utf-8", "replace")]
         except RenderError as error:
             raise NotCountableError("template") from error
 

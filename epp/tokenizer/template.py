@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
     from epp.prompt.content import PromptContent
+    from epp.prompt.types import TemplateArguments
 
 
 class RenderError(Exception):
@@ -91,21 +92,27 @@ class ChatTemplate:
             line = getattr(error, "lineno", None)
             raise ValueError(f"line {line}: {error}" if line else str(error)) from error
         self._constants = dict(constants or {})
+        self._reserved = {"messages", "tools", "documents", *self._constants, *environment.globals}
 
-    def render(self, content: PromptContent) -> str:
+    def render(self, content: PromptContent, arguments: TemplateArguments = ()) -> str:
         """The text that an engine tokenizes for a chat, up to where the answer begins.
+
+        Args:
+            content: the chat.
+            arguments: the client's; they cannot stand for the chat, constants or functions.
 
         Raises:
             RenderError: the template refuses the chat or fails.
         """
         template = self._tools if content.tools else self._plain
+        allowed = {name: value for name, value in arguments if name not in self._reserved}
         try:
             return template.render(
                 messages=content.messages,
                 tools=content.tools or None,
                 documents=content.documents or None,
-                add_generation_prompt=True,
                 **self._constants,
+                **{"add_generation_prompt": True, **allowed},
             )
         except Exception as error:
             # A template is a program of somebody else's: on a strange chat it can fail in any way.

@@ -251,6 +251,32 @@ class TestConfiguration:
         with pytest.raises(NotCountableError, match="template"):
             load("bad", base, chat_template="none").count(canonical(chat(1)), 256)
 
+    def test_arguments_of_clients_reach_the_template_and_replace_nothing_else(self, base: Path) -> None:
+        text = (
+            "{{ messages | length }} {{ bos_token }} {{ thinking }} {{ effort }} {{ range(2) | list }}"
+            "{% if add_generation_prompt %} go{% endif %}"
+        )
+        (base / "mine.jinja").write_text(text)
+        (base / "good" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+        counted = load("good", base, chat_template="mine.jinja")
+        asked = PARSER.parse(
+            chat_body(
+                [{"role": "user", "content": "hm"}],
+                chat_template_kwargs={
+                    "thinking": False, "effort": 0.5, "messages": "x", "bos_token": "y", "range": "z",
+                    "list": [1], "long": "x" * 300,
+                },
+                reasoning_effort="low",
+            ),
+            {},
+        )  # fmt: skip
+        assert {name for name, _ in asked.template_arguments} >= {"thinking", "effort", "reasoning_effort"}
+        assert not {"list", "long"} & {name for name, _ in asked.template_arguments}
+        rendered = counted.rendered(asked.canonical, asked.template_arguments)
+        assert rendered == [b"1 <s> False 0.5 [0, 1] go"]
+        silent = counted.rendered(asked.canonical, (("add_generation_prompt", False),))
+        assert silent == [b"1 <s>   [0, 1]"]
+
     def test_a_template_with_a_mistake(self, base: Path) -> None:
         (base / "bad" / "chat_template.jinja").write_text("fine\n{% for m in messages %}")
         assert "chat_template.jinja is no template: line 2" in self.error(base)

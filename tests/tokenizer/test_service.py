@@ -13,6 +13,8 @@ from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from epp.prompt.types import TemplateArguments
+
 import pytest
 
 
@@ -29,8 +31,9 @@ class Model:
         self.fails: Exception | None = None
         self.begun = 0
 
-    def count(self, canonical: bytes, block_bytes: int) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         self.begun += 1
+        self.arguments = arguments
         self.let.wait(20)
         if self.fails is not None:
             raise self.fails
