@@ -143,7 +143,8 @@ async def test_a_websocket_talks_to_the_endpoint_that_was_picked(
                 await socket.send_bytes(bytes(300_000))
                 assert await socket.receive_bytes(timeout=10) == bytes(300_000)
                 if not name.endswith("left"):
-                    assert await engines.picker.metric("epp_requests_in_flight") == 1, "it lasts as long"
+                    # it lasts as long; the one before may still be on its way out
+                    await engines.picker.until_metric("epp_requests_in_flight", lambda count: count == 1)
         assert await engines.seen() == {"unread": 4}
         await no_lease_is_left(engines)
 
