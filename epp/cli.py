@@ -33,6 +33,7 @@ COMMANDS = (
     Command(("records", "filter"), "epp.decide.record_filter", "the lines of the requests that are wanted"),
     Command(("records", "follow"), "epp.decide.record_follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.decide.record_verify", "prove that recorded decisions run again"),
+    Command(("laar", "fit"), "epp.laar.command", "how likely each model is right, from checked answers"),
     Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
     Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
     Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
@@ -47,6 +48,7 @@ COMMANDS = (
 )
 GROUPS = {
     "records": "what was decided, on file",
+    "laar": "models that answer differently well",
     "trace": "traces and workloads",
     "sim": "simulated replicas",
     "weights": "the policy's weights",

@@ -1,0 +1,1 @@
+"""From checked answers to the capability file."""
