@@ -109,7 +109,7 @@ class PolicySection(Section, frozen=True):
             a single endpoint).
     """
 
-    name: str = "gorgo"
+    name: str = "gorgo-ms"
     params: dict[str, bool | int | float | str | list[str]] = {}
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}

@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.live import Live
 
+from epp.config.schema import PolicySection
 from epp.demo.load import load_of
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
@@ -43,7 +44,7 @@ _REFRESH_S = 0.25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("--policy", default="gorgo", help="the policy shown live (default: %(default)s)")
+    parser.add_argument("--policy", default=PolicySection().name, help="the policy shown live (default: %(default)s)")
     parser.add_argument(
         "--against", default=",".join(BASELINES), help="policies to compare with (default: %(default)s)"
     )

@@ -109,7 +109,7 @@ async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
     async with Serving(
         tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000}
     ) as serving:
-        (tmp_path / "weights.yaml").write_text("weights: {rtt_weight: ")
+        (tmp_path / "weights.yaml").write_text("weights: {network_weight: ")
         await serving.picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
         await serving.replicas[0].kill()
         await serving.picker.until_metric(

@@ -52,7 +52,7 @@ async def test_a_killed_picker_costs_no_request_and_is_used_again_when_back(tmp_
         await serving.picker.kill()
         await until_seen(seen, 200)
         await serving.picker.start()
-        await serving.picker.until_metric("epp_decisions_total", lambda value: value > 0, policy="gorgo")
+        await serving.picker.until_metric("epp_decisions_total", lambda value: value > 0, policy="gorgo-ms")
         stop.set()
         await asyncio.gather(*tasks)
         assert set(seen) == {200}
@@ -187,14 +187,14 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
 async def test_weights_torn_mid_write_keep_the_last_good_values(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
         picker, file = serving.picker, tmp_path / "weights.yaml"
-        file.write_text("weights: {queue_weight: 0.25, rtt_weight: 1.5}")
-        await picker.until_metric("epp_weight", lambda value: value == 1.5, name="rtt_weight")
-        file.write_text("weights: {queue_weight: 0.")
+        file.write_text("weights: {decode_weight: 0.25, network_weight: 1.5}")
+        await picker.until_metric("epp_weight", lambda value: value == 1.5, name="network_weight")
+        file.write_text("weights: {decode_weight: 0.")
         await picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
-        assert await picker.metric("epp_weight", name="rtt_weight") == 1.5
+        assert await picker.metric("epp_weight", name="network_weight") == 1.5
         assert picker.log().count("weights.yaml:") == 1, "told once, not at every look"
-        (tmp_path / "overrides.yaml").write_text("weights: {rtt_weight: 0.75}")
-        await picker.until_metric("epp_weight", lambda value: value == 0.75, name="rtt_weight")
-        file.write_text("weights: {queue_weight: 0.5, rtt_weight: 2.0}")
-        await picker.until_metric("epp_weight", lambda value: value == 0.5, name="queue_weight")
-        assert await picker.metric("epp_weight", name="rtt_weight", source="override") == 0.75
+        (tmp_path / "overrides.yaml").write_text("weights: {network_weight: 0.75}")
+        await picker.until_metric("epp_weight", lambda value: value == 0.75, name="network_weight")
+        file.write_text("weights: {decode_weight: 0.5, network_weight: 2.0}")
+        await picker.until_metric("epp_weight", lambda value: value == 0.5, name="decode_weight")
+        assert await picker.metric("epp_weight", name="network_weight", source="override") == 0.75

@@ -84,7 +84,7 @@ async def test_the_grpc_side_speaks_tls_when_configured(tmp_path: Path) -> None:
     envoy = {"picker_tls": TlsFiles(ca_file=str(cert))}
     async with Serving(tmp_path, replicas=[quick_config("a")], envoy=envoy, listen=listen) as serving:
         assert (await serving.chat())[0] == 200
-        assert await serving.picker.metric("epp_decisions_total", policy="gorgo") == 1
+        assert await serving.picker.metric("epp_decisions_total", policy="gorgo-ms") == 1
         with pytest.raises(grpc.aio.AioRpcError):
             await health(serving.picker.grpc)
 

@@ -123,7 +123,7 @@ async def test_a_thousand_streams_at_once(tmp_path: Path) -> None:
                 return answer.status == 200 and (await answer.read()).rstrip().endswith(b"[DONE]")
 
         assert all(await asyncio.gather(*(stream(number) for number in range(1000))))
-        assert await serving.picker.metric("epp_decisions_total", policy="gorgo") == 1000
+        assert await serving.picker.metric("epp_decisions_total", policy="gorgo-ms") == 1000
         await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
         assert sum(replica.requests for replica in serving.replicas) >= 1000
 
@@ -133,7 +133,7 @@ async def test_a_decision_can_be_explained_afterwards(tmp_path: Path) -> None:
         await serving.chat("why did this go where it went?")
         async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
             record = json.loads(await answer.read())
-        assert record["policy"] == "gorgo"
+        assert record["policy"] == "gorgo-ms"
         assert set(record["endpoints"]) == {replica.address for replica in serving.replicas}
         costs = [sum(column[row] for column in record["terms"].values()) for row in range(3)]
         assert costs == pytest.approx(record["costs"])
