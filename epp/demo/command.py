@@ -44,7 +44,9 @@ _REFRESH_S = 0.25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("--policy", default=PolicySection().name, help="the policy shown live (default: %(default)s)")
+    parser.add_argument(
+        "--policy", default=PolicySection().name, help="the policy shown live (default: %(default)s)"
+    )
     parser.add_argument(
         "--against", default=",".join(BASELINES), help="policies to compare with (default: %(default)s)"
     )
