@@ -1,0 +1,90 @@
+"""Real tokenizers in the path of a request: a real Envoy and picker, counts as the model's files give them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from epp.config.schema import ModelTokenizer
+from epp.errors import EppError
+from epp.prompt.openai import ChatParser
+from epp.tokenizer.load import load_model
+from tests.kit.picker import Serving
+from tests.kit.replicas import MODEL, quick_config
+from tests.kit.tokenizers import DATA, folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = "An endpoint picker for inference, \u4f60\u597d\uff0c\u4e16\u754c, na\u00efve caf\u00e9 \U0001f600 and 1234 numbers. "
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+#: More rounds than a budget of a millisecond has, and a refusal.
+SLOW = "{% for i in range(90000) %}{% if i == 89999 %}{{ messages[-1].content }}{% endif %}{% endfor %}"
+REFUSING = "{{ raise_exception('no') }}"
+
+
+def turns(count: int) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": WORDS * 40}]
+    for number in range(count):
+        messages.append({"role": "user", "content": f"Question {number}: {WORDS * 20}"})
+        messages.append({"role": "assistant", "content": f"Answer {number}. {WORDS * 10}"})
+    return [*messages, {"role": "user", "content": f"And {count}?"}]
+
+
+def serving(tmp_path: Path, template: str = "", budget_ms: float = 10_000) -> Serving:
+    shutil.copytree(folder("bytes"), tmp_path / "model")
+    if template:
+        (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    model = {"source": "model", "budget_ms": budget_ms}
+    return Serving(tmp_path, replicas=[quick_config("a")], tokens={"models": {MODEL: model}})
+
+
+async def decision(picked: Serving) -> dict[str, Any]:
+    async with picked.http.get(f"http://{picked.picker.http}/decisions/last") as answer:
+        request: dict[str, Any] = (await answer.json())["request"]
+    return request
+
+
+async def test_a_decision_s_tokens_are_the_tokenizer_s_own_count(tmp_path: Path) -> None:
+    """Turn by turn, through a growing conversation: what is counted anew is added to what was known."""
+    alone = load_model("m", ModelTokenizer(source="bytes", fast=False), DATA, "epp.yaml")
+    async with serving(tmp_path) as picked:
+        for count in range(5):
+            body: dict[str, Any] = {"model": MODEL, "messages": turns(count), "tools": [TOOL]}
+            status, _ = await picked.chat(**body, temperature=0)
+            assert status == 200
+            parsed = ChatParser().parse(json.dumps(body).encode(), {})
+            (rendered,) = alone.rendered(parsed.canonical)
+            tokens = len(alone.reference_ids(rendered.decode()))
+            assert (await decision(picked))["prompt_tokens"] == tokens
+        for reason in ("late", "busy", "template", "content", "error"):
+            assert await picked.picker.metric("epp_token_estimates_total", reason=reason) == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "budget_ms", "reason"), [(SLOW, 1, "late"), (REFUSING, 10_000, "template")]
+)
+async def test_a_tokenizer_that_is_slow_or_refuses_costs_nobody_an_answer(
+    tmp_path: Path, template: str, budget_ms: float, reason: str
+) -> None:
+    async with serving(tmp_path, template, budget_ms) as picked:
+        for count in range(3):
+            status, _ = await picked.chat(messages=turns(count))
+            assert status == 200
+            text_bytes = sum(len(message["content"].encode()) for message in turns(count))
+            assert (await decision(picked))["prompt_tokens"] == pytest.approx(text_bytes / 4, rel=0.05)
+        assert await picked.picker.metric("epp_token_estimates_total", reason=reason) == 3
+
+
+async def test_a_broken_tokenizer_file_is_named_when_the_picker_starts(tmp_path: Path) -> None:
+    broken = serving(tmp_path)
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(EppError, match="ended early"):
+        async with broken:
+            pass
+    assert f"tokens.models.{MODEL}.source" in broken.picker.log()
