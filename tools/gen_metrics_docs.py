@@ -20,7 +20,7 @@ from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
-from epp.server.metrics_requests import MAX_MODELS
+from epp.server.metrics_requests import MAX_MODELS, MAX_PRIORITIES
 from epp.server.observation import families as observation_families
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
@@ -43,9 +43,11 @@ dashboards and alerts work; `epp_*` are ours. A dashboard and alert rules for Pr
 
 Labels are bounded. `model_name` comes from clients: the first {MAX_MODELS} names (of at most 128
 characters) become labels, all others are `other`. `target_model_name` equals it while models are not
-rewritten, and `fairness_id` and `priority` have llm-d's default values. Endpoints are addresses of the
-pool; when one leaves, its series go, and what ends later on it is counted under `gone`. Nothing else that a
-client sends becomes a label.
+rewritten. `priority` is that of the request's InferenceObjective, 0 without one, and `other` after
+{MAX_PRIORITIES} different ones; the two `inflight` gauges have all requests under 0. `fairness_id` has llm-d's
+default: nothing is queued, so nobody takes turns. `name` and `inference_pool` are the InferencePool's,
+`default` without one. Endpoints are addresses of the pool; when one leaves, its series go, and what ends
+later on it is counted under `gone`. Nothing else that a client sends becomes a label.
 
 Some things that the names do not tell:
 
@@ -110,9 +112,14 @@ def example() -> Metrics:
     metrics.cluster.ok("pods", ok=True)
     for family in (metrics.probe_failures, metrics.scrape_failures, metrics.restarts, metrics.ejections):
         family.labels("10.0.0.1:8000")
+    metrics.model_mismatch.labels("10.0.0.1:8000")
     metrics.add_receiver("access-log", _Receiver())
     picker.fleet.health.success(0, 0.0, "outcome")
-    metrics.registry.register(PickerCollector(picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}))
+    metrics.registry.register(
+        PickerCollector(
+            picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}, saturation=lambda now_s: 0.5 + now_s
+        )
+    )
     metrics.registry.register(FamilyCollector(observation_families()))
     metrics.registry.register(FamilyCollector(ProtocolMetrics().families()))
     return metrics

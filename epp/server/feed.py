@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How many of an engine's own names a log line lists.
+_NAMED = 5
+
 
 class SignalFeed:
     """The `Sink` of the pollers. Reports on endpoints that left the pool are dropped.
@@ -39,6 +42,7 @@ class SignalFeed:
     ) -> None:
         self._fleet, self._metrics = fleet, metrics
         self._process_started, self._learn = process_started, learn
+        self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
         """An endpoint answered; the RTT is None when the connection was not warm."""
@@ -78,6 +82,21 @@ class SignalFeed:
         ratio = self._fleet.calibration.scraped(slot, sample, running, now_s)
         if ratio is not None and self._learn is not None:
             self._learn(ratio)
+
+    def models_listed(self, address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
+        """An engine lists its models: say once which names it is asked for and does not know."""
+        if self._fleet.slot_of(address) is None:
+            return
+        self._metrics.model_mismatch.labels(address).set(len(unknown))
+        if unknown and self._unknown.get(address) != unknown:
+            log.error(
+                "endpoint %s does not serve %s, requests for it fail there; it serves %s: correct 'models' or"
+                " 'adapters' in the endpoints file, or start the engine with these names",
+                address,
+                ", ".join(sorted(unknown)),
+                ", ".join(sorted(listed)[:_NAMED]),
+            )
+        self._unknown[address] = unknown
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""

@@ -134,14 +134,20 @@ class Metrics:
         self.scrape_failures = Counter(
             "epp_scrape_failures", "Scrapes without usable metrics.", ["endpoint"], registry=registry
         )
+        self.model_mismatch = Gauge(
+            "epp_endpoint_model_mismatch",
+            "Names that the endpoint's engine is asked for and does not list in /v1/models; 0 is good.",
+            ["endpoint"],
+            registry=registry,
+        )
         self.restarts = Counter(
             "epp_endpoint_restarts", "Engine restarts noticed.", ["endpoint"], registry=registry
         )
         self.ejections = Counter("epp_ejections", "Endpoints ejected.", ["endpoint"], registry=registry)
 
-    def decided(self, decision: Decision, *, streamed: bool = False) -> None:
+    def decided(self, decision: Decision, *, streamed: bool = False, priority: int = 0) -> None:
         """A request was given an endpoint; ``streamed`` when it asked for an event stream."""
-        self.requests.decided(decision, streamed=streamed)
+        self.requests.decided(decision, streamed=streamed, priority=priority)
 
     def finished(self, outcome: Outcome) -> None:
         """A decided request ended."""
@@ -151,13 +157,13 @@ class Metrics:
         """A prompt's tokens were estimated though its model has a tokenizer."""
         self._estimates.child(reason).inc()
 
-    def refused(self, status: int, rule: str, model: str = "") -> None:
+    def refused(self, status: int, rule: str, model: str = "", priority: int = 0) -> None:
         """A request was answered with an error; ``rule`` from a closed set."""
         child = self._refused.get((status, rule))
         if child is None:
             child = self._refused[status, rule] = self._refusals.child(str(status), rule)
         child.inc()
-        self.requests.refused(model, status)
+        self.requests.refused(model, status, priority)
 
     def exchange_ended(self, cause: Cause) -> None:
         """Count the end of a stream."""
@@ -178,6 +184,12 @@ class Metrics:
 
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
-        for family in (self.probe_failures, self.scrape_failures, self.restarts, self.ejections):
+        for family in (
+            self.probe_failures,
+            self.scrape_failures,
+            self.model_mismatch,
+            self.restarts,
+            self.ejections,
+        ):
             family.remove_by_labels({"endpoint": address})
         self.requests.forget_endpoint(address)

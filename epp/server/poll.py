@@ -1,4 +1,4 @@
-"""Probes and scrapes: one poller per endpoint over one pinned warm connection.
+"""Probes, scrapes and the list of models: one poller per endpoint over one pinned warm connection.
 
 Owns the HTTP client side towards engines. Feeds what it measures into a `Sink` (the picker's signals) and
 knows no formula. An RTT sample counts only when no connection had to be opened for it: the published numbers
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import aiohttp
 
 from epp.draw import draw
+from epp.server.listed import listed_names
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
 
 MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
+#: Adapters come and go while engines run, and an engine may be started again with another model.
+MODELS_INTERVAL_S = 60.0
 
 
 class Sink(Protocol):
@@ -41,6 +44,9 @@ class Sink(Protocol):
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""
+
+    def models_listed(self, address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
+        """An engine lists its models; ``unknown`` are names that it is asked for and does not list."""
 
 
 class TokenFile:
@@ -77,6 +83,7 @@ class Target:
         server_name: SNI and certificate name, None for the host itself.
         ca_file: CA bundle, the system's when empty.
         bearer_token_file: token file, none when empty.
+        engine_names: names under which its engine is asked for models, any when empty.
     """
 
     address: str
@@ -84,16 +91,19 @@ class Target:
     server_name: str | None
     ca_file: str
     bearer_token_file: str
+    engine_names: frozenset[str] = frozenset()
 
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape) -> Target:
     """The endpoint's own credentials, else those of the scrape section."""
+    endpoint = spec.endpoint()
     return Target(
         address=address,
         base_url=f"{'https' if spec.tls else 'http'}://{address}",
         server_name=spec.server_name or None,
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
+        engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
     )
 
 
@@ -119,7 +129,7 @@ class Poller:
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_start.append(self._connection_opened)
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=2, keepalive_timeout=300.0, ssl=self._tls()),
+            connector=aiohttp.TCPConnector(limit=3, keepalive_timeout=300.0, ssl=self._tls()),
             trace_configs=[trace],
             auto_decompress=True,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -127,6 +137,8 @@ class Poller:
             loops = []
             if self._probe.interval_s:
                 loops.append(self._every(self._probe.interval_s, "probe", self._probe_once, session))
+            if self._probe.interval_s and self._target.engine_names:
+                loops.append(self._check_models(session))
             if self._scrape.interval_s:
                 loops.append(self._every(self._scrape.interval_s, "scrape", self._scrape_once, session))
             await asyncio.gather(*loops)
@@ -198,6 +210,32 @@ class Poller:
             return
         self._sink.scraped(self._target.address, text, self._clock.mono_s())
 
+    async def _check_models(self, session: aiohttp.ClientSession) -> None:
+        """Once the engine is up, and now and then: does it know the names that it is asked for?"""
+        while True:
+            listed = await self._listed(session)
+            if listed:
+                unknown = self._target.engine_names - listed
+                self._sink.models_listed(self._target.address, unknown, listed)
+            await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
+
+    async def _listed(self, session: aiohttp.ClientSession) -> frozenset[str] | None:
+        """Names that the engine lists, none when it does not tell; None when it is not up."""
+        try:
+            async with session.get(
+                f"{self._target.base_url}/v1/models",
+                headers=self._token.headers(),
+                timeout=aiohttp.ClientTimeout(total=self._scrape.timeout_s),
+                server_hostname=self._target.server_name,
+                allow_redirects=False,
+            ) as response:
+                body = await _read_bounded(response)
+                if response.status >= 500:
+                    return None
+                return listed_names(body) if response.status == 200 else frozenset()
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
+
     def _failed_scrape(self, problem: str) -> None:
         self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())
 
@@ -212,7 +250,7 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         size += len(piece)
         if size > MAX_EXPOSITION_BYTES:
-            raise ValueError(f"more than {MAX_EXPOSITION_BYTES} bytes of metrics")
+            raise ValueError(f"more than {MAX_EXPOSITION_BYTES} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 

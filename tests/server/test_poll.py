@@ -7,16 +7,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from aiohttp import web
 
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Probe, Scrape
 from epp.server.command import SystemClock
+from epp.server.feed import SignalFeed
+from epp.server.listed import listed_names
+from epp.server.metrics import Metrics
 from epp.server.poll import Poller, TokenFile, target_of
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 
@@ -28,6 +35,7 @@ class Seen:
     failures: list[str] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     scrape_failures: list[str] = field(default_factory=list)
+    listed: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
@@ -46,11 +54,26 @@ class Seen:
         self.scrape_failures.append(problem)
         self.event.set()
 
+    def models_listed(self, _address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
+        self.listed.append((unknown, listed))
+        self.event.set()
+
     async def until(self, name: str, count: int) -> None:
         async with asyncio.timeout(10):
             while len(getattr(self, name)) < count:
                 self.event.clear()
                 await self.event.wait()
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/{any:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
 
 
 @asynccontextmanager
@@ -60,14 +83,8 @@ async def engine(status: int = 200, headers: list[dict[str, str]] | None = None)
             headers.append(dict(request.headers))
         return web.Response(text=f"vllm:num_requests_running 3\n# {request.path}", status=status)
 
-    app = web.Application()
-    app.router.add_get("/{any:.*}", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(answer) as address:
+        yield address
 
 
 @asynccontextmanager
@@ -144,6 +161,68 @@ def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
     path.write_text("two ")
     assert token.headers() == {"authorization": "Bearer two"}
     assert TokenFile("").headers() == {}
+
+
+async def test_names_are_held_against_those_that_the_engine_lists() -> None:
+    """Not before it is up, and also where it lists adapters; not where it lists nothing."""
+    ready = False
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path != "/v1/models":
+            return web.Response()
+        if not ready:
+            raise web.HTTPServiceUnavailable
+        return web.json_response(
+            {"object": "list", "data": [{"id": "llama-a"}, {"id": "lora", "parent": "m"}]}
+        )
+
+    async with serving(answer) as address:
+        spec = EndpointSpec(address=address, models={"chat": "llama-a", "big": "llama-b"}, adapters=["lora"])
+        async with polling(address, spec) as seen:
+            await seen.until("rtts", 2)
+            assert not seen.listed
+            ready = True
+            await seen.until("listed", 1)
+            assert seen.listed == [(frozenset({"llama-b"}), frozenset({"llama-a", "lora"}))]
+        async with polling(address) as silent:
+            await silent.until("rtts", 3)
+            assert not silent.listed, "it takes every name"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"ok",
+        b"[]",
+        b'{"data": null}',
+        b'{"data": [5]}',
+        b'{"data": [{"id": 5}]}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_a_list_of_models_that_is_none_says_nothing(body: bytes) -> None:
+    assert listed_names(body) == frozenset()
+
+
+def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    fleet, metrics = Fleet(PrefixIndex()), Metrics()
+    fleet.apply([Endpoint("a:1")], 0.0)
+    feed = SignalFeed(fleet, metrics)
+
+    def shown() -> float | None:
+        return metrics.registry.get_sample_value("epp_endpoint_model_mismatch", {"endpoint": "a:1"})
+
+    names = frozenset({"llama"})
+    for unknown in (frozenset({"x", "y"}), frozenset({"x", "y"}), frozenset[str]()):
+        feed.models_listed("a:1", unknown, names)
+        assert shown() == len(unknown)
+    feed.models_listed("gone:1", frozenset({"x"}), names)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "a:1 does not serve x, y" in caplog.text
+    metrics.forget_endpoint("a:1")
+    assert shown() is None
 
 
 def test_a_manual_clock_does_not_run_backwards() -> None:

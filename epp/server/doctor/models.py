@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.server.doctor.fetch import fetch
+from epp.server.listed import listed_names
 
 if TYPE_CHECKING:
     import aiohttp
@@ -20,12 +21,7 @@ _NAMED = 5
 async def listed_models(http: aiohttp.ClientSession, target: Target) -> list[str]:
     """What an engine says it serves; empty when it does not say."""
     answer = await fetch(http, f"{target.base_url}/v1/models", target=target)
-    fields = answer.json()
-    models = fields.get("data") if isinstance(fields, dict) else None
-    names = (
-        [model.get("id") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
-    )
-    return [name for name in names if isinstance(name, str)]
+    return sorted(listed_names(answer.body))
 
 
 def check_models(report: Report, address: str, spec: EndpointSpec, listed: list[str]) -> None:
