@@ -56,7 +56,7 @@ class Evidence(Section, frozen=True):
 
     false_promotions: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.05
     guard_level: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.05
-    block_bound: Annotated[float, msgspec.Meta(gt=0.01, le=1.0)] = 0.25
+    block_bound: Annotated[float, msgspec.Meta(gt=0.01, le=1.0)] = 0.15
     min_pairs: Annotated[int, msgspec.Meta(ge=8)] = 20
     max_pairs: Annotated[int, msgspec.Meta(ge=8, le=5000)] = 1000
     min_block_requests: PositiveInt = 10

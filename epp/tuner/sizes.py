@@ -49,7 +49,7 @@ def pairs_needed(
     requests_per_block: float,
     spread: float = 1.0,
     level: float = 0.05,
-    bound: float = 0.25,
+    bound: float = 0.15,
     q: float = 0.95,
 ) -> float:
     """Pairs of blocks after which the wealth of `epp.tuner.betting` is expected to reach ``1 / level``.

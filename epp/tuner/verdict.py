@@ -8,6 +8,7 @@ Rules
   requests nor slow E2E higher in plain counts.
 - Each guardrail is tested at its own full level: all must pass, so none can pass for another
   (intersection-union).
+- Tests see winsorised differences, so that one wild block decides nothing; the plain means must agree.
 - Units whose differences are correlated are merged by pairs until they are not. The objective must pass both
   before and after merging.
 """
@@ -43,6 +44,7 @@ GO_ON, PASS, END = "go-on", "pass", "end"
 _ABRUPT = {ERRORS: 0.3, SLOW: 0.5}
 _ABRUPT_REQUESTS = 20
 _MIN_MERGED = 8
+_SPAN_MARGINS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _harmed(
     """The first guardrail that is shown to be broken."""
     alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
+        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
         if shown_above(values, margin, alpha=alpha, bound=span):
             low = lower_bound(values, alpha=alpha, bound=span)
             figures = {"units": float(len(record.units)), f"{measure}_low": low}
@@ -124,8 +126,9 @@ def _harmed(
     return None
 
 
-def _span(measure: str, bound: float) -> float:
-    return 1.0 if measure == CONCENTRATION else bound
+def _span(measure: str, margin: float, bound: float) -> float:
+    """To what a guardrail's differences are winsorised: stakes are limited by it, and margins are small."""
+    return 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
 
 
 def _concentrated(record: Record) -> float:
@@ -166,8 +169,10 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
     doubts = [] if better else ["the objective"]
     for measure, margin in margins(goal).items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
-        if not shown_below(values, margin, alpha=evidence.guard_level, bound=span):
+        raw = record.values(measure)
+        values, span = uncorrelated(raw), _span(measure, margin, bound)
+        shown = shown_below(values, margin, alpha=evidence.guard_level, bound=span)
+        if not shown or sum(raw) >= n * margin:
             doubts.append(_WORDS[measure])
     if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
         doubts.append("plain counts")
@@ -190,8 +195,8 @@ def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, 
     log_e = min(log_e_below(part, bound=bound) for part in (slow, uncorrelated(slow)))
     out = {"units": float(len(slow)), "log_e": log_e, "log_need": -math.log(level)}
     out["slow_low"], out["slow_high"] = interval(uncorrelated(slow), alpha=alpha, bound=bound)
-    for measure in margins(settings.goal):
-        values, span = uncorrelated(record.values(measure)), _span(measure, bound)
+    for measure, margin in margins(settings.goal).items():
+        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
         out[f"{measure}_low"] = lower_bound(values, alpha=alpha, bound=span)
         out[f"{measure}_high"] = upper_bound(values, alpha=alpha, bound=span)
     return out

@@ -105,7 +105,7 @@ def test_search_freezes_when_nothing_is_found() -> None:
 def test_drift_thaws_and_sameness_does_not() -> None:
     world = Deployment(when_new(Effect()))
     world.run(frozen)
-    for _ in range(300):
+    for _ in range(150):
         world.tick()
         assert frozen(world)
     world.prompt_tokens = 3000

@@ -185,7 +185,7 @@ def test_exceedance_moves_with_the_quantile() -> None:
 def test_pairs_needed_are_what_a_simulation_takes() -> None:
     rng = np.random.default_rng(8)
     rate = 0.05 + exceedance_change(-0.2, 0.8)
-    expected = pairs_needed(0.2, 0.8, requests_per_block=150)
+    expected = pairs_needed(0.2, 0.8, requests_per_block=150, bound=0.25)
     taken = []
     for _ in range(60):
         d = (rng.binomial(150, rate, 400) - rng.binomial(150, 0.05, 400)) / 150.0
