@@ -55,7 +55,9 @@ attribution that Claude Code puts before its system prompt.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt, so no block is expected anywhere.
 * **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them.
 * **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body; the
-  prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint.
+  prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A
+  `previous_response_id` is another one at every turn, and the ids of answers are not read, so it does not: give a
+  session header, `conversation` or `prompt_cache_key`. An engine that stores responses knows its own only.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.
 * **SGLang generate**: media stand where the text names their place (`<image>`, `<|image_pad|>`, ...), else first.
   `lora_path` and `extra_key` keep prefixes apart, as in the engine.
