@@ -32,6 +32,16 @@ class Entry:
     host: str
     port: int | None = None
 
+    @classmethod
+    def of(cls, address: str) -> Entry:
+        """The entry that names an endpoint by its address.
+
+        Raises:
+            ValueError: it is not an address.
+        """
+        host, port = split_address(address)
+        return cls(_host(host), port)
+
 
 #: Canonical host -> port -> the endpoint's address, of a pool.
 Hosts = dict[str, dict[int, str]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.address import split_address
 from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
 from epp.extproc.mutate import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
@@ -50,20 +49,22 @@ class Gateway:
         steered = self._steered(request, hint)
         if steered is None:
             return hint
-        return Subset(tuple(Entry(*split_address(address)) for address in steered[:1]))
+        return Subset(tuple(Entry.of(address) for address in steered[:1]))
 
     def pick(self, decision: Decision, destination: str, request: HttpRequest) -> Pick:
         """The answer that tells of a decision."""
-        settings = self._settings
+        settings, others = self._settings, self._other_addresses(request)
         if settings.conformance and request.headers.get(STEERING_HEADER):
             steered = self._steered(request, self._hint(request)) or ()
             destination = ",".join(self._resolver.known_as(address) for address in steered)
+        if others:
+            destination = ",".join(others.get(address, address) for address in destination.split(","))
         pick = Pick(destination, decision.id)
         if settings.conformance:
             primary = destination.partition(",")[0]
             pick = replace(pick, set_headers={ECHO_HEADER: f"{SERVED_HEADER}:{primary}"})
         if settings.emit_scores:
-            names = [self._resolver.known_as(name) for name in decision.fleet.endpoints]
+            names = [others.get(name) or self._resolver.known_as(name) for name in decision.fleet.endpoints]
             scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
             pick = replace(pick, scores=scores)
         return pick
@@ -91,20 +92,37 @@ class Gateway:
         return self.refusal(413, words(413, message, None), message, "epp_body_too_large")
 
     def _hint(self, request: HttpRequest) -> Subset | None:
-        hint = subset_hint(request.metadata) if self._settings.subset_hint else None
-        return self._with_names(hint) if hint is not None and self._resolver.any_names else hint
+        hint = self._listed(request)
+        return None if hint is None else self._understood(hint)
 
-    def _with_names(self, hint: Subset) -> Subset:
-        """The hint, with the host names of our pool that resolve to what it lists."""
-        names = [name for entry in hint.entries for name in self._resolver.names_of(entry.host, entry.port)]
-        return Subset((*hint.entries, *(Entry(*split_address(name)) for name in names)))
+    def _listed(self, request: HttpRequest) -> Subset | None:
+        """The hint as the gateway wrote it, None when there is none or it is not to be obeyed."""
+        return subset_hint(request.metadata) if self._settings.subset_hint else None
+
+    def _other_addresses(self, request: HttpRequest) -> dict[str, str]:
+        """Endpoints that the hint lists by a further address alone: the gateway knows them by that one."""
+        hint = self._listed(request) if self._resolver.any_aliases else None
+        if hint is None:
+            return {}
+        others = self._resolver.aliases_in(hint)
+        own = set(self._picker.addresses(hint)) if others else set()
+        return {address: other for address, other in others.items() if address not in own}
+
+    def _understood(self, subset: Subset) -> Subset:
+        """A subset with our endpoints that it lists by what their names resolve to, or by another address."""
+        resolver, names = self._resolver, list[str]()
+        if resolver.any_names:
+            names += [name for entry in subset.entries for name in resolver.names_of(entry.host, entry.port)]
+        if resolver.any_aliases:
+            names += resolver.aliases_in(subset)
+        return Subset((*subset.entries, *map(Entry.of, names))) if names else subset
 
     def _steered(self, request: HttpRequest, hint: Subset | None) -> tuple[str, ...] | None:
         """Endpoints of the pool that the steering header names, None when it does not steer."""
         named = request.headers.get(STEERING_HEADER, "")
         if not (self._settings.conformance and named):
             return None
-        steered = self._picker.addresses(parse_entries((named,)))
+        steered = self._picker.addresses(self._understood(parse_entries((named,))))
         if hint is None:
             return steered
         allowed = set(self._picker.addresses(hint))

@@ -14,9 +14,12 @@ import socket
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, join_address, split_address
+from epp.decide.subset import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from epp.decide.subset import Hosts, Subset
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class Resolver:
         self._names: dict[str, tuple[str, int]] = {}
         self._known: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
+        self._alias_hosts: Hosts = {}
         self._failing: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -44,6 +48,7 @@ class Resolver:
     def set_aliases(self, aliases: Mapping[str, str]) -> None:
         """Further addresses of endpoints, to their own: the other family of a dual-stack pod."""
         self._aliases = dict(aliases)
+        self._alias_hosts = hosts_of(self._aliases)
 
     def known_as(self, address: str) -> str:
         """What Envoy calls an endpoint: itself, or its address once its name is resolved."""
@@ -62,6 +67,18 @@ class Resolver:
             for address, known in self._known.items()
             if split_address(known)[0] == host and port in (None, split_address(known)[1])
         ]
+
+    def aliases_in(self, hint: Subset) -> dict[str, str]:
+        """Endpoints that a hint lists by a further address, each to the first such address."""
+        found: dict[str, str] = {}
+        for alias in hint.addresses(self._alias_hosts):
+            found.setdefault(self._aliases[alias], alias)
+        return found
+
+    @property
+    def any_aliases(self) -> bool:
+        """Whether any endpoint has further addresses."""
+        return bool(self._aliases)
 
     @property
     def any_names(self) -> bool:

@@ -185,6 +185,48 @@ def test_without_the_switch_clients_do_not_steer(tmp_path: Path) -> None:
     assert len(found) > 1
 
 
+OTHER = {"[fd00::2]:8000": "10.0.0.2:8000", "10.0.9.1:8000": "[fd00::1]:8000"}
+
+
+@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [
+        (["[fd00::2]:8000"], {"[fd00::2]:8000"}),
+        ("fd00:0::2", {"[fd00::2]:8000"}),
+        (["10.0.9.1:8000", "10.0.0.2:8000"], {"10.0.9.1:8000", "10.0.0.2:8000"}),
+        (["10.0.0.2:8000", "[fd00::2]:8000"], {"10.0.0.2:8000"}),
+        (["10.0.0.2", "[fd00::2]:9999"], {"10.0.0.2:8000"}),
+    ],
+)
+def test_a_dual_stack_pod_is_matched_and_told_by_the_address_that_the_gateway_lists(
+    tmp_path: Path, request_of: Any, hint: Any, told: set[str]
+) -> None:
+    """Subset hint: only what it lists may be answered, and a pod has two addresses."""
+    made = app(tmp_path, emit_scores=True)
+    made.core.resolver.set_aliases(OTHER)
+    decided = made.core.decide(request_of(hint=hint))
+    assert isinstance(decided, Decided)
+    assert set(decided.pick.destination.split(",")) == told
+    assert set(decided.pick.scores) == told
+    assert decided.decision.endpoint in POOL, "one endpoint, one place in the ledger"
+    assert made.core.resolver.endpoint_of(decided.pick.destination.split(",")[0]) == decided.decision.endpoint
+
+
+def test_another_address_of_a_pod_that_left_allows_nobody(tmp_path: Path) -> None:
+    """Subset hint: 503 where nothing that it lists is there."""
+    made = app(tmp_path)
+    made.core.resolver.set_aliases({})
+    assert refused(made, chat(hint=["[fd00::2]:8000"])).status == 503
+
+
+def test_the_suite_steers_by_either_address(tmp_path: Path) -> None:
+    """Conformance: endpoints of the pool in the order of the header."""
+    made = app(tmp_path, conformance=True)
+    made.core.resolver.set_aliases(OTHER)
+    assert picked(made, chat(test_epp_endpoint_selection="[fd00::2]:8000")) == ["10.0.0.2:8000"]
+
+
 async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: Path) -> None:
     """Subset hint: gateways list addresses; our pool may hold names."""
     made = app(tmp_path, ("localhost:8000", "10.0.0.2:8000"))
