@@ -44,9 +44,9 @@ dashboards and alerts work; `epp_*` are ours. A dashboard and alert rules for Pr
 Labels are bounded. `model_name` comes from clients: the first {MAX_MODELS} names (of at most 128
 characters) become labels, all others are `other`. `target_model_name` equals it while models are not
 rewritten. `priority` is that of the request's InferenceObjective, 0 without one, and `other` after
-{MAX_PRIORITIES} different ones; the two `inflight` gauges have all requests under 0. `fairness_id` has llm-d's
-default: nothing is queued, so nobody takes turns. `name` and `inference_pool` are the InferencePool's,
-`default` without one. Endpoints are addresses of the pool; when one leaves, its series go, and what ends
+{MAX_PRIORITIES} different ones; the two `inflight` gauges have all requests under 0. `fairness_id` has
+llm-d's default: nothing is queued, so nobody takes turns. `name` and `inference_pool` are
+the InferencePool's, `default` without one. Endpoints are addresses of the pool; when one leaves, its series go, and what ends
 later on it is counted under `gone`. Nothing else that a client sends becomes a label.
 
 Some things that the names do not tell:

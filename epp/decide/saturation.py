@@ -30,6 +30,10 @@ class Admit(Protocol):
         """Why a request is not taken, ``""`` when it is."""
         ...
 
+    def priority(self, headers: Mapping[str, str]) -> int:
+        """Priority of a request, 0 where it asks for none."""
+        ...
+
 
 def saturation(waiting: NDArray[np.float64], kv_usage: NDArray[np.float64], settings: Saturation) -> float:
     """How saturated a pool is; 1 and above means that nothing more should be put into it by choice.
@@ -63,10 +67,14 @@ class Shedding:
         engine = self._fleet.engine
         return saturation(engine.waiting(now_s)[slots], engine.kv_usage(now_s)[slots], self._settings)
 
+    def priority(self, headers: Mapping[str, str]) -> int:
+        """Priority of the InferenceObjective that a request names, 0 where it names none that exists."""
+        name = next((headers[key] for key in OBJECTIVE_HEADERS if headers.get(key)), "")
+        return self._priority(name) if name else 0
+
     def refusal(self, headers: Mapping[str, str], now_s: float) -> str:
         """Why a request is not taken, ``""`` when it is."""
-        name = next((headers[key] for key in OBJECTIVE_HEADERS if headers.get(key)), "")
-        if not name or self._priority(name) >= 0:
+        if self.priority(headers) >= 0:
             return ""
         found = self.saturation(now_s)
         if found < 1.0:

@@ -41,6 +41,7 @@ from epp.server.tasks import Tasks
 from epp.server.tls import http_context
 from epp.server.tokenizers import load_tokenizers
 from epp.signals.fleet import Fleet
+from epp.signals.state_slots import StateSlots
 from epp.signals.warm_index import WarmIndex
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class App:
             max_tokens=config.prefix.max_tokens,
             name_block=hasher.export_id,
             coarse_blocks=hasher.coarse_blocks,
+            states=StateSlots.of(config.prefix),
         )
         counter = EstimateCounter(config.tokens.bytes_per_token)
         self.picker = self._build_picker(source, hasher, counter)
@@ -97,6 +99,7 @@ class App:
             block_bytes=config.prefix.block_bytes,
             on_estimate=self.metrics.estimated,
         )
+        self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self.core = self._build_core(hasher, counter)
         self._pool = PoolFeed(
             picker=self.picker,
@@ -116,8 +119,15 @@ class App:
         self._files = self._watched_files()
         self._observation = Observation(config, self.core, self.metrics, clock)
         self._grpc = GrpcServer(config, base, self.core, self.metrics, source, observation=self._observation)
+        kubernetes = config.pool.kubernetes
         self.metrics.registry.register(
-            PickerCollector(self.picker, clock.mono_s, bytes_per_token=lambda: counter.learned)
+            PickerCollector(
+                self.picker,
+                clock.mono_s,
+                pool=kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default",
+                bytes_per_token=lambda: counter.learned,
+                saturation=self._shedding.saturation,
+            )
         )
         self._first_tokens = FirstTokenReceiver(self.core.outcomes)
         self.metrics.add_receiver("access-log", self._grpc.access_log)
@@ -140,7 +150,7 @@ class App:
             clock=self._clock,
             resolver=Resolver(),
             protocol=config.protocol,
-            admission=Shedding(self.picker.fleet, config.saturation, self._priority),
+            admission=self._shedding,
             tokenizers=self._tokenizers,
             read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
         )

@@ -216,7 +216,7 @@ class Core:
         decided_s = self._clock.mono_s()
         self._metrics.schedule_seconds.observe(decided_s - asked_s)
         self._metrics.decision_seconds.observe(decided_s - started_s)
-        self._metrics.decided(decision, streamed=ask.stream)
+        self._metrics.decided(decision, streamed=ask.stream, priority=self._priority(request))
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
         pick = self.gateway.pick(decision, self._destination(decision), request)
@@ -260,6 +260,9 @@ class Core:
             tried_models=tried_models(headers),
         )
 
+    def _priority(self, request: HttpRequest) -> int:
+        return self._admission.priority(request.headers) if self._admission is not None else 0
+
     def _allowed(self, model: str, request: HttpRequest) -> frozenset[str] | None:
         if not self._regions:
             return None
@@ -275,7 +278,7 @@ class Core:
         param: str | None = None,
         model: str = "",
     ) -> Refusal:
-        self._metrics.refused(status, rule, model)
+        self._metrics.refused(status, rule, model, self._priority(request))
         make = error_words(request.path) or openai_error  # also for what passes through unread
         return self.gateway.refusal(status, make(status, message, param), message, rule)
 

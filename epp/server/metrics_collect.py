@@ -78,6 +78,7 @@ class PickerCollector(Collector):
         mono_s: the time.
         pool: name of the pool, for llm-d's gauges of it.
         bytes_per_token: what was learned by model, the last observed last.
+        saturation: how saturated the pool is at an instant; not shown when None.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class PickerCollector(Collector):
         mono_s: Callable[[], float],
         pool: str = "default",
         bytes_per_token: Callable[[], Mapping[str, float]] | None = None,
+        saturation: Callable[[float], float] | None = None,
     ) -> None:
         self._picker, self._mono_s, self._pool = picker, mono_s, pool
-        self._bytes_per_token = bytes_per_token
+        self._bytes_per_token, self._saturation = bytes_per_token, saturation
         self._models = Capped(MAX_MODELS)
 
     def describe(self) -> list[Metric]:
@@ -248,6 +250,14 @@ class PickerCollector(Collector):
             requests.add_metric(labels, float(running_requests[at]))
             tokens.add_metric(labels, float(queued_tokens[at]))
         yield from (queues, requests, tokens)
+        if self._saturation is not None:
+            saturation = GaugeMetricFamily(
+                "llm_d_epp_flow_control_pool_saturation",
+                "How saturated the pool is; from 1 on, requests of negative priority are refused.",
+                labels=["inference_pool", "stage"],
+            )
+            saturation.add_metric([self._pool, "effective"], self._saturation(now_s))
+            yield saturation
         size = GaugeMetricFamily(
             "llm_d_epp_prefix_indexer_size",
             "Entries of the prefix index.",

@@ -4,7 +4,8 @@ Owns the metrics of requests and what must be remembered of an open one to count
 calls, `decided` and `finished`, each one dictionary look-up and a handful of list increments.
 
 Labels: llm-d's four (R) are ``model_name``, ``target_model_name``, ``fairness_id`` and ``priority``. Names of
-models come from clients, so only the first `MAX_MODELS` become labels and the rest are ``other``; endpoints
+models come from clients, so only the first `MAX_MODELS` become labels and the rest are ``other``; priorities
+are those of InferenceObjectives, of which the first `MAX_PRIORITIES` become labels; endpoints
 are addresses of the pool, and their series go when they go.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from epp.server.metrics_hot import Family, Histogram, Value
 
 MAX_MODELS = 100
+MAX_PRIORITIES = 16
 #: What llm-d says where a request names neither.
 FAIRNESS_ID, PRIORITY = "default-flow", "0"
 #: Endpoint of an outcome that came after its endpoint had left.
@@ -73,15 +75,15 @@ _BROKEN = {
 
 
 class _Route:
-    """Children of one model's labels."""
+    """Children of one model's labels, at one priority."""
 
     __slots__ = (
         "_families", "_labels", "attempts", "cached", "duration", "errors", "input", "itl", "ntpot",
         "output", "plain_ttft", "running", "size", "streamed_ttft", "total", "tpot",
     )  # fmt: skip
 
-    def __init__(self, families: RequestMetrics, model: str) -> None:
-        labels = self._labels = (model, model, FAIRNESS_ID, PRIORITY)
+    def __init__(self, families: RequestMetrics, model: str, priority: str) -> None:
+        labels = self._labels = (model, model, FAIRNESS_ID, priority)
         self._families = families
         self.total: Value = families.total.child(*labels)
         self.running: Value = families.running.child(*labels)
@@ -129,8 +131,8 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._llm_d_families()
         self._own_families()
-        self._cap = Capped(MAX_MODELS)
-        self._routes: dict[str, _Route] = {}
+        self._cap, self._cap_priority = Capped(MAX_MODELS), Capped(MAX_PRIORITIES)
+        self._routes: dict[tuple[str, int | str], _Route] = {}
         self._decisions: dict[tuple[str, Basis], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
         self._open: dict[str, _Open] = {}
@@ -237,10 +239,10 @@ class RequestMetrics:
         """Requests decided and not finished."""
         return len(self._open)
 
-    def decided(self, decision: Decision, *, streamed: bool) -> None:
+    def decided(self, decision: Decision, *, streamed: bool, priority: int = 0) -> None:
         """A request was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
-        route = self._routes.get(request.model) or self._route(request.model)
+        route = self._routes.get((request.model, priority)) or self._route(request.model, priority)
         key = (decision.policy, decision.basis)
         counted = self._decisions.get(key)
         if counted is None:
@@ -260,9 +262,9 @@ class RequestMetrics:
         ttft_ms = foretell(request, fleet, chosen).first_token_s * 1e3 if tokens else math.nan
         self._open[decision.id] = _Open(route, endpoint, streamed, tokens, cached, ttft_ms)
 
-    def refused(self, model: str, status: int) -> None:
+    def refused(self, model: str, status: int, priority: int = 0) -> None:
         """A request was answered with an error instead of an endpoint."""
-        route = self._routes.get(model) or self._route(model)
+        route = self._routes.get((model, priority)) or self._route(model, priority)
         route.total.inc()
         route.error(_CODES.get(status, str(status)))
 
@@ -346,11 +348,12 @@ class RequestMetrics:
             if route.attempts.pop(address, None) is not None:
                 self.attempts.forget(endpoint_name=host, port=port)
 
-    def _route(self, model: str) -> _Route:
-        label = self._cap(model)
-        route = self._routes.get(label)
+    def _route(self, model: str, priority: int) -> _Route:
+        label, shown = self._cap(model), self._cap_priority(str(priority))
+        key = (label, Capped.OTHER if shown == Capped.OTHER else priority)
+        route = self._routes.get(key)
         if route is None:
-            route = self._routes[label] = _Route(self, label)
+            route = self._routes[key] = _Route(self, label, shown)
         return route
 
 

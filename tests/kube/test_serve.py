@@ -82,5 +82,12 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
         status, body = await serving.chat("dropped", headers=sheddable)
         assert status == 429, body
         assert "negative priority" in json.dumps(body)
+        picker = serving.picker
+        assert await picker.metric("llm_d_epp_request_total", priority="0") >= 6
+        assert await picker.metric("llm_d_epp_request_total", priority="-1") == 2
+        assert await picker.metric("llm_d_epp_request_error_total", priority="-1") == 1
+        saturation = "llm_d_epp_flow_control_pool_saturation"
+        assert await picker.metric(saturation, inference_pool="pool") == 1.0, "nobody has room"
+        assert await picker.metric("llm_d_epp_ready_endpoints", name="pool") == 0.0
     await cluster.stop()
     await server.stop()

@@ -19,7 +19,7 @@ from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import Capped, Counters, Histograms
-from epp.server.metrics_requests import GONE, MAX_MODELS
+from epp.server.metrics_requests import GONE, MAX_MODELS, MAX_PRIORITIES
 from epp.signals.duration import network_ms
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
@@ -50,13 +50,17 @@ class Bench:
         for address in pool or POOL:
             self.picker.fleet.assume_rtt(address, 50.0)
         self.metrics = Metrics()
-        self.metrics.registry.register(PickerCollector(self.picker, lambda: 1.0, pool="p"))
+        self.metrics.registry.register(
+            PickerCollector(self.picker, lambda: 1.0, pool="p", saturation=lambda _: 0.25)
+        )
 
-    def decide(self, model: str = "m", tokens: int = 1024, *, streamed: bool = True) -> tuple[str, str]:
+    def decide(
+        self, model: str = "m", tokens: int = 1024, *, streamed: bool = True, priority: int = 0
+    ) -> tuple[str, str]:
         """A decision; its id and endpoint."""
         prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
         decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
-        self.metrics.decided(decision, streamed=streamed)
+        self.metrics.decided(decision, streamed=streamed, priority=priority)
         return decision.id, decision.endpoint
 
     def end(
@@ -142,6 +146,33 @@ def test_a_refusal_is_a_request_and_an_error() -> None:
     assert bench.read("llm_d_epp_request_error_total", error_code="ServiceUnavailable", model_name="m") == 1
     assert bench.read("llm_d_epp_request_total", model_name="m") == 1
     assert bench.read("llm_d_epp_request_running", model_name="m") == 0
+
+
+def test_requests_are_told_apart_by_the_priority_of_their_objective() -> None:
+    bench = Bench()
+    bench.decide(priority=-1)
+    bench.end(*bench.decide(priority=5))
+    bench.decide()
+    bench.metrics.refused(429, "saturated", "m", -1)
+    assert bench.read("llm_d_epp_request_total", model_name="m", priority="-1") == 2
+    assert bench.read("llm_d_epp_request_total", model_name="m", priority="0") == 1
+    assert bench.read("llm_d_epp_request_running", model_name="m", priority="5") == 0
+    assert bench.read("llm_d_epp_request_duration_seconds_count", model_name="m", priority="5") == 1
+    assert bench.read("llm_d_epp_request_error_total", priority="-1", error_code="ResourceExhausted") == 1
+
+
+def test_priorities_without_end_do_not_become_labels() -> None:
+    bench = Bench()
+    for priority in range(3 * MAX_PRIORITIES):
+        bench.decide(priority=priority)
+    lines = [line for line in bench.page().splitlines() if line.startswith("llm_d_epp_request_total{")]
+    assert len(lines) == MAX_PRIORITIES + 1
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 3 * MAX_PRIORITIES, "none is lost"
+
+
+def test_saturation_is_shown_for_the_pool() -> None:
+    shown = Bench().read("llm_d_epp_flow_control_pool_saturation", inference_pool="p", stage="effective")
+    assert shown == 0.25
 
 
 def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
