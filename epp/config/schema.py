@@ -229,12 +229,17 @@ class Prefix(Section, frozen=True):
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: tokens believed to fit an endpoint's KV cache until the engine reports a size.
         max_tokens: tokens indexed over all endpoints, a bound on memory.
+        state_slots: recurrent states that an engine of a hybrid model keeps, those of running requests
+            included; with 0 every token of a prompt can be taken up again.
+        chunk_tokens: most tokens of one prefill of such an engine: it copies a state at the end of each.
     """
 
     secret_file: str = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     capacity_tokens: PositiveInt = 500_000
     max_tokens: PositiveInt = 200_000_000
+    state_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    chunk_tokens: PositiveInt = 4096
 
 
 class Scrape(Section, frozen=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,11 +22,14 @@ import numpy as np
 from epp.signals.prefix_slot import SlotHoldings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from epp.prompt.types import MeasuredPrompt
+    from epp.signals.state_slots import StateSlots
+
+    _Limit = Callable[[NDArray[np.intp], NDArray[np.float64]], NDArray[np.float64]]
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
@@ -67,9 +71,10 @@ class PrefixMatch:
         answered: slot -> tokens including an answer that the prompt continues.
         prompt_tokens: an upper bound of every answer.
         depth_blocks: blocks of the prompt that anybody holds.
+        limit: of slots and the tokens cached there, those that can be taken up; None where that is all.
     """
 
-    __slots__ = ("_answered", "_prompt_tokens", "_steps", "depth_blocks")
+    __slots__ = ("_answered", "_limit", "_prompt_tokens", "_steps", "depth_blocks")
 
     def __init__(
         self,
@@ -77,8 +82,10 @@ class PrefixMatch:
         answered: dict[int, int],
         prompt_tokens: int,
         depth_blocks: int = 0,
+        limit: _Limit | None = None,
     ) -> None:
         self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
+        self._limit = limit
         self.depth_blocks = depth_blocks
 
     def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -99,7 +106,8 @@ class PrefixMatch:
             for row, slot in enumerate(slots.tolist()):
                 if slot in self._answered:
                     result[row] = max(float(result[row]), self._answered[slot])
-        return np.minimum(result, self._prompt_tokens)
+        result = np.minimum(result, self._prompt_tokens)
+        return result if self._limit is None else self._limit(slots, result)
 
 
 class PrefixIndex:
@@ -108,14 +116,22 @@ class PrefixIndex:
     Args:
         capacity_tokens: tokens believed to fit a slot's cache until `set_capacity` says otherwise.
         max_tokens: distinct tokens indexed over all slots.
+        states: where engines of hybrid models can take a prefix up, None for models that keep every token.
     """
 
-    def __init__(self, capacity_tokens: int = 500_000, max_tokens: int = 200_000_000) -> None:
+    def __init__(
+        self,
+        capacity_tokens: int = 500_000,
+        max_tokens: int = 200_000_000,
+        *,
+        states: StateSlots | None = None,
+    ) -> None:
         if capacity_tokens < 1 or max_tokens < 1:
             raise ValueError(
                 f"capacity_tokens {capacity_tokens} and max_tokens {max_tokens} must be positive"
             )
         self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
+        self._states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
         self._tokens = 0.0
@@ -147,7 +163,8 @@ class PrefixIndex:
                 for slot, (before, covered) in segment.answers.items():
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
-        return PrefixMatch(steps, answered, prompt.prompt_tokens, position)
+        limit = None if self._states is None else partial(self._states.reusable, prompt)
+        return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit)
 
     def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
         """The slot is about to hold the whole prompt; it becomes its most recently used path.
@@ -156,6 +173,9 @@ class PrefixIndex:
             Tokens that the slot used since it last used the longest prefix of this prompt that it held, NaN
             when it held none.
         """
+        if self._states is not None:
+            row = np.array([slot])
+            self._states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
         blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
         before_tokens, distance_tokens = holdings.clock_tokens, math.nan
         holdings.clock_tokens = now_tokens = before_tokens + len(blocks) * prompt.block_tokens
@@ -188,6 +208,8 @@ class PrefixIndex:
 
     def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
         """The slot generated so many tokens after this prompt: one that continues it finds them cached."""
+        if self._states is not None:
+            self._states.note_answer(slot, prompt, answer_tokens)
         segment = self._last_segment(prompt)
         if segment is None or answer_tokens <= 0 or not segment.holders >> slot & 1:
             return
@@ -225,6 +247,8 @@ class PrefixIndex:
 
     def forget(self, slot: int) -> None:
         """The slot holds nothing, and nothing is known of its capacity."""
+        if self._states is not None:
+            self._states.forget(slot)
         holdings = self._slots.pop(slot, None)
         if holdings is not None:
             for key in holdings.held():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from epp.prompt.types import MeasuredPrompt
     from epp.signals.prefix_index import PrefixMatch
+    from epp.signals.state_slots import StateSlots
 
 #: Seeds over all endpoints, some 300 bytes each: a bound on memory, not on what is useful.
 MAX_SEEDS = 300_000
@@ -139,6 +140,7 @@ class WarmIndex(PrefixIndex):
         max_tokens: as there.
         name_block: a block's name outside of the process, `BlockHasher.export_id`.
         coarse_blocks: blocks from one coarse name to the next.
+        states: as there. Seeds know no copies: until a prompt was seen again, nothing of it can be taken up.
     """
 
     def __init__(
@@ -148,8 +150,9 @@ class WarmIndex(PrefixIndex):
         *,
         name_block: Callable[[int], str],
         coarse_blocks: int,
+        states: StateSlots | None = None,
     ) -> None:
-        super().__init__(capacity_tokens, max_tokens)
+        super().__init__(capacity_tokens, max_tokens, states=states)
         self._name_block, self._coarse_blocks = name_block, coarse_blocks
         self._seeds: Seeds | None = None
         self._seeded = np.zeros(0, np.intp)

@@ -17,6 +17,7 @@ from epp.policies.registry import create
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from epp.signals.state_slots import StateSlots
 from epp.sim.client import Client
 from epp.sim.flight import Flight
 from epp.sim.loop import Loop, Rank
@@ -147,7 +148,9 @@ class FleetSim:
     def _build_picker(self, weights: Mapping[str, float]) -> Picker:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
-            capacity_tokens=config.prefix.capacity_tokens, max_tokens=config.prefix.max_tokens
+            capacity_tokens=config.prefix.capacity_tokens,
+            max_tokens=config.prefix.max_tokens,
+            states=StateSlots.of(config.prefix),
         )
         book = WeightBook(
             policy=policy.name,
