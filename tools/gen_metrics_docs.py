@@ -46,8 +46,8 @@ characters) become labels, all others are `other`. `target_model_name` equals it
 rewritten. `priority` is that of the request's InferenceObjective, 0 without one, and `other` after
 {MAX_PRIORITIES} different ones; the two `inflight` gauges have all requests under 0. `fairness_id` has
 llm-d's default: nothing is queued, so nobody takes turns. `name` and `inference_pool` are
-the InferencePool's, `default` without one. Endpoints are addresses of the pool; when one leaves, its series go, and what ends
-later on it is counted under `gone`. Nothing else that a client sends becomes a label.
+the InferencePool's, `default` without one. Endpoints are addresses of the pool; when one leaves, its series
+go, and what ends later on it is counted under `gone`. Nothing else that a client sends becomes a label.
 
 Some things that the names do not tell:
 
