@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from epp.tuner.state import State
 
 #: Measurements in the simulator for each candidate.
-BUDGET = 48
+BUDGET = 64
 _NICE = 10
 
 

@@ -1,0 +1,83 @@
+"""Flight records of a simulated deployment, as its picker would have written them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.decide.record_files import file_name
+from epp.decide.records import Outcome, outcome_record, to_record
+from epp.policies.registry import create
+from epp.prompt.blocks import BlockHasher
+from epp.prompt.usage import Usage
+from epp.sim.fleet import FleetSim
+from epp.sim.scenario import WindowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from epp.decide.picker import Ask
+    from epp.decide.records import Decision
+    from epp.replay.trace import TraceRequest
+    from epp.sim.results import SimResult
+    from epp.sim.scenario import FleetSpec
+
+_HASHER = BlockHasher(b"the secret of the tests")
+
+
+def record_simulation(
+    folder: Path,
+    requests: Sequence[TraceRequest],
+    fleet: FleetSpec,
+    policy: str,
+    weights: Mapping[str, float] | None = None,
+) -> list[SimResult]:
+    """Serve a load and write what a recorder would have written; what clients saw."""
+    sim = FleetSim(requests, fleet, create(policy), weights=weights or {}, seed=3, options=WindowOptions())
+    decisions: dict[str, tuple[Decision, Ask]] = {}
+    pick, over = sim._picker.pick, sim.over
+    results: list[SimResult] = []
+
+    def picked(ask: Ask, now_s: float, wall_s: float) -> Decision:
+        decision = pick(ask, now_s, wall_s)
+        decisions[decision.id] = (decision, ask)
+        return decision
+
+    def ended(result: SimResult) -> None:
+        results.append(result)
+        over(result)
+
+    sim._picker.pick = picked  # type: ignore[method-assign]
+    sim.over = ended  # type: ignore[method-assign]
+    sim.run()
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[tuple[float, dict[str, Any]]] = []
+    for result in results:
+        decision, ask = decisions[result.decision_id]
+        assert ask.prompt is not None
+        record = to_record(
+            decision,
+            stream=True,
+            session=ask.session,
+            blocks=_HASHER.coarse_ids(ask.prompt),
+            block_tokens=ask.prompt.block_tokens * _HASHER.coarse_blocks,
+        )
+        outcome = Outcome(
+            id=decision.id,
+            endpoint=decision.endpoint,
+            served=result.endpoint,
+            cause="completed" if result.ok else "upstream-reset",
+            status=200 if result.ok else 503,
+            ttft_ms=float("nan") if result.ttft_ms is None else result.ttft_ms,
+            e2e_ms=result.e2e_ms,
+            usage=Usage(result.prompt_tokens, result.completion_tokens, result.cached_tokens),
+        )
+        end_s = decision.at_wall_s + result.e2e_ms / 1e3
+        lines += [(decision.at_wall_s, record), (end_s, outcome_record(outcome, end_s))]
+    lines.sort(key=lambda line: line[0])
+    encoder = msgspec.json.Encoder()
+    text = b"".join(encoder.encode(record) + b"\n" for _, record in lines)
+    (folder / file_name(lines[0][0], compressed=False)).write_bytes(text)
+    return results
