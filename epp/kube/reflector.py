@@ -78,7 +78,7 @@ class Resource(Generic[T]):
         decode: JSON to object.
         params: selectors.
         metadata_only: ask for metadata alone.
-        optional: clusters do without it; that it is not served is no reason for a warning.
+        spared: failures that are no reason for a warning: clusters do without it.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Resource(Generic[T]):
     decode: Callable[[bytes | msgspec.Raw], T]
     params: Mapping[str, str] = field(default_factory=dict)
     metadata_only: bool = False
-    optional: bool = False
+    spared: frozenset[Reason] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Reflector(Generic[T]):
         else:
             # One cut connection is an event of every day; what lasts is worth a person's time, once.
             passing = error.reason is Reason.UNREACHABLE and self._backoff.failures < _PASSING
-            if self.resource.optional and error.reason is Reason.NOT_FOUND:
+            if error.reason in self.resource.spared:
                 log.debug("%s: %s", name, error)
             elif self.synced and passing:
                 log.info("the watch of %s was cut, going on: %s", name, error)
@@ -247,7 +247,7 @@ class Reflector(Generic[T]):
                 log.warning("%s", self._explain(error))
                 self._warned = True
             self.problem = error
-            if not (self.resource.optional and error.reason is Reason.NOT_FOUND):
+            if error.reason not in self.resource.spared:
                 self._tools.observer.ok(name, ok=False)
             self._changed()
         await self._tools.sleep(max(error.retry_after_s, self._backoff.next_s()))

@@ -35,7 +35,11 @@ log = logging.getLogger(__name__)
 #: Changes are gathered for this long: a rollout is many events and few pools.
 GATHER_S = 0.05
 #: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
-_OBJECTIVES = ("llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2")
+#: Nobody has to install either, and roles made for the newer one need not grant the older.
+_OBJECTIVES = {
+    "llm-d.ai/v1alpha2": frozenset({Reason.NOT_FOUND}),
+    "inference.networking.x-k8s.io/v1alpha2": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}),
+}
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
@@ -72,9 +76,9 @@ class KubeSource:
                     "inferenceobjectives",
                     self._collection(group, "inferenceobjectives"),
                     Objective,
-                    optional=True,
+                    spared=spared,
                 )
-                for group in _OBJECTIVES
+                for group, spared in _OBJECTIVES.items()
             )
             self._objectives, self._old_objectives = new, old
         self._members: Reflector[Pod] | None = None
@@ -137,10 +141,10 @@ class KubeSource:
         params: Mapping[str, str] | None = None,
         *,
         metadata_only: bool = False,
-        optional: bool = False,
+        spared: frozenset[Reason] = frozenset(),
     ) -> Reflector[Any]:
         resource = Resource(
-            name, path, Decoder(kind), params or {}, metadata_only=metadata_only, optional=optional
+            name, path, Decoder(kind), params or {}, metadata_only=metadata_only, spared=spared
         )
         return Reflector(
             resource,
@@ -238,9 +242,9 @@ class KubeSource:
 
 
 def _spared(mirror: Reflector[Any]) -> bool:
-    """Whether the only thing wrong is that the server does not serve what nobody has to install."""
+    """Whether the only thing wrong is that something is missing which clusters do without."""
     problem = mirror.problem
-    return mirror.resource.optional and problem is not None and problem.reason is Reason.NOT_FOUND
+    return problem is not None and problem.reason in mirror.resource.spared
 
 
 def _task(mirror: Reflector[Any]) -> str:

@@ -80,18 +80,18 @@ class Cluster:
             await self._until(path, there=True)
 
     async def permit(self, denied: tuple[str, ...]) -> None:
-        """Let the picker read everything but these plurals."""
+        """Let the picker read everything but these plurals, or ``plural.group``."""
         if isinstance(self.server, KubeServer):
             self.server.denied = set(denied)
             return
         rules = [
             {
                 "apiGroups": [group],
-                "resources": [name for name in names if name not in denied],
+                "resources": left,
                 "verbs": _READ,
             }
             for group, names in RIGHTS.items()
-            if set(names) - set(denied)
+            if (left := [name for name in names if not {name, f"{name}.{group}"} & set(denied)])
         ]
         version = "rbac.authorization.k8s.io/v1"
         role = {"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": "picker"}, "rules": rules}

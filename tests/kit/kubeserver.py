@@ -109,8 +109,8 @@ class KubeServer:
         if self.tokens is not None and token not in self.tokens:
             return failure(401, "Unauthorized")
         plural = request.match_info.get("plural", "")
-        if plural in self.denied and request.method == "GET":
-            group = request.match_info.get("group", "")
+        group = request.match_info.get("group", "")
+        if {plural, f"{plural}.{group}"} & self.denied and request.method == "GET":
             return failure(
                 403,
                 f'{plural} is forbidden: User "picker" cannot list resource "{plural}" in API group "{group}"',

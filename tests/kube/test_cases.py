@@ -190,13 +190,47 @@ async def test_missing_rights_are_told_and_their_grant_is_noticed(
         assert picker.seen.fine["pods"] is True
 
 
-async def test_without_rights_on_nodes_only_regions_are_missing(cluster: Cluster) -> None:
+async def test_without_rights_on_nodes_only_regions_are_missing(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     await cluster.permit(("nodes",))
+    await cluster.client.create(node("host", {"topology.kubernetes.io/region": "eu"}))
     await cluster.client.run_pod(pod("a", node="host"), "10.0.0.1")
     async with cluster.follow(**BY_LABEL) as picker:
         await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
         assert picker.source.not_ready() == ""
         assert any("watch_nodes: false" in words for words in picker.source.problems())
+        await picker.until(lambda: picker.seen.failures["nodes", "forbidden"] > 2)
+        told = [record for record in caplog.records if "regions and engine classes" in record.message]
+        assert len(told) == 1, "once, however often it is tried"
+        await cluster.permit(())
+        await picker.until(lambda: picker.pools[-1].specs["10.0.0.1:8000"].region == "eu")
+
+
+async def test_a_role_for_objectives_of_the_newer_group_is_enough(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.permit((f"inferenceobjectives.{objects.OLD_GROUP}",))
+    await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.OLD_OBJECTIVE_CRD)
+    await cluster.client.create(pool())
+    await cluster.client.create(objective("batch", -1))
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.source.priority("batch") == -1)
+        await picker.until(lambda: picker.seen.failures["inferenceobjectives", "forbidden"] > 0)
+        assert picker.source.problems() == []
+        assert picker.seen.fine["inferenceobjectives"] is True
+    assert "may not read" not in caplog.text
+
+
+async def test_missing_rights_on_objectives_are_told_with_their_group(cluster: Cluster) -> None:
+    await cluster.permit(("inferenceobjectives",))
+    await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD)
+    await cluster.client.create(pool())
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
+        await picker.until(picker.source.problems)
+        assert ["inferenceobjectives of llm-d.ai" in words for words in picker.source.problems()] == [True]
 
 
 async def test_a_thousand_pods(cluster: Cluster) -> None:

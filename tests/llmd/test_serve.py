@@ -99,6 +99,8 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         replica = await stack.enter_async_context(SimReplica(quick_config("a")))
         port = int(replica.address.rpartition(":")[2])
         server = KubeServer()
+        # What llm-d's own Role grants, and no more.
+        server.denied = {"nodes", "endpointslices", f"inferenceobjectives.{objects.OLD_GROUP}"}
         await server.start()
         stack.push_async_callback(server.stop)
         client = objects.KubeClient(server.url, "")
@@ -163,6 +165,8 @@ async def test_health_logs_and_drain(serving: Serving) -> None:
     lines = serving.log()
     assert all({"level", "ts", "logger", "msg"} <= line.keys() for line in lines)
     assert any(line["level"] == "warn" and "--metrics-endpoint-auth" in line["msg"] for line in lines)
+    denied = [line["msg"] for line in lines if "may not read" in line["msg"]]
+    assert ["may not read nodes: regions and engine classes" in words for words in denied] == [True]
     kill(serving.child.pid, signal.SIGTERM)
     async with asyncio.timeout(10):
         while await serving.health() != NOT_SERVING:
