@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-policies bench-policies-full calibration clean
+.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,7 +95,14 @@ docs: setup ## write the generated pages again: configuration, metrics, dashboar
 	$(BIN)/python tools/gen_dashboard.py
 	$(BIN)/python -m tools.gen_api_docs
 
-bench: setup ## what requests cost here, in CPU time and ratios
+bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
+	$(BIN)/epp bench all
+
+bench-long: setup ## an index of 100M cached tokens; a soak of a million requests, memory flat (an hour and more)
+	$(BIN)/epp bench long-index
+	$(BIN)/epp bench soak
+
+bench-parts: setup ## single parts: bare transports, recorder, ways of observing, tokenizers, simulator
 	$(BIN)/python -m bench.transport --rounds 3
 	$(BIN)/python -m bench.recorder
 	$(BIN)/python -m bench.observe

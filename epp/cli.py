@@ -28,6 +28,7 @@ COMMANDS = (
     Command(
         ("demo",), "epp.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
+    Command(("bench",), "epp.bench.command", "what requests cost here, goals beside measurements"),
     Command(("replay",), "epp.replay.command", "compare policies on one load, simulated or over HTTP"),
     Command(("records", "show"), "epp.decide.record_show", "recorded requests as a table"),
     Command(("records", "filter"), "epp.decide.record_filter", "the lines of the requests that are wanted"),

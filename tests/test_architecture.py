@@ -40,7 +40,7 @@ ALLOWED = {
     | {"tuner"},
 }
 #: Commands compose strangers; nobody imports them.
-COMPOSERS = {"cli", "demo", "tune", "__main__", "__init__"}
+COMPOSERS = {"cli", "bench", "demo", "tune", "__main__", "__init__"}
 
 PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner"}
 PURE_FILES = {

@@ -1,7 +1,7 @@
 """The floor: an ext_proc server that only answers, `python -m epp.bench.bare`, one fixed pick for everybody.
 
-Two messages in and two out on grpc.aio and uvloop, as the picker's own transport (docs/transport.md), messages
-decoded and answers made, nothing decided. Prints its address; ends when its standard input does.
+Two messages in and two out on grpc.aio and uvloop, as the picker's own transport (docs/transport.md):
+messages decoded and answers made, nothing decided. Prints its address; ends when its standard input does.
 """
 
 from __future__ import annotations

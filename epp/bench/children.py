@@ -1,4 +1,4 @@
-"""Processes that are measured: a picker of ours, the bare server; started, awaited, stopped, never left behind."""
+"""Processes that are measured: a picker of ours, the bare server; started, awaited, never left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Server:
 def pool_of(endpoints: int) -> list[EndpointSpec]:
     """A pool of so many endpoints that do not exist."""
     return [
-        EndpointSpec(address=f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}") for at in range(endpoints)
+        EndpointSpec(address=f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}")
+        for at in range(endpoints)
     ]
 
 

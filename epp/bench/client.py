@@ -1,6 +1,6 @@
 """The proxy's side of ext_proc: recorded conversations held with a picker, several at once.
 
-Owns the gRPC client and its clock. Knows of answers only which picks they carry and when a body has come back.
+Owns the gRPC client and its clock. Knows of answers only which picks they carry and when a body is back.
 What Envoy would tell besides - first tokens, access log - is told, too, where the picker has places for it.
 """
 
@@ -64,6 +64,7 @@ class Proxy:
         self._channel: grpc.aio.Channel | None = None
         self._told: list[tuple[str, str]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._undecided = 0
         self._calls: asyncio.StreamWriter | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,6 +128,7 @@ class Proxy:
             reported: as `burst`.
         """
         call = self._open()
+        self._undecided += 1
         decided_ms, pick, over = 0.0, ("", ""), False
         for step in steps:
             sending = None
@@ -140,6 +142,7 @@ class Proxy:
                 await sending
             if step.decides:
                 decided_ms, pick = (time.perf_counter() - sent_s) * 1e3, found
+                self._undecided -= 1
                 if gate is not None:
                     await gate.wait()
             if over:
@@ -156,6 +159,11 @@ class Proxy:
         if pick[0] and reported and self._access_log:
             self._told.append(pick)
         return decided_ms
+
+    @property
+    def undecided(self) -> int:
+        """Conversations begun whose pick has not come."""
+        return self._undecided
 
     async def settle(self) -> None:
         """Wait until the picker has been told everything."""
@@ -222,4 +230,4 @@ def _body_is_back(reply: ProcessingResponse) -> bool:
     if part not in ("request_body", "response_body"):
         return False
     mutation = getattr(reply, part).response.body_mutation
-    return mutation.HasField("streamed_response") and mutation.streamed_response.end_of_stream
+    return bool(mutation.HasField("streamed_response") and mutation.streamed_response.end_of_stream)

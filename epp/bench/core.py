@@ -1,8 +1,9 @@
 """The decision alone: what parsing, deciding and observing a request cost without any transport.
 
-CPU time of this thread over a batch of requests, divided by their number. Prompts are `warm` - an endpoint has
-nine tenths of them cached, as of a conversation that goes on - or `cold`. A decision is from the body to the
-reservation; what is observed is all that is told after it: metrics, two records, first token, access log.
+CPU time of this thread over a batch of requests, divided by their number. Prompts are `warm` - an endpoint
+has nine tenths of them cached, as of a conversation that goes on - or `cold`. A decision is from the body
+to the reservation; what is observed is all that is told after it: metrics, two records, first token, access
+log.
 """
 
 from __future__ import annotations
@@ -138,5 +139,7 @@ def measure_observing(figures: Figures, number: int, sizes: Sequence[str], endpo
                 for body in given.earlier:
                     rig.cache(body)
                 ask_us, report_us = whole_us(rig, given.requests)
-            figures.add(f"core/{name}/{size}/answer", "ms", ask_us / 1e3, "parse to reply, counted and queued")
+            figures.add(
+                f"core/{name}/{size}/answer", "ms", ask_us / 1e3, "parse to reply, counted and queued"
+            )
             figures.add(f"core/{name}/{size}/reports", "ms", report_us / 1e3, "first token, end, access log")

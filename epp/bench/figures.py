@@ -1,7 +1,7 @@
 """Figures: what was measured, with its spread, its goal and its ratio to a baseline.
 
-Owns the table and the baseline file. A figure has one value a round; what is shown is the median and, beside
-it, the lowest and highest. Lower is better for all of them.
+Owns the table and the baseline file. A figure has one value a round; what is shown is the median and,
+beside it, the lowest and highest. Lower is better for all of them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Figures:
             if goal is not None:
                 said = f"{_number(goal.most):>8} {'met' if figure.median <= goal.most else 'MISSED'}"
             spread = f"{_number(min(figure.values))} - {_number(max(figure.values))}"
-            line = f"{figure.name:{width}} {_number(figure.median):>10} {spread:>23} {figure.unit:8} {said:15}"
+            line = (
+                f"{figure.name:{width}} {_number(figure.median):>10} {spread:>23} {figure.unit:8} {said:15}"
+            )
             if baseline is not None:
                 line += f" {_ratio(figure, baseline.found.get(figure.name), paired=paired):>13}"
             lines.append((line + (f"  {figure.note}" if figure.note else "")).rstrip())
@@ -119,7 +121,9 @@ def load(path: Path) -> tuple[Figures, Mapping[str, object]]:
         document = json.loads(path.read_text(encoding="utf-8"))
         figures = Figures(
             {
-                name: Figure(name, figure["unit"], [float(value) for value in figure["values"]], figure["note"])
+                name: Figure(
+                    name, figure["unit"], [float(value) for value in figure["values"]], figure["note"]
+                )
                 for name, figure in document["figures"].items()
             }
         )

@@ -1,8 +1,8 @@
 """Chat requests to measure with: conversations of a given length, and the same a turn later.
 
 Owns the text. It has what real text has - line ends and quotes to be unescaped, no two conversations alike
-beyond their system prompt - and is a pure function of its arguments, so every run and every tree measures the
-same bytes.
+beyond their system prompt - and is a pure function of its arguments, so every run and every tree measures
+the same bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ MODEL = "bench-model"
 _SYSTEM_BYTES, _MESSAGE_BYTES = 2048, 3000
 _LONG_BYTES = 4_000_000
 _WORDS = (
-    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they "
-    "which one you were all her she there would their we him been has when who will no more if out so said "
-    "what up its about into than them can only other new some could time these two may then do first any my "
-    "now such like our over man me even most made after also did many before must through years where much "
-    "your way well down should because each just those people how too little state good very make world still "
-    'see own work long here both between life being under never day same another know while last might "us" '
-    "great old year off come since against go came right used take three\n"
-).split(" ")
+    "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on",
+    "not", "he", "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they", "which",
+    "one", "you", "were", "all", "her", "she", "there", "would", "their", "we", "him", "been", "has",
+    "when", "who", "will", "no", "more", "if", "out", "so", '"said"', "what", "up", "its", "about",
+    "into", "than", "them", "can", "only", "other", "new", "some", "could", "time", "these", "two",
+    "may", "then", "do\n",
+)  # fmt: skip
 
 
 def conversation(tokens: int, seed: int) -> tuple[bytes, bytes]:

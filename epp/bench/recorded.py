@@ -1,8 +1,9 @@
 """ext_proc conversations as a real Envoy held them, in every mode, to be held again with any picker.
 
-Owns the messages: what Envoy 1.40 sent (`conversations.json`, bodies taken out), with a body of one's own put
-in and, for the modes that differ only in what Envoy declares, another declaration. A conversation is what is
-sent and which answers are waited for in between; what the answers say is read as little as it takes.
+Owns the messages: what Envoy 1.40 sent (`conversations.json`, bodies taken out), with a body of one's own
+put in and, for the modes that differ only in what Envoy declares, another declaration. A conversation is
+what is sent and which answers are waited for in between; what the answers say is read as little as it
+takes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 64 * 1024
 _TOKEN = b'data: {"choices": [{"index": 0, "delta": {"content": " word"}}], "usage": null}\n\n'
 _LAST = (
-    b'data: {"choices": [], "usage": {"prompt_tokens": 18000, "completion_tokens": 128, "total_tokens": 18128,'
-    b' "prompt_tokens_details": {"cached_tokens": 16200}}}\n\ndata: [DONE]\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 18000, "completion_tokens": 128,'
+    b' "total_tokens": 18128, "prompt_tokens_details": {"cached_tokens": 16200}}}\n\ndata: [DONE]\n\n'
 )
 
 
@@ -93,7 +94,10 @@ def conversation(mode: Mode, body: bytes, chunks: int = 128) -> list[Step]:
 
 def _response(chunks: int, *, lockstep: bool) -> list[Step]:
     head = _message("duplex", "response_headers")
-    token, last = _message("duplex", "response_body", data=_TOKEN), _message("duplex", "response_body", data=_LAST)
+    token, last = (
+        _message("duplex", "response_body", data=_TOKEN),
+        _message("duplex", "response_body", data=_LAST),
+    )
     end = _message("duplex", "response_body", end=True)
     messages = (token,) * max(chunks - 1, 0) + (last, end)
     if lockstep:
@@ -119,8 +123,8 @@ def _message(
     *,
     data: bytes = b"",
     end: bool = False,
-    request: ProcessingMode.BodySendMode.ValueType | None = None,
-    response: ProcessingMode.BodySendMode.ValueType | None = None,
+    request: ProcessingMode.BodySendMode | None = None,
+    response: ProcessingMode.BodySendMode | None = None,
 ) -> bytes:
     message = ProcessingRequest.FromString(_template(proxy, part))
     shown = message.WhichOneof("request")

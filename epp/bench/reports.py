@@ -17,7 +17,7 @@ _USAGE = (
 
 
 def log_message(decisions: Iterable[tuple[str, str]], chunks: int = 130) -> bytes:
-    """A message of Envoy's access log: one entry for each decision id and endpoint, as our filter fills them."""
+    """A message of the access log: an entry for each decision id and endpoint, as our filter fills them."""
     message = StreamAccessLogsMessage()
     for decision_id, endpoint in decisions:
         entry = message.http_logs.log_entry.add()

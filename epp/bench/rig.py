@@ -1,4 +1,4 @@
-"""A picker without sockets, as the server builds it: recorder, metrics and a fleet with every signal known."""
+"""A picker without sockets, as the server builds it: recorder, metrics, a fleet with every signal known."""
 
 from __future__ import annotations
 
@@ -93,12 +93,16 @@ class Rig:
 
     def _fill(self, endpoints: int) -> None:
         fleet = self.picker.fleet
-        pool = [Endpoint(f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}") for at in range(endpoints)]
+        pool = [
+            Endpoint(f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}") for at in range(endpoints)
+        ]
         self.picker.set_pool(pool, self.clock.mono_s())
         shared = self.measure(self.parse(request(opening())))
         for slot, _ in fleet.members:
             fleet.rtt.observe(slot, 20.0 + slot * 0.37, self.clock.mono_s())
-            fleet.engine.update(slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), self.clock.mono_s())
+            fleet.engine.update(
+                slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), self.clock.mono_s()
+            )
             self.index.insert(slot, shared)
 
     def parse(self, asked: HttpRequest) -> ParsedRequest:
@@ -129,7 +133,9 @@ class Rig:
     def cache(self, body: bytes) -> None:
         """An earlier turn: decided and over, so that its endpoint has it cached."""
         parsed = self.parse(request(body))
-        decision = self.picker.pick(self.ask(parsed, self.measure(parsed), len(body)), self.clock.mono_s(), 1.7e9)
+        decision = self.picker.pick(
+            self.ask(parsed, self.measure(parsed), len(body)), self.clock.mono_s(), 1.7e9
+        )
         self.picker.end(decision.id, "stream-end", self.clock.mono_s())
 
 

@@ -1,9 +1,9 @@
 """The ext_proc server alone: recorded conversations of every mode over loopback, against any picker.
 
-CPU is what the system accounts to the picker's process, all threads, so that of another picker is measured by
-the same means: name its address and process id. Ours is started here, with recorder and metrics on, and is told
-first tokens and the access log as Envoy tells them; so are its rounds beside the bare server's, which only
-answers: what is above that is the picker's own.
+CPU is what the system accounts to the picker's process, all threads, so that of another picker is measured
+by the same means: name its address and process id. Ours is started here, with recorder and metrics on, and
+is told first tokens and the access log as Envoy tells them; so are its rounds beside the bare server's,
+which only answers: what is above that is the picker's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from epp.bench import prompts, recorded
 from epp.bench.children import Server, bare, picker, pool_of
@@ -74,7 +74,7 @@ class ServerBench:
         self._rows: list[Row] = []
         self._proxies: dict[str, Proxy] = {}
 
-    async def __aenter__(self) -> ServerBench:
+    async def __aenter__(self) -> Self:
         """Start what is ours and connect."""
         if self._other is not None:
             self._rows = [Row("picker", self._other, False, self._modes)]
@@ -101,7 +101,8 @@ class ServerBench:
         """One round: every size, mode and server in turn."""
         for name, tokens in SIZES.items():
             pairs = [
-                prompts.conversation(tokens, number * 10_000 + count) for count in range(1, self._requests + 1)
+                prompts.conversation(tokens, number * 10_000 + count)
+                for count in range(1, self._requests + 1)
             ]
             spent: dict[str, float] = {}
             for row in self._rows:

@@ -1,0 +1,199 @@
+"""`epp bench`: what requests cost here, goals beside measurements, in CPU time and ratios."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from epp.bench import core, figures, idle, index, recorded, server, soak, streams, through_envoy
+from epp.bench.cpu import instructions_offered
+from epp.bench.figures import Figures
+from epp.envoy.launch import tied_to_parent
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+#: What ``all`` runs, in this order; under twenty minutes on two cores.
+ALL = ("core", "server", "envoy", "streams", "index", "idle")
+LONG = ("long-index", "soak")
+#: Rounds unless told otherwise.
+_ROUNDS = {
+    "core": 5,
+    "server": 3,
+    "envoy": 3,
+    "streams": 1,
+    "index": 1,
+    "idle": 1,
+    "long-index": 1,
+    "soak": 1,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("name", choices=("all", *ALL, *LONG), help="what to measure")
+    parser.add_argument("--rounds", type=int, help="rounds of each, taken in turns (3 to 5, slow ones 1)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
+    parser.add_argument(
+        "--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one"
+    )
+    parser.add_argument("--address", default="", help="server: another picker's ext_proc listener, host:port")
+    parser.add_argument("--pid", type=int, default=0, help="server: its process id")
+    names = ",".join(mode.value for mode in recorded.Mode)
+    parser.add_argument(
+        "--modes", default=names, help="server: ways in which requests are shown (%(default)s)"
+    )
+    parser.add_argument("--requests", type=int, help="of a burst (server, envoy), or in all (soak)")
+    parser.add_argument("--endpoints", default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
+    parser.add_argument("--sizes", default="200,1k,18k,100k", help="core: prompt lengths (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 0 also where goals are missed: the table says so."""
+    _check(arguments)
+    names = ALL if arguments.name == "all" else (arguments.name,)
+    begun_s = time.monotonic()
+    print(", ".join(f"{name} {value}" for name, value in figures.settings().items()), flush=True)
+    if not instructions_offered():
+        print("no instruction counts: perf stat is missing, not permitted, or has no counter here")
+    found, before = Figures(), None
+    if arguments.against is not None:
+        before = Figures()
+        for number in range(arguments.rounds or _ROUNDS[names[0]]):
+            print(f"round {number + 1}", flush=True)
+            before.merge(_in_tree(arguments, arguments.against))
+            found.merge(_in_tree(arguments, Path(__file__).resolve().parents[2]))
+    else:
+        for name in names:
+            print(f"{name} ...", flush=True)
+            _measure(found, name, arguments)
+        if "core/200/3/answer" in found.found and "server/above bare/200 tokens" in found.found:
+            _split(found)
+    if arguments.baseline is not None:
+        before, taken = figures.load(arguments.baseline)
+        print("baseline: " + ", ".join(f"{name} {value}" for name, value in taken.items()))
+    print(found.table(before, paired=arguments.against is not None))
+    print(f"{time.monotonic() - begun_s:.0f} s; others on this machine are in none of it, but slow all of it")
+    if arguments.save is not None:
+        found.save(arguments.save)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        EppError: naming the flag.
+    """
+    if bool(arguments.address) != bool(arguments.pid):
+        raise EppError("--address and --pid go together: who answers, and whose CPU is counted")
+    if arguments.address and arguments.name != "server":
+        raise EppError("--address is for `epp bench server`: the other benches measure this picker")
+    if arguments.against is not None and not (arguments.against / "epp" / "bench").is_dir():
+        raise EppError(f"--against {arguments.against}: no source tree with epp/bench in it")
+    if arguments.rounds is not None and arguments.rounds < 1:
+        raise EppError("--rounds must be 1 or more")
+    for flag, known in (("sizes", set(core.SIZES)), ("modes", {mode.value for mode in recorded.Mode})):
+        unknown = set(getattr(arguments, flag).split(",")) - known
+        if unknown:
+            raise EppError(f"--{flag}: no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+
+
+def _measure(found: Figures, name: str, arguments: argparse.Namespace) -> None:
+    rounds = arguments.rounds or _ROUNDS[name]
+    if name == "core":
+        sizes = arguments.sizes.split(",")
+        endpoints = [int(size) for size in arguments.endpoints.split(",")]
+        for number in range(rounds):
+            core.measure(found, number, sizes, endpoints)
+            core.measure_observing(found, number, sizes[:1] + ["18k"] * ("18k" in sizes[1:]), endpoints[:1])
+    elif name == "index":
+        for size in ("1M", "10M"):
+            index.measure(found, size)
+    elif name == "long-index":
+        index.measure(found, "100M")
+    else:
+        uvloop.run(_served(found, name, rounds, arguments))
+
+
+async def _served(found: Figures, name: str, rounds: int, arguments: argparse.Namespace) -> None:
+    if name == "server":
+        modes = recorded.modes(arguments.modes)
+        bench = server.ServerBench(
+            modes,
+            address=arguments.address,
+            pid=arguments.pid,
+            requests=arguments.requests or server.REQUESTS,
+        )
+        async with bench:
+            for number in range(rounds):
+                await bench.measure(found, number)
+    elif name == "envoy":
+        async with through_envoy.EnvoyBench(requests=arguments.requests or through_envoy.REQUESTS) as whole:
+            for number in range(rounds):
+                await whole.measure(found, number)
+    elif name == "streams":
+        for number in range(rounds):
+            for count in streams.OPEN:
+                await streams.measure(found, number, count)
+    elif name == "idle":
+        for _ in range(rounds):
+            for endpoints in idle.ENDPOINTS:
+                await idle.measure(found, endpoints)
+    else:
+        await soak.run(found, arguments.requests or soak.REQUESTS)
+    await asyncio.sleep(0)
+
+
+def _split(found: Figures) -> None:
+    """Where a request's CPU goes, constant-message mode: what is measured alone, and the rest."""
+    for size, prompt in (("200 tokens", "200"), ("72 KB", "18k")):
+        alone = found.median
+        whole = alone(f"server/picker: constant/{size}")
+        parts = {
+            "transport": alone(f"server/bare: constant/{size}"),
+            "parse": alone(f"core/{prompt}/3/warm: parse"),
+            "decide": alone(f"core/{prompt}/3/warm: decide"),
+        }
+        parts["observe"] = alone(f"core/{prompt}/3/answer") - parts["parse"] - parts["decide"]
+        parts["observe"] += alone(f"core/{prompt}/3/reports")
+        parts["protocol, sockets, records"] = whole - sum(parts.values())
+        for part, value in parts.items():
+            found.add(f"split/{size}/{part}", "ms CPU", value, f"of {whole:.2f}")
+
+
+def _in_tree(arguments: argparse.Namespace, tree: Path) -> Figures:
+    """One round in a process of its own that imports from a source tree.
+
+    Raises:
+        EppError: it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="epp-bench-") as folder:
+        saved = Path(folder) / "figures.json"
+        words: Sequence[str] = (
+            arguments.name, "--rounds", "1", "--save", str(saved), "--modes", arguments.modes,
+            "--endpoints", arguments.endpoints, "--sizes", arguments.sizes,
+            *(("--requests", str(arguments.requests)) if arguments.requests else ()),
+        )  # fmt: skip
+        done = subprocess.run(  # noqa: S603  # ourselves
+            tied_to_parent(sys.executable, "-m", "epp", "bench", *words),
+            env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise EppError(f"the bench failed in {tree}: {done.stderr[-1500:]}")
+        return figures.load(saved)[0]
