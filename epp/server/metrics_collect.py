@@ -5,6 +5,7 @@ Owns which signal is shown under which name. Signals in milliseconds are shown i
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from epp.decide.picker import Picker
 
-_MS = "_ms"
+_MS = re.compile(r"_ms(?=_per_|$)")
 _LOAD_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
 
 
@@ -204,8 +205,8 @@ class PickerCollector(Collector):
 
     def _per_endpoint(self, now_s: float) -> Iterator[Metric]:
         for name, text, values in self._picker.fleet.gauges(now_s):
-            scale = 1e-3 if name.endswith(_MS) else 1.0
-            shown = f"{name.removesuffix(_MS)}_seconds" if name.endswith(_MS) else name
+            shown = _MS.sub("_seconds", name)  # Prometheus counts time in seconds
+            scale = 1.0 if shown == name else 1e-3
             family = GaugeMetricFamily(f"epp_endpoint_{shown}", text, labels=["endpoint"])
             for address, value in values:
                 family.add_metric([address], value * scale)
