@@ -3,7 +3,8 @@
 ``python -m bench.tokenizer [--model FOLDER ...]``. Each row is a chat of the given size through the picker's
 own path: parse, render, count, hash. The first turn knows nothing; the second is the same chat with about a
 tenth more, which must cost as much as the tenth. CPU time of the whole process, threads included, best of
-the rounds. The stall is the longest that the event loop did not come round while counts ran beside it.
+the rounds. The stall is the most CPU time that the process spends between two turns of the event loop while
+counts run beside it: what other work on the machine takes is not in it.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Bench:
         return tokens, first_ms, second_ms
 
     def stall_ms(self, size: int) -> float:
-        """The event loop's longest absence while counts of new text run beside it, one at a time."""
+        """CPU time of the loop's longest absence while counts of new text run beside it, one at a time."""
         if self._model is None:
             return 0.0
         beside = Tokenizers(
@@ -140,11 +141,11 @@ class Bench:
                 counting = False
 
             task = asyncio.ensure_future(count())
-            last = time.perf_counter()
+            last = time.process_time()
             while counting:
                 await asyncio.sleep(TICK_S)
-                now = time.perf_counter()
-                worst, last = max(worst, now - last - TICK_S), now
+                now = time.process_time()
+                worst, last = max(worst, now - last), now
             await task
             return worst
 

@@ -10,10 +10,12 @@ import openai
 import pytest
 import pytest_asyncio
 
+from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from tests.kit.engines import Answered, Asked, Engine, EngineServing
 from tests.kit.envoy import require_envoy
-from tests.kit.picker import CHAT
+from tests.kit.picker import CHAT, Serving
+from tests.kit.replicas import MODEL, quick_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -246,6 +248,24 @@ async def test_the_record_names_both_and_fallbacks_have_the_same_name(tmp_path: 
                 row for row, name in enumerate(record["served_models"]) if name == record["served_model"]
             }
             assert set(record["fallbacks"]) == alike - {record["chosen"]}
+
+
+async def test_a_name_that_an_engine_does_not_list_is_shown_and_said_once(tmp_path: Path) -> None:
+    async with Serving(tmp_path, replicas=[quick_config("a")]) as serving:
+        address = serving.replicas[0].address
+
+        async def mismatch(count: int) -> None:
+            await serving.picker.until_metric(
+                "epp_endpoint_model_mismatch", lambda value: value == count, endpoint=address
+            )
+
+        serving.write_pool([EndpointSpec(address=address, models={"chat": MODEL, "big": "absent"})])
+        await mismatch(1)
+        assert serving.picker.log().count("does not serve absent, requests for it fail there") == 1
+        status, _ = await serving.chat(model="chat")
+        assert status == 200, "nothing else changes"
+        serving.write_pool([EndpointSpec(address=address, models={"chat": MODEL})])
+        await mismatch(0)
 
 
 @pytest.mark.parametrize(("setting", "asked_for"), [("always", {"include_usage": True}), ("never", None)])
