@@ -1,0 +1,238 @@
+"""What is on disk: torn files, a process that dies at any write, commands on the shared folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from epp.cli import main
+from epp.errors import ConfigError
+from epp.tune.audit import Audit, read_audit
+from epp.tune.disk import RealDisk
+from epp.tune.places import Places
+from epp.tuner.plan import parse_plan, render_plan
+from tests.kit.tunework import GOOD, STARTING, CrashError, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A deployment in the middle of a screen."""
+    world = World(tmp_path_factory.mktemp("lived"), [GOOD])
+    world.start()
+    world.until("screen")
+    world.run(4)
+    return world
+
+
+def within_bounds(world: World) -> None:
+    text = world.places.weights.read_bytes()
+    plan = parse_plan(text, "weights.yaml", policy="gorgo", bounds=world.book.bounds)
+    assert plan.weights in (STARTING, GOOD)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_prefix_of_any_file_survives_picker_and_tuner_go_on(
+    lived: World, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    broken = lived.again(folder)
+    broken.die()
+    places = broken.places
+    named = [places.weights, *places.states, places.lock, places.audit, places.asked, broken.overrides]
+    for path in named:
+        if path.exists() and data.draw(st.booleans(), label=path.name):
+            content = path.read_bytes()
+            path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    before = broken.book.current
+    broken.look()
+    assert broken.book.current == before or broken.book.current.values in (STARTING, GOOD)
+    broken.start()
+    broken.run(4)
+    within_bounds(broken)
+    assert broken.state.incumbent == STARTING
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
+def test_killed_at_any_write_it_goes_on_and_nothing_counts_twice(
+    lived: World, tmp_path: Path, after: bool
+) -> None:
+    for write in range(0, 12, 2):
+        folder = tmp_path / f"{write}"
+        world = lived.again(folder, finds=[GOOD])
+        world.disk.dies_in, world.disk.after = write, after
+        with pytest.raises(CrashError):
+            world.run(200)
+        world.disk.dies_in = None
+        world.die()
+        world.look()
+        assert not world.picker_errors
+        within_bounds(world)
+        world.start()
+        world.run(10)
+        within_bounds(world)
+        assert world.tuner is not None
+        feed = world.tuner.feed.state
+        written = sum(path.read_bytes().count(b'"kind":"outcome"') for path in world.records.iterdir())
+        assert feed.seen + feed.unmatched <= written, "no sample twice"
+        world.die()
+
+
+def test_the_audit_log_is_bounded_and_reads_on_after_half_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.tune.audit.MAX_BYTES", 2000)
+    told: list[str] = []
+    places = Places(tmp_path / "weights.yaml")
+    audit = Audit(places, RealDisk(), told.append, "tuner")
+    for number in range(100):
+        audit.write(float(number), "note", reason="x" * 20)
+    sizes = [path.stat().st_size for path in (places.audit, places.audit_before)]
+    assert max(sizes) <= 2000
+    with places.audit.open("ab") as file:
+        file.write(b'{"at": 1, "wh')
+    audit.write(100.0, "note", reason="after half a line")
+    entries = read_audit(places, RealDisk())
+    assert entries[-1]["reason"] == "after half a line"
+    assert not told
+
+
+def configured(folder: Path, policy: str = "gorgo", extra: str = "") -> Path:
+    path = folder / "epp.yaml"
+    path.write_text(
+        f"policy: {{name: {policy}}}\nweights_file: weights.yaml\noverrides_file: overrides.yaml\n"
+        f"records: {{folder: records}}\n{extra}"
+    )
+    return path
+
+
+def epp(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_pins_are_shown_kept_and_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    assert epp("weights", "pin", "queue_weight=0.7", "rtt_weight=5", "--config", config) == 0
+    assert epp("weights", "show", "--config", config) == 0
+    shown = capsys.readouterr().out
+    assert "queue_weight = 0.7  (override" in shown
+    assert "rtt_weight = 5  (override; [0, 50], tuned in [0.01, 2])" in shown
+    assert epp("weights", "unpin", "rtt_weight", "--config", config) == 0
+    assert "queue_weight: 0.7" in (tmp_path / "overrides.yaml").read_text()
+    assert epp("weights", "unpin", "--all", "--config", config) == 0
+    assert epp("weights", "show", "--config", config) == 0
+    assert "override" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("weights", "pin", "queue_weight=99"), "out of bounds"),
+        (("weights", "pin", "nope=1"), "known: prefill_weight"),
+        (("weights", "pin", "queue_weight=fast"), "not a number"),
+        (("weights", "unpin"), "name weights, or give --all"),
+        (("weights", "rollback", "3"), "no weights with number 3"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_and_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert epp(*words, "--config", configured(tmp_path)) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "overrides.yaml").exists()
+
+
+def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("epp.tune.disk.replace_file", read_only)
+    config = configured(tmp_path)
+    assert epp("weights", "pin", "queue_weight=0.7", "--config", config, "--namespace", "ai") == 3
+    said = capsys.readouterr().out
+    assert "kubectl patch configmap epp-overrides --namespace ai --type merge" in said
+    assert "overrides.yaml" in said
+    assert "queue_weight: 0.7" in said
+
+
+@pytest.mark.parametrize(
+    ("policy", "extra", "said"),
+    [
+        ("random", "", "declares no weights: there is nothing to tune"),
+        ("gorgo", "tuner: 3", "tuner"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_with_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, extra: str, said: str
+) -> None:
+    assert epp("tune", "--config", configured(tmp_path, policy, extra)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_history_rollback_freeze_and_status_without_a_running_tuner(
+    lived: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = lived.again(tmp_path)
+    assert world.tuner is not None
+    world.run(2)
+    world.tuner.close()
+    config = configured(tmp_path)
+    assert epp("tune", "status", "--config", config) == 0
+    said = capsys.readouterr().out
+    for words in ("not running", "phase: screen", "candidate 1: ", "not enough evidence (", "next: "):
+        assert words in said
+    assert epp("weights", "history", "--config", config) == 0
+    assert "0: " in capsys.readouterr().out
+    assert epp("weights", "rollback", "0", "--reason", "a ticket", "--config", config) == 0
+    assert epp("tune", "status", "--config", config) == 0
+    assert "phase: frozen" in capsys.readouterr().out
+    assert epp("tune", "thaw", "--config", config) == 0
+    capsys.readouterr()
+    assert epp("weights", "history", "--audit", "--config", config) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert any("a ticket" in entry.get("reason", "") for entry in entries)
+    within_bounds(world)
+
+
+def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "records").mkdir()
+    words = [sys.executable, "-m", "epp", "tune", "--config", str(config), "--every", "0.05"]
+    weights = tmp_path / "weights.yaml"
+    for number, sign in enumerate((signal.SIGKILL, signal.SIGTERM)):
+        with (tmp_path / f"log{number}").open("wb") as log:
+            process = subprocess.Popen(words, stderr=log)
+        try:
+            waited_until = time.monotonic() + 60.0
+            while not (weights.exists() and b"serial: " + str(number + 1).encode() in weights.read_bytes()):
+                assert process.poll() is None, (tmp_path / f"log{number}").read_text()
+                assert time.monotonic() < waited_until
+                time.sleep(0.05)
+            second = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert second.returncode == 2
+            assert f"a tuner runs on this file already: pid {process.pid}" in second.stderr
+            os.kill(process.pid, sign)
+            assert process.wait(30) == (-9 if sign == signal.SIGKILL else 0)
+        finally:
+            process.kill()
+            process.wait()
+    assert "is gone; taking over" in (tmp_path / "log1").read_text()
+    bounds = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0), "prefill_weight": (0.0, 5.0)}
+    plan = parse_plan(weights.read_bytes(), "weights.yaml", policy="gorgo", bounds=bounds)
+    assert plan.weights == STARTING
+    with pytest.raises(ConfigError):
+        parse_plan(render_plan(plan)[:-9], "weights.yaml", policy="gorgo", bounds=bounds)

@@ -1,0 +1,128 @@
+"""Rehearsals: a deployment's records simulated, searched and judged, in the process and as a child."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import main
+from epp.decide.record_files import read_records
+from epp.replay.workloads.art_chat import DEMO, generate
+from epp.sim.scenario import parse_fleet
+from epp.tune.calibrate import CalibrationError, calibrate, newest_records
+from epp.tune.offline import ChildRehearsal, Task, perform, task_of
+from epp.tune.rehearse import windows
+from epp.tune.setup import read_setup
+from epp.tuner import machine
+from tests.kit.simrecords import record_simulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: All to the nearest, and no price for waiting: far from what is good here.
+POOR = {"rtt_weight": 2.0, "queue_weight": 0.05}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five minutes of a deployment with poor weights."""
+    folder = tmp_path_factory.mktemp("deployment") / "records"
+    requests = generate(replace(DEMO, duration_s=200.0, rate_rps=3.0), 5)
+    record_simulation(folder, requests, parse_fleet("l40s-x2@20,l40s-x2@102,h100@211"), "gorgo", POOR)
+    return folder
+
+
+def test_the_deployment_is_read_back_from_its_records(records: Path) -> None:
+    decisions, outcomes = newest_records(records, "")
+    found = calibrate(decisions, outcomes)
+    assert found.policy == "gorgo"
+    assert found.weights["rtt_weight"] == 2.0
+    assert len(found.trace) == len(decisions)
+    first, second, third = found.fleet.replicas
+    assert first.network.rtt_ms == pytest.approx(20.0, rel=0.25)
+    assert second.network.rtt_ms == pytest.approx(102.0, rel=0.25)
+    assert third.network.rtt_ms == pytest.approx(211.0, rel=0.25)
+    assert third.engine_class.name == "h100"
+    assert third.engine_class.prefill_ms_per_token < first.engine_class.prefill_ms_per_token
+    assert found.ttft_p95_ms > 20.0
+
+
+def test_only_the_newest_records_of_the_policy_count(records: Path) -> None:
+    decisions, _ = newest_records(records, "gorgo", 50)
+    assert len(decisions) == 50
+    everything = [r["at"] for r in read_records(records) if r["kind"] == "decision"]
+    assert [d["at"] for d in decisions] == sorted(everything)[-50:]
+    assert newest_records(records, "gorgo-ms") == ([], [])
+
+
+def test_too_few_records_say_how_many_are_wanted(records: Path) -> None:
+    decisions, outcomes = newest_records(records, "", 40)
+    with pytest.raises(CalibrationError, match=r"not enough evidence \(40 of 400 requests\)"):
+        calibrate(decisions, outcomes)
+
+
+def test_windows_keep_every_request_and_begin_at_zero(records: Path) -> None:
+    trace = calibrate(*newest_records(records, "")).trace
+    cut = windows(trace, 200)
+    assert sum(len(window) for window in cut) == len(trace)
+    assert all(window[0].at_ms == 0.0 for window in cut)
+
+
+def test_a_rehearsal_is_the_same_each_time_and_stays_within_bounds(records: Path) -> None:
+    bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0), "prefill_weight": (1.0, 1.0)}
+    task = Task(str(records), "gorgo", {}, bounds, seed=1, budget=10)
+    (found, rehearsed, _), (again, *_) = perform(task), perform(task)
+    assert found == again
+    assert rehearsed.tried == 10
+    for name, (low, high) in bounds.items():
+        assert low <= rehearsed.weights[name] <= high
+    assert rehearsed.weights["prefill_weight"] == 1.0
+    if found.weights is not None:
+        assert rehearsed.ttft is not None
+        assert "searched on" in found.reason
+
+
+def test_offline_prints_what_it_would_set_and_why(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--offline", str(records), "--budget", "8"]) == 0
+    said = capsys.readouterr().out
+    for words in ("simulated fleet: ", "recorded; E2E", "rtt_weight: 2 -> ", "would "):
+        assert words in said
+    assert main(["tune", "--offline", str(records), "--budget", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tried"] == 3
+    assert not (records / "weights.yaml").exists(), "a rehearsal writes nothing"
+
+
+def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_live(
+    records: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "epp.yaml"
+    config.write_text(
+        f"policy: {{name: gorgo, weights: {{rtt_weight: 2.0}}}}\nrecords: {{folder: {records}}}\nweights_file: w.yaml\n"
+    )
+    setup = read_setup(_flags(config))
+    state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
+    state.search = {"proposed": {"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}}
+    assert task_of(setup, state, budget=4).refused == [state.search["proposed"]]
+    told: list[str] = []
+    rehearsal = ChildRehearsal(setup, budget=4, tell=told.append)
+    assert rehearsal.poll() is None
+    rehearsal.start(state, "a test")
+    waited_until = time.monotonic() + 90.0
+    while (found := rehearsal.poll()) is None:
+        assert time.monotonic() < waited_until
+        time.sleep(0.1)
+    assert found.reason.startswith("rehearsal: ")
+    assert found.search["refused"]
+    assert rehearsal.poll() is None
+    rehearsal.start(state, "another")
+    rehearsal.stop()
+    assert rehearsal.poll() is None
+
+
+def _flags(config: Path) -> argparse.Namespace:
+    return argparse.Namespace(config=config, weights=None, records=None, overrides=None, settings=None)
