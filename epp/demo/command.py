@@ -26,6 +26,11 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
+from epp.tune.disk import RealDisk
+from epp.tune.places import Places
+from epp.tune.status import evidence
+from epp.tune.store import StateStore
+from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -80,12 +85,28 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     report(runs, console)
     console.print(recorded_table(pair(arguments.out / "records", runs[arguments.policy])))
+    for line in tuner_lines(arguments.out):
+        console.print(line, highlight=False)
     console.print(
         f"\nOutput in {arguments.out}/: configuration, logs, records, results.\n"
         f"Why did a request go where it went?  epp explain [ID] --records {arguments.out}/records\n"
         f"Would it go there again?  epp records verify {arguments.out}/records"
     )
     return 0
+
+
+def tuner_lines(folder: Path) -> list[str]:
+    """What the tuner made of the load: its own status; nothing where the policy has no weights."""
+    places = Places(folder / "weights.yaml")
+    state = StateStore(places, RealDisk(), lambda _: None).load()
+    if state is None:
+        return []
+    found = ", ".join(evidence(state, TunerSettings())) or state.reason
+    return [
+        f"\nThe tuner ran beside it, in phase {state.phase}: {found}.",
+        f"What it knows: epp tune status --config {folder}/epp.yaml",
+        f"What a simulation of these records would set: epp tune --offline {folder}/records",
+    ]
 
 
 def prepare(folder: Path) -> None:

@@ -18,6 +18,7 @@ from epp.demo.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
+from epp.policies.registry import create
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +95,8 @@ class Stack:
         ]
         (self._folder / "endpoints.yaml").write_bytes(dump_pool(endpoints))
         addresses_of = await self._start_picker()
+        if create(self._policy).weight_specs:
+            await self._start_tuner()
         host, port = split_address(addresses_of["grpc"])
         settings = EnvoySettings(
             endpoints=tuple(spec.endpoint() for spec in endpoints),
@@ -127,6 +130,8 @@ class Stack:
             "pool: {file: endpoints.yaml}\n"
             f"policy: {{name: {self._policy}}}\n"
             "records: {folder: records}\n"
+            "weights_file: weights.yaml\n"
+            "overrides_file: overrides.yaml\n"
             "prefix: {secret_file: secret}\n"
             "probe: {interval_s: 0.5}\n"
             "drain_s: 1\n"
@@ -141,6 +146,15 @@ class Stack:
         addresses: dict[str, str] = json.loads(ready.read_text())
         await self._until_measured(child, f"http://{addresses['http']}")
         return addresses
+
+    async def _start_tuner(self) -> None:
+        """The second process; it has begun once it has written the weights that it found."""
+        weights = self._folder / "weights.yaml"
+        arguments = ["tune", "--config", str(self._folder / "epp.yaml")]
+        child = await self._exit.enter_async_context(Child("tuner", arguments, self._folder))
+        while not weights.exists():
+            child.check()
+            await asyncio.sleep(0.05)
 
     async def _until_measured(self, child: Child, url: str) -> None:
         """Wait until the picker has measured every region, so that the first requests are priced fairly."""
