@@ -1,0 +1,39 @@
+"""The command's flags: what does not fit together is refused in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["server", "--address", "127.0.0.1:9002"], "go together"),
+        (["core", "--address", "127.0.0.1:9002", "--pid", "1"], "measure this picker"),
+        (["core", "--rounds", "0"], "1 or more"),
+        (["core", "--sizes", "18k,2m"], "no 2m"),
+        (["server", "--modes", "duplex,psychic"], "no psychic"),
+        (["core", "--against", "/nowhere"], "no source tree"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_prints_goals_saves_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "base.json"
+    flags = ["bench", "core", "--rounds", "1", "--sizes", "200", "--endpoints", "3"]
+    assert main([*flags, "--save", str(saved)]) == 0
+    assert main([*flags, "--baseline", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "core/200/3/warm" in said
+    assert "of baseline" in said
+    assert "yardstick_ms" in said

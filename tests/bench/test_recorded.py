@@ -1,0 +1,109 @@
+"""Recorded conversations: each is one that a picker answers with a pick, and any picker can be asked."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.bench import prompts, recorded
+from epp.bench.children import bare
+from epp.bench.client import Proxy
+from epp.bench.core import measure, measure_observing
+from epp.bench.figures import Figures
+from epp.bench.index import measured
+from epp.bench.recorded import Mode
+from epp.bench.rig import Rig, request
+from epp.bench.server import ServerBench
+from epp.extproc.stream import Stream
+from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+
+if TYPE_CHECKING:
+    from epp.extproc.stream import Output
+    from epp.extproc.types import Event
+
+BODY = prompts.conversation(2_000, 1)[1]
+
+
+def hold(mode: Mode, chunks: int = 3) -> tuple[list[PickNeeded], list[ProcessingResponse], bytes]:
+    stream, answer = Stream(), b""
+    asked: list[PickNeeded] = []
+    replies: list[ProcessingResponse] = []
+    for step in recorded.conversation(mode, BODY, chunks):
+        before = len(replies)
+        for message in step.messages:
+            waiting: list[Output | Event] = list(stream.receive(ProcessingRequest.FromString(message)))
+            while waiting:
+                output = waiting.pop(0)
+                assert not isinstance(output, Abort), output
+                if isinstance(output, PickNeeded):
+                    asked.append(output)
+                    waiting += stream.picked(Pick("10.0.0.1:8000", "d-1"))
+                elif isinstance(output, ProcessingResponse):
+                    replies.append(output)
+                elif isinstance(output, ResponseData):
+                    answer += output.data
+        if step.replies is not None:
+            assert len(replies) - before == step.replies
+    return asked, replies, answer
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None:
+    asked, replies, answer = hold(mode)
+    assert len(asked) == 1
+    assert sum("epp" in reply.dynamic_metadata.fields for reply in replies) == 1
+    wanted = None if mode in (Mode.HEADERS, Mode.STREAMED) else BODY
+    assert asked[0].request.body == wanted
+    if mode in (Mode.RESPONSE, Mode.DUPLEX):
+        assert answer.count(b"data: ") == 3 + 1
+        assert b"cached_tokens" in answer
+
+
+def test_a_turn_before_is_the_beginning_of_its_conversation() -> None:
+    rig = Rig(2)
+    before, whole = (rig.measure(rig.parse(request(body))).blocks for body in prompts.conversation(4_000, 7))
+    other = rig.measure(rig.parse(request(prompts.conversation(4_000, 8)[1]))).blocks
+    assert list(whole[: len(before) - 1]) == list(before[:-1])
+    assert 0.85 < len(before) / len(whole) < 0.95
+    shared = sum(a == b for a, b in zip(whole, other, strict=False))
+    assert 5 <= shared <= 9  # the system prompt and no more
+    assert prompts.conversation(200, 3) == prompts.conversation(200, 3)
+    assert json.loads(prompts.conversation(200, 3)[1])["stream"] is True
+
+
+async def test_another_picker_is_measured_by_address_and_process() -> None:
+    with bare() as other:
+        async with ServerBench([Mode.CONSTANT], address=other.grpc, pid=other.pid, requests=4) as bench:
+            figures = Figures()
+            await bench.measure(figures, 0)
+    assert figures.median("server/picker: constant/72 KB") > 0.0
+    assert "server/picker: constant/200 tokens p99" in figures.found
+
+
+async def test_streams_are_held_open_until_they_are_let_go() -> None:
+    with bare() as server:
+        async with Proxy(server.grpc) as proxy:
+            load = await proxy.burst([recorded.conversation(Mode.HEADERS, b"")] * 3, 2, reported=False)
+    assert len(load.decided_ms) == 3
+    assert proxy.undecided == 0
+
+
+def test_a_round_of_the_core_gives_every_figure() -> None:
+    figures = Figures()
+    measure(figures, 0, ["200"], [3])
+    measure_observing(figures, 0, ["200"], [3])
+    assert set(figures.found) == {
+        "core/200/3/cold", "core/200/3/warm", "core/200/3/warm: parse", "core/200/3/warm: decide",
+        "core/200/3/answer", "core/200/3/reports",
+    }  # fmt: skip
+    parts = figures.median("core/200/3/warm: parse") + figures.median("core/200/3/warm: decide")
+    assert figures.median("core/200/3/warm") == pytest.approx(parts)
+
+
+def test_an_index_of_conversations_needs_far_less_than_a_hash_a_token() -> None:
+    found = measured(150_000)
+    assert 8 / 64 < found["bytes per token"] < 1.0
+    assert found["walk"] > 0.0
