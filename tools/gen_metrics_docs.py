@@ -105,6 +105,8 @@ def example() -> Metrics:
     metrics.decided(picker.pick(ask, 0.0, 0.0), streamed=True)
     metrics.finished(Outcome("example", "10.0.0.1:8000", "completed", 500, 10.0, 20.0, Usage(128, 4, 0)))
     metrics.refused(503, "pool-empty")
+    metrics.streams.inc()
+    metrics.stream_ended("OK", 1.0)
     metrics.file_failed("endpoints")
     metrics.cluster.listed("pods")
     metrics.cluster.event("pods")

@@ -53,12 +53,19 @@ class ExtProc:
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
         exchange = self._new_exchange()
         self._metrics.streams.inc()
+        time_s = asyncio.get_running_loop().time
+        began_s, code = time_s(), grpc.StatusCode.INTERNAL
         cut, last = True, b""
         try:
             last = await self._converse(exchange, context)
-            cut = False
+            cut, code = False, grpc.StatusCode.OK
         except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
             raise
+        except _AbortedError as aborted:
+            code = aborted.code
+            log.warning("a stream was aborted: %s", aborted.detail)
+            await context.abort(code, aborted.detail)
         except Exception as error:
             if self.leaving and isinstance(error, grpc.aio.BaseError):
                 raise  # the server has stopped under a stream that was over: gRPC says so in a line
@@ -67,7 +74,7 @@ class ExtProc:
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
             exchange.closed(cut=cut)
-            self._metrics.streams.dec()
+            self._metrics.stream_ended(_go_name(code), time_s() - began_s)
         return last if self._single else None
 
     async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -83,5 +90,22 @@ class ExtProc:
             if isinstance(marker, Finish):
                 return b"" if last is None else last.SerializeToString()
             if isinstance(marker, Abort):
-                log.warning("a stream was aborted: %s", marker.detail)
-                await context.abort(grpc.StatusCode[marker.status], marker.detail)
+                raise _AbortedError(grpc.StatusCode[marker.status], marker.detail)
+
+
+class _AbortedError(Exception):
+    """The stream is to end with an error that is not the picker's."""
+
+    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(detail)
+
+
+def _go_name(code: grpc.StatusCode) -> str:
+    """A status as dashboards of llm-d know it, which is what Go calls it."""
+    if code in _GO_NAMES:
+        return _GO_NAMES[code]
+    return "".join(word.capitalize() for word in str(code.name).split("_"))
+
+
+_GO_NAMES = {grpc.StatusCode.OK: "OK", grpc.StatusCode.CANCELLED: "Canceled"}

@@ -19,7 +19,7 @@ from epp.extproc.types import Cause
 from epp.server.metrics_cluster import ClusterMetrics
 from epp.server.metrics_collect import PickerCollector, ReceiverCollector
 from epp.server.metrics_hot import Counters, FamilyCollector, Gauges, Histograms
-from epp.server.metrics_requests import RequestMetrics
+from epp.server.metrics_requests import DURATION_S, RequestMetrics
 from epp.server.tokenizers import REASONS
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Metrics:
                     self._refusals,
                     self._estimates,
                     self.exchanges,
-                    self._streams_open,
+                    *self._of_streams,
                     *self._times,
                     build,
                 )
@@ -76,6 +76,12 @@ class Metrics:
         self._ended = {cause: self.exchanges.child(cause.value) for cause in Cause}
         self._streams_open = Gauges("llm_d_epp_extproc_streams_inflight", "ext_proc streams open now.")
         self.streams: Value = self._streams_open.child()
+        self._streams_ended = Counters(
+            "llm_d_epp_extproc_streams_total", "ext_proc streams ended, by gRPC status.", ("code",)
+        )
+        seconds = Histograms("llm_d_epp_extproc_stream_duration_seconds", "Life of a stream.", DURATION_S)
+        self._stream_seconds = seconds.child()
+        self._of_streams = (self._streams_open, self._streams_ended, seconds)
         registry = self.registry
         self.stream_errors = Counter(
             "epp_stream_errors", "ext_proc streams that failed by a fault of the picker.", registry=registry
@@ -164,6 +170,12 @@ class Metrics:
             child = self._refused[status, rule] = self._refusals.child(str(status), rule)
         child.inc()
         self.requests.refused(model, status, priority)
+
+    def stream_ended(self, code: str, seconds: float) -> None:
+        """An ext_proc stream ended with a gRPC status, named as Go names it."""
+        self.streams.dec()
+        self._streams_ended.child(code).inc()
+        self._stream_seconds.observe(seconds)
 
     def exchange_ended(self, cause: Cause) -> None:
         """Count the end of a stream."""
