@@ -105,7 +105,6 @@ def tuner_lines(folder: Path) -> list[str]:
     return [
         f"\nThe tuner ran beside it, in phase {state.phase}: {found}.",
         f"What it knows: epp tune status --config {folder}/epp.yaml",
-        f"What a simulation of these records would set: epp tune --offline {folder}/records",
     ]
 
 
