@@ -23,6 +23,38 @@ def test_every_flag_and_plugin_has_a_row() -> None:
         assert f"`{kind}`" in PAGE, kind
 
 
+#: llm-d's flags and defaults, source [E]; "" for none.
+LLM_D = {
+    "grpc-port": "9002", "grpc-health-port": "9003", "metrics-port": "9090",
+    "pool-name": "", "pool-namespace": "", "pool-group": "inference.networking.k8s.io",
+    "endpoint-selector": "", "endpoint-target-ports": "",
+    "disable-endpoint-subset-filter": "false", "emit-endpoint-scores": "false",
+    "config-file": "", "config-text": "", "allow-experimental-plugins": "false",
+    "refresh-metrics-interval": "50ms", "refresh-prometheus-metrics-interval": "5s",
+    "metrics-staleness-threshold": "2s", "drain-timeout": "30s", "ha-enable-leader-election": "false",
+    "secure-serving": "true", "cert-path": "", "enable-cert-reload": "false",
+    "tls-min-version": "", "tls-cipher-suites": "", "health-checking": "false",
+    "grpc-max-recv-msg-size": "", "grpc-max-send-msg-size": "",
+    "metrics-endpoint-auth": "true", "metrics-client-ca-file": "", "metrics-cert-dir": "",
+    "enable-pprof": "true", "enable-grpc-stream-metrics": "false", "tracing": "true", "v": "2",
+    "zap-encoder": "console", "zap-log-level": "", "zap-devel": "false", "zap-time-encoding": "rfc3339",
+    "zap-stacktrace-level": "error",
+    "total-queued-requests-metric": "", "total-running-requests-metric": "",
+    "kv-cache-usage-percentage-metric": "", "lora-info-metric": "", "cache-info-metric": "",
+}  # fmt: skip
+
+
+def test_the_flags_are_llm_ds_with_its_defaults_and_none_is_missing() -> None:
+    rows = re.findall(r"^\| `-+([\w-]+)` \| (?:`(.*?)`)? ?\| (honoured|accepted|refused)", PAGE, re.MULTILINE)
+    assert {name: default for name, default, _ in rows} == LLM_D
+    assert {flag.name for flag in FLAGS} == LLM_D.keys()
+    for name, default, stance in rows:
+        flag = next(flag for flag in FLAGS if flag.name == name)
+        assert flag.stance.value.startswith(stance), name
+        if default:
+            assert flag.read(default) == flag.default, name
+
+
 def test_the_tests_that_it_names_exist() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", PAGE):
