@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from epp.tuner.state import State
 
 #: Measurements in the simulator for each candidate.
-BUDGET = 64
+BUDGET = 120
 _NICE = 10
 
 
