@@ -121,7 +121,7 @@ def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, trie
     assert set(decision.request.tried_models) <= {"small", "large"}
     assert decision.request.task == ""
     record = msgspec.json.encode(to_record(decision)).decode()
-    assert len(task.strip()) < 4 or task.strip() not in record
+    assert len(task.strip()) < 12 or task.strip() not in record  # shorter ones may be in it by chance
     assert ask(made).decision.served_model == "large"
 
 
