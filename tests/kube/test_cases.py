@@ -210,8 +210,8 @@ async def test_without_rights_on_nodes_only_regions_are_missing(
 async def test_a_role_for_objectives_of_the_newer_group_is_enough(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await cluster.permit((f"inferenceobjectives.{objects.OLD_GROUP}",))
     await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.OLD_OBJECTIVE_CRD)
+    await cluster.permit((f"inferenceobjectives.{objects.OLD_GROUP}",))
     await cluster.client.create(pool())
     await cluster.client.create(objective("batch", -1))
     async with cluster.follow(pool_name="pool") as picker:
@@ -223,8 +223,8 @@ async def test_a_role_for_objectives_of_the_newer_group_is_enough(
 
 
 async def test_missing_rights_on_objectives_are_told_with_their_group(cluster: Cluster) -> None:
-    await cluster.permit(("inferenceobjectives",))
     await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD)
+    await cluster.permit(("inferenceobjectives",))
     await cluster.client.create(pool())
     await cluster.client.run_pod(pod("a"), "10.0.0.1")
     async with cluster.follow(pool_name="pool") as picker:

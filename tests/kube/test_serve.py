@@ -16,6 +16,7 @@ from tests.kit.kubecluster import Cluster
 from tests.kit.kubefollow import PATIENCE_S, kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.picker import Serving
+from tests.kit.replicas import MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,9 +68,15 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
         assert "install its CRD" in reasons[0]
         assert reasons[1] == "InferencePool llm/pool does not exist"
         assert await readiness(serving) == "ok"
+        picker = serving.picker
+        # Until its health check has seen the picker, Envoy balances by itself.
+        async with asyncio.timeout(PATIENCE_S):
+            while not await picker.metric("epp_decisions_total", basis="policy"):
+                await serving.chat("is anybody there")
         for number in range(6):
             status, body = await serving.chat(f"hello {number}")
             assert status == 200, body
+        assert await picker.metric("epp_decisions_total", basis="policy") >= 7
         sheddable = {"x-llm-d-inference-objective": "batch"}
         status, body = await serving.chat("idle", headers=sheddable)
         assert status == 200, "engines that have room shed nothing"
@@ -82,9 +89,8 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
         status, body = await serving.chat("dropped", headers=sheddable)
         assert status == 429, body
         assert "negative priority" in json.dumps(body)
-        picker = serving.picker
-        assert await picker.metric("llm_d_epp_request_total", priority="0") >= 6
-        assert await picker.metric("llm_d_epp_request_total", priority="-1") == 2
+        assert await picker.metric("llm_d_epp_request_total", model_name=MODEL, priority="0") >= 6
+        assert await picker.metric("llm_d_epp_request_total", model_name=MODEL, priority="-1") == 1
         assert await picker.metric("llm_d_epp_request_error_total", priority="-1") == 1
         saturation = "llm_d_epp_flow_control_pool_saturation"
         assert await picker.metric(saturation, inference_pool="pool") == 1.0, "nobody has room"
