@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import aiohttp
-
 from epp.draw import draw
+from epp.server.keep_alive import KeepAlive
 from epp.server.listed import listed_names
 
 if TYPE_CHECKING:
-    from types import SimpleNamespace
-
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Probe, Scrape
@@ -122,46 +119,43 @@ class Poller:
         self._target, self._probe, self._scrape = target, probe, scrape
         self._sink, self._clock = sink, clock
         self._token = TokenFile(target.bearer_token_file)
-        self._opened = 0
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_create_start.append(self._connection_opened)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=3, keepalive_timeout=300.0, ssl=self._tls()),
-            trace_configs=[trace],
-            auto_decompress=True,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        ) as session:
-            loops = []
-            if self._probe.interval_s:
-                loops.append(self._every(self._probe.interval_s, "probe", self._probe_once, session))
+        connections = []
+        loops = []
+        try:
+            for interval_s, salt, once in (
+                (self._probe.interval_s, "probe", self._probe_once),
+                (self._scrape.interval_s, "scrape", self._scrape_once),
+            ):
+                if interval_s:
+                    connections.append(self._connection())
+                    loops.append(self._every(interval_s, salt, once, connections[-1]))
             if self._probe.interval_s and self._target.engine_names:
-                loops.append(self._check_models(session))
-            if self._scrape.interval_s:
-                loops.append(self._every(self._scrape.interval_s, "scrape", self._scrape_once, session))
+                connections.append(self._connection())
+                loops.append(self._check_models(connections[-1]))
             await asyncio.gather(*loops)
+        finally:
+            for connection in connections:
+                connection.close()
+            await asyncio.sleep(0)  # sockets close one turn of the loop later
 
-    def _tls(self) -> ssl.SSLContext | bool:
-        if not self._target.base_url.startswith("https"):
-            return True
-        return ssl.create_default_context(cafile=self._target.ca_file or None)
+    def _connection(self) -> KeepAlive:
+        target, tls = self._target, None
+        if target.base_url.startswith("https"):
+            tls = ssl.create_default_context(cafile=target.ca_file or None)
+        authority = target.base_url.partition("://")[2]
+        return KeepAlive(
+            authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES
+        )
 
-    async def _connection_opened(
-        self,
-        session: aiohttp.ClientSession,  # noqa: ARG002  # the hook's signature
-        context: SimpleNamespace,  # noqa: ARG002
-        params: aiohttp.TraceConnectionCreateStartParams,  # noqa: ARG002
-    ) -> None:
-        self._opened += 1
-
-    async def _every(self, interval_s: float, salt: str, work: _Work, session: aiohttp.ClientSession) -> None:
+    async def _every(self, interval_s: float, salt: str, work: _Work, connection: KeepAlive) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         first = True
         while True:
             started_s = self._clock.mono_s()
-            await work(session)
+            await work(connection)
             spent_s = self._clock.mono_s() - started_s
             pause_s = interval_s - spent_s
             if first:  # everyone is asked at once at start, then each at a moment of its own
@@ -169,90 +163,58 @@ class Poller:
                 first = False
             await asyncio.sleep(max(pause_s, 0.01))
 
-    async def _probe_once(self, session: aiohttp.ClientSession) -> None:
-        opened = self._opened
+    async def _probe_once(self, connection: KeepAlive) -> None:
+        opened = connection.opened
         started_s = self._clock.mono_s()
         try:
-            async with session.get(
-                self._target.base_url + self._probe.path,
-                headers=self._token.headers(),
-                timeout=aiohttp.ClientTimeout(total=self._probe.timeout_s),
-                server_hostname=self._target.server_name,
-                allow_redirects=False,
-            ) as response:
-                answered_s = self._clock.mono_s()
-                status = response.status
-                await response.content.read(MAX_EXPOSITION_BYTES)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            answer = await connection.get(self._probe.path, self._token.headers(), self._probe.timeout_s)
+        except (OSError, TimeoutError, ValueError) as error:
             self._sink.probe_failed(self._target.address, _problem(error), self._clock.mono_s())
             return
-        if status >= 500:
-            self._sink.probe_failed(self._target.address, f"status {status}", answered_s)
+        answered_s = self._clock.mono_s()
+        if answer.status >= 500:
+            self._sink.probe_failed(self._target.address, f"status {answer.status}", answered_s)
             return
-        warm = opened == self._opened
+        warm = opened == connection.opened
         self._sink.probed(self._target.address, (answered_s - started_s) * 1e3 if warm else None, answered_s)
 
-    async def _scrape_once(self, session: aiohttp.ClientSession) -> None:
+    async def _scrape_once(self, connection: KeepAlive) -> None:
         try:
-            async with session.get(
-                self._target.base_url + self._scrape.path,
-                headers=self._token.headers(),
-                timeout=aiohttp.ClientTimeout(total=self._scrape.timeout_s),
-                server_hostname=self._target.server_name,
-                allow_redirects=False,
-            ) as response:
-                if response.status != 200:
-                    self._failed_scrape(f"status {response.status}")
-                    return
-                text = await _read_bounded(response)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            answer = await connection.get(self._scrape.path, self._token.headers(), self._scrape.timeout_s)
+        except (OSError, TimeoutError, ValueError) as error:
             self._failed_scrape(_problem(error))
             return
-        self._sink.scraped(self._target.address, text, self._clock.mono_s())
+        if answer.status != 200:
+            self._failed_scrape(f"status {answer.status}")
+            return
+        self._sink.scraped(self._target.address, answer.body, self._clock.mono_s())
 
-    async def _check_models(self, session: aiohttp.ClientSession) -> None:
+    async def _check_models(self, connection: KeepAlive) -> None:
         """Once the engine is up, and now and then: does it know the names that it is asked for?"""
         while True:
-            listed = await self._listed(session)
+            listed = await self._listed(connection)
             if listed:
                 unknown = self._target.engine_names - listed
                 self._sink.models_listed(self._target.address, unknown, listed)
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
-    async def _listed(self, session: aiohttp.ClientSession) -> frozenset[str] | None:
+    async def _listed(self, connection: KeepAlive) -> frozenset[str] | None:
         """Names that the engine lists, none when it does not tell; None when it is not up."""
         try:
-            async with session.get(
-                f"{self._target.base_url}/v1/models",
-                headers=self._token.headers(),
-                timeout=aiohttp.ClientTimeout(total=self._scrape.timeout_s),
-                server_hostname=self._target.server_name,
-                allow_redirects=False,
-            ) as response:
-                body = await _read_bounded(response)
-                if response.status >= 500:
-                    return None
-                return listed_names(body) if response.status == 200 else frozenset()
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            answer = await connection.get("/v1/models", self._token.headers(), self._scrape.timeout_s)
+        except (OSError, TimeoutError, ValueError):
             return None
+        connection.close()  # it is not asked again soon
+        if answer.status >= 500:
+            return None
+        return listed_names(answer.body) if answer.status == 200 else frozenset()
 
     def _failed_scrape(self, problem: str) -> None:
         self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())
 
 
 class _Work(Protocol):
-    async def __call__(self, session: aiohttp.ClientSession, /) -> None: ...
-
-
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in response.content.iter_any():
-        size += len(piece)
-        if size > MAX_EXPOSITION_BYTES:
-            raise ValueError(f"more than {MAX_EXPOSITION_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
+    async def __call__(self, connection: KeepAlive, /) -> None: ...
 
 
 def _problem(error: BaseException) -> str:
