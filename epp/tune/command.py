@@ -5,6 +5,7 @@ Owns the process: its signals, its log and how often it looks. What it does is `
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -166,6 +167,7 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     lock.acquire()
+    _tidy(setup)
     try:
         tuner = Tuner(
             session=build_session(setup, lock.check, log.info, "tuner"),
@@ -189,6 +191,15 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     tuner.close()
     log.info("stopped; the state is kept")
     return 0
+
+
+def _tidy(setup: Setup) -> None:
+    """Remove what a killed tuner had begun to write; the lock is held, so nobody else writes these."""
+    weights, asked = setup.places.weights, setup.places.asked
+    for path in weights.parent.glob(f".{weights.stem}.*.tmp"):
+        if not path.name.startswith(f".{asked.name}."):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _warn(sentence: str) -> None:

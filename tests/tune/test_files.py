@@ -211,6 +211,7 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
 def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:
     config = configured(tmp_path)
     (tmp_path / "records").mkdir()
+    (tmp_path / ".weights.tuner-a.json.99999.tmp").touch()  # of a tuner that was killed
     words = [sys.executable, "-m", "epp", "tune", "--config", str(config), "--every", "0.05"]
     weights = tmp_path / "weights.yaml"
     for number, sign in enumerate((signal.SIGKILL, signal.SIGTERM)):
@@ -230,6 +231,7 @@ def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path:
         finally:
             process.kill()
             process.wait()
+    assert not list(tmp_path.glob(".weights*.tmp"))
     assert "is gone; taking over" in (tmp_path / "log1").read_text()
     bounds = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0), "prefill_weight": (0.0, 5.0)}
     plan = parse_plan(weights.read_bytes(), "weights.yaml", policy="gorgo", bounds=bounds)
