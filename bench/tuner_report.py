@@ -1,0 +1,229 @@
+"""The tuner's measurements in words and in a page: every figure with its n."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from epp.replay.report.style import STYLE
+from epp.replay.report.svg import Drawing, Scale, padded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Runs = Sequence[Mapping[str, Any]]
+
+_LEVEL = 0.05
+_HARM = 0.01
+_WORTH = 0.01
+_HERDED = 0.95
+_WORDS = 120
+_WIDTH, _HEIGHT, _EDGE = 640, 260, 56
+
+
+def most(k: int, n: int, *, chance: float = _LEVEL) -> float:
+    """Clopper and Pearson's one-sided upper bound of a share of which k of n were seen."""
+    if k >= n:
+        return 1.0
+    low, high = k / n, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        at_most = sum(math.comb(n, i) * middle**i * (1.0 - middle) ** (n - i) for i in range(k + 1))
+        low, high = (middle, high) if at_most > chance else (low, middle)
+    return high
+
+
+def text_of(found: Mapping[str, Runs]) -> str:
+    """What is known, part by part."""
+    tell = {
+        "published": _published,
+        "unbounded": _free,
+        "free rider": _rider,
+        "tuning": _tuning,
+        "drift": _drift,
+    }
+    lines = []
+    for name, runs in found.items():
+        lines += [f"{name}: {len(runs)} runs", *(f"  {line}" for line in (tell[name](runs) if runs else []))]
+    return "\n".join(lines)
+
+
+def _published(runs: Runs) -> list[str]:
+    out = []
+    for name in runs[0]["weights"]:
+        values = sorted(run["weights"][name] for run in runs)
+        out.append(
+            f"{name}: {values[0]:.3f} to {values[-1]:.3f}, median {median(values):.3f}, "
+            f"a factor of {values[-1] / values[0]:.1f}"
+        )
+    stopped = sum(bool(run["stopped"]) for run in runs)
+    scores = [step[2] for run in runs for step in run["history"]]
+    fired = median(len(run["history"]) for run in runs)
+    span = f"{min(scores):.2f} to {max(scores):.2f} s"
+    out.append(f"{stopped} stopped by themselves; median {fired:g} firings; scores {span}")
+    lucky = sum(abs(run["weights"]["queue_weight"] - 0.5) < 0.005 for run in runs)
+    out.append(
+        f"{lucky} of {len(runs)} end with queue_weight on the box's upper face, where the published one is"
+    )
+    return out
+
+
+def _free(runs: Runs) -> list[str]:
+    herd = sum(run["found"]["hottest"] >= _HERDED for run in runs)
+    out = [f"{herd} of {len(runs)} send at least {_HERDED:.0%} to one replica"]
+    for name in ("ttft_p95_ms", "e2e_p95_ms"):
+        ratios = [run["found"][name] / run["default"][name] for run in runs]
+        out.append(
+            f"{name} against published weights, held out: median {median(ratios):.3f}, "
+            f"{min(ratios):.3f} to {max(ratios):.3f}"
+        )
+    shares = [run["found"]["hottest"] for run in runs]
+    usual = runs[0]["default"]["hottest"]
+    out.append(f"share of the hottest replica: median {median(shares):.2f} (published weights {usual:.2f})")
+    return out
+
+
+def _rider(runs: Runs) -> list[str]:
+    """Only trials that came to an end say anything of promotion."""
+    over = [run for run in runs if run["promoted"] or "ended" in run["reason"]]
+    promoted = sum(run["promoted"] for run in over)
+    out = [
+        f"promoted {promoted} of {len(over)} trials that ended, at most {most(promoted, len(over)):.1%} "
+        f"(Clopper-Pearson, one-sided 95 %)"
+        if over
+        else "no trial ended"
+    ]
+    out.append(f"still running after {runs[0]['hours']:.1f} h: {len(runs) - len(over)}")
+    where = [run["phases"][-1] for run in over]
+    out += [f"ended in {name}: {where.count(name)}" for name in sorted(set(where))]
+    out += [f"e.g. {over[0]['reason']}"] if over else []
+    return out
+
+
+def _tuning(runs: Runs) -> list[str]:
+    promoted = [run for run in runs if run["promoted"]]
+    harmed = sum(max(_mean(run["gain"]["ttft"]), _mean(run["gain"]["e2e"])) > _HARM for run in promoted)
+    not_over = sum(run["phase"] not in ("baseline", "probation", "frozen") for run in runs)
+    out = [f"{len(promoted)} promoted, {not_over} not over"]
+    if promoted:
+        out.append(
+            "promotions that make TTFT or E2E p95 worse by more than 1 % (mean of "
+            f"{len(runs[0]['gain']['ttft'])} windows held out): {harmed} of {len(promoted)}, "
+            f"at most {most(harmed, len(promoted)):.1%}"
+        )
+    for label, key in (("live", "gain"), ("rehearsal alone", "rehearsed")):
+        shares = [_price(r[key]) / _price(r["attainable"]) for r in runs if _price(r["attainable"]) < -_WORTH]
+        if shares:
+            out.append(
+                f"share of the attainable gain, {label}: median {median(shares):.0%} of {len(shares)} runs "
+                "with more than 1 % to win"
+            )
+    for name in ("ttft_ms", "e2e_ms"):
+        costs = [run["cost"][name] for run in runs]
+        out.append(
+            f"{name} p95 while exploring, against the start's weights: median {median(costs):.3f}, "
+            f"worst {max(costs):.3f}"
+        )
+    return [*out, *(_one(run) for run in runs)]
+
+
+def _one(run: Mapping[str, Any]) -> str:
+    gain, best = (
+        f"TTFT {_percent(run[key]['ttft'])}, E2E {_percent(run[key]['e2e'])}"
+        for key in ("gain", "attainable")
+    )
+    how = f"{run['hours']:.1f} h, {run['requests']} requests, {run['pairs']} pairs"
+    return f"{how}; {gain} (attainable {best}): {run['reason'][:_WORDS]}"
+
+
+def _drift(runs: Runs) -> list[str]:
+    return [
+        f"load tripled; thawed after: {_hours(run['thawed_h'])}; promoted after: {_hours(run['promoted_h'])}; "
+        f"worse than the frozen default by more than 5 %: {run['worse_h']:.1f} of {run['observed_h']:.1f} h; "
+        f"last: {run['phase']}: {run['reason'][:_WORDS]}"
+        for run in runs
+    ]
+
+
+def _hours(value: float | None) -> str:
+    return "not" if value is None or math.isnan(value) else f"{value:.1f} h"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _price(found: Mapping[str, Sequence[float]]) -> float:
+    return (_mean(found["ttft"]) + _mean(found["e2e"])) / 2.0
+
+
+def _percent(logs: Sequence[float]) -> str:
+    return f"{100.0 * math.expm1(_mean(logs)):+.1f} %"
+
+
+# ---- the page -----------------------------------------------------------------------------------------
+
+
+def page(found: Mapping[str, Runs]) -> str:
+    """Figures as above, with the published search's trajectory."""
+    runs = found.get("published", [])
+    plots = "".join(
+        f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>'
+        for title, svg in (
+            ("The published search, first seed: score by firing", _score(runs[0]) if runs else ""),
+            ("Weights by firing, first seed", _weights(runs[0]) if runs else ""),
+            ("Weights that it ends with, all seeds", _ends(runs) if runs else ""),
+        )
+        if svg
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>The tuner, measured</title>'
+        f"<style>{STYLE}</style></head><body><main><h1>The tuner, measured</h1>"
+        f'<div class="grid">{plots}</div>'
+        f"<pre>{escape(text_of(found))}</pre></main></body></html>\n"
+    )
+
+
+def _frame(
+    label: str, xs: Sequence[float], ys: Sequence[float], *, log: bool
+) -> tuple[Drawing, Scale, Scale]:
+    drawing = Drawing(_WIDTH, _HEIGHT, label)
+    x = Scale(*padded(min(xs), max(xs), log=False), _EDGE, _WIDTH - 20)
+    y = Scale(*padded(min(ys), max(ys), log=log), _HEIGHT - _EDGE / 2, 20, log=log)
+    for tick in x.ticks():
+        drawing.text(x(tick), _HEIGHT - 8, f"{tick:g}", "tick", "middle")
+    for tick in y.ticks():
+        drawing.line(_EDGE, y(tick), _WIDTH - 20, y(tick), "grid")
+        drawing.text(_EDGE - 6, y(tick) + 4, f"{tick:g}", "tick", "end")
+    return drawing, x, y
+
+
+def _score(run: Mapping[str, Any]) -> str:
+    steps = [(float(at), float(score), accepted) for at, _, score, accepted in run["history"]]
+    drawing, x, y = _frame("score", [s[0] for s in steps], [s[1] for s in steps], log=False)
+    drawing.path([(x(at), y(score)) for at, score, _ in steps], "line faint")
+    for at, score, accepted in steps:
+        drawing.dot(x(at), y(score), 4.0, "mark candidate" if accepted else "mark faint")
+    return drawing.render()
+
+
+def _weights(run: Mapping[str, Any]) -> str:
+    values = [v for _, weights, _, _ in run["history"] for v in weights.values()]
+    at = [float(step[0]) for step in run["history"]]
+    drawing, x, y = _frame("weights", at, values, log=True)
+    for place, name in enumerate(run["weights"]):
+        points = [(x(float(n)), y(weights[name])) for n, weights, _, _ in run["history"]]
+        drawing.path(points, f"line s{place}", name)
+        drawing.text(points[-1][0], points[-1][1] - 6, name, f"end s{place}", "end")
+    return drawing.render()
+
+
+def _ends(runs: Runs) -> str:
+    points = [(math.log10(r["weights"]["rtt_weight"]), r["weights"]["queue_weight"]) for r in runs]
+    drawing, x, y = _frame("final weights", [p[0] for p in points], [p[1] for p in points], log=True)
+    for at, queue in points:
+        drawing.dot(x(at), y(queue), 5.0, "mark", f"rtt_weight {10**at:.3f}, queue_weight {queue:.3f}")
+    drawing.text(_WIDTH - 20, 14, "log10 rtt_weight across, queue_weight up", "hint", "end")
+    return drawing.render()

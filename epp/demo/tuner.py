@@ -1,0 +1,200 @@
+"""A tuner's life in virtual time: ``python -m epp.demo.tuner``.
+
+Three simulated regions start with weights that are off. The tuner rehearses, tries its candidate live,
+promotes it, watches it, finds nothing more and freezes; thresholds and evidence are those of production.
+Takes minutes, prints what happens and writes a page.
+
+What differs from a live tuner: rehearsals know the fleet as it is instead of calibrating it from records, and
+the clock stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.demo.tuner_report import Story, render
+from epp.demo.tuner_world import BEGIN_WALL_S, Life, at_rate
+from epp.policies.registry import create
+from epp.replay.workloads.art_chat import APR_5, generate
+from epp.sim.engine_class import L40S_X2
+from epp.sim.scenario import regional_fleet
+from epp.tune.calibrate import Deployment
+from epp.tune.rehearse import rehearse
+from epp.tuner import machine
+from epp.tuner.bounds import tuner_bounds
+from epp.tuner.search import Search
+from epp.tuner.settings import TunerSettings
+from epp.tuner.state import NothingBetter, Proposed, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.replay.trace import TraceRequest
+    from epp.sim.scenario import FleetSpec
+    from epp.tuner.state import Note, State
+
+POLICY = "gorgo-ms"
+#: Spreads over the regions as if the network and caches cost nothing.
+START: Mapping[str, float] = {
+    "network_weight": 0.05,
+    "prefill_weight": 1.0,
+    "waiting_weight": 12.0,
+    "stall_weight": 2.0,
+    "decode_weight": 1.0,
+}
+RATE_RPS = 1.4
+STRETCH_S = 3 * 3600.0
+#: Recorded requests that a rehearsal is given, and measurements that it may make.
+RECORDED, BUDGET = 6000, 24
+_PLANE = ("network_weight", "prefill_weight")
+_SAME = 0.1
+
+
+@dataclass(slots=True)
+class Rehearsals:
+    """What a tuner does between a baseline and a candidate.
+
+    Attributes:
+        policy: that is tuned.
+        fleet: the replicas.
+        rules: bounds.
+        seed: of searches and simulations.
+        budget: measurements for each.
+        recorded: requests of late that it is given.
+        tell: takes progress.
+        tried: weights measured.
+        refused: weights proposed before.
+    """
+
+    policy: str
+    fleet: FleetSpec
+    rules: Rules
+    seed: int = 0
+    budget: int = BUDGET
+    recorded: int = RECORDED
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    tried: list[dict[str, float]] = field(default_factory=list)
+    refused: list[dict[str, float]] = field(default_factory=list)
+
+    def __call__(
+        self, state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+    ) -> Proposed | NothingBetter:
+        """A candidate, or that there is none."""
+        trace = tuple(requests[: self.recorded])
+        deployment = Deployment(
+            policy=self.policy,
+            params={},
+            weights=state.incumbent,
+            fleet=self.fleet,
+            trace=trace,
+            ttft_p95_ms=float("nan"),
+            e2e_p95_ms=float("nan"),
+            notes=(),
+        )
+        search = Search(state.incumbent, self.rules.bounds, seed=self.seed + state.number + state.fruitless)
+
+        def told(number: int) -> None:
+            self.tell(f"rehearsal: {number} of {self.budget} measurements")
+            self.tried.append(search.ask())
+
+        found = rehearse(deployment, search, state.incumbent, budget=self.budget, seed=self.seed, on_try=told)
+        moved = {name: found.weights[name] for name in self.rules.bounds}
+        if not found.worth:
+            return NothingBetter(now_wall_s, f"rehearsal: {found.reason}")
+        if any(_alike(moved, before) for before in self.refused):
+            return NothingBetter(now_wall_s, "rehearsal: the best weights found were tried live before")
+        self.refused.append(moved)
+        return Proposed(now_wall_s, moved, f"rehearsal: {found.reason}")
+
+
+def _alike(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
+    return all(abs(a[name] - b[name]) <= _SAME * max(abs(a[name]), abs(b[name])) for name in a)
+
+
+def rules_of(policy: str, settings: TunerSettings | None = None) -> Rules:
+    """Production rules for a policy: default settings, its own bounds and the hard ones."""
+    specs = create(policy, None).weight_specs
+    bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
+    return Rules(settings or TunerSettings(), tuner_bounds(policy, bounds))
+
+
+def defaults_of(policy: str) -> dict[str, float]:
+    """A policy's default weights."""
+    return {name: spec.default for name, spec in create(policy, None).weight_specs.items()}
+
+
+def chat(seed: int, *, rate_rps: float, duration_s: float) -> tuple[TraceRequest, ...]:
+    """Generated chat traffic at a rate, sent at its own time."""
+    return at_rate(generate(replace(APR_5, duration_s=duration_s, rate_rps=rate_rps), seed), 1.0)
+
+
+def live(*, seed: int, hours: float, say: Callable[[str], None]) -> tuple[Life, Rehearsals]:
+    """From the perturbed start until a freeze that follows a promotion."""
+    rules, fleet = rules_of(POLICY), regional_fleet(L40S_X2)
+    rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed)
+
+    def tell(note: Note) -> None:
+        at_h = (note.at_wall_s - BEGIN_WALL_S) / 3600.0
+        moved = f"{note.before} -> {note.after}: " if note.before != note.after else ""
+        say(f"{at_h:6.2f} h  {moved}{note.reason}")
+
+    world = Life(
+        policy=POLICY,
+        fleet=fleet,
+        load=lambda number: chat(seed * 1000 + number, rate_rps=RATE_RPS, duration_s=STRETCH_S),
+        state=machine.start(POLICY, START, rules, BEGIN_WALL_S),
+        rules=rules,
+        rehearse=rehearsals,
+        stop=lambda state: state.phase == "frozen",
+        seed=seed,
+        tell=tell,
+    )
+    world.run(stretches=max(1, round(hours * 3600.0 / STRETCH_S)))
+    return world, rehearsals
+
+
+def story_of(world: Life, rehearsals: Rehearsals) -> Story:
+    """The page's content."""
+    evidence = world.rules.settings.evidence
+    hours = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
+    return Story(
+        title="A tuner's life in virtual time",
+        lead=f"{world.policy}, {len(world.fleet.replicas)} simulated replicas, "
+        f"{len(world.samples):,} requests in {hours:.0f} h; thresholds of production",
+        plane=_PLANE,
+        tried=rehearsals.tried,
+        history=world.state.history,
+        notes=world.notes,
+        evidence=world.evidence,
+        samples=world.samples,
+        begin_wall_s=BEGIN_WALL_S,
+        bound=evidence.block_bound,
+        level=evidence.guard_level,
+    )
+
+
+def main() -> int:
+    """Run it, and say how it ended: 0 when there were a promotion and a freeze."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo-out/tuner.html"), help="the page")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hours", type=float, default=72.0, help="virtual time at most")
+    arguments = parser.parse_args()
+    world, rehearsals = live(seed=arguments.seed, hours=arguments.hours, say=lambda s: print(s, flush=True))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(render(story_of(world, rehearsals)))
+    state = world.state
+    promoted = sum(change.how == "promoted" for change in state.history)
+    demoted = sum(change.how == "demoted" for change in state.history)
+    weights = ", ".join(f"{name} {value:.3g}" for name, value in state.incumbent.items())
+    print(f"\n{promoted} promoted, {demoted} demoted; {state.phase}; weights in force: {weights}")
+    print(f"Written: {arguments.out}")
+    return 0 if promoted and state.phase == "frozen" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
