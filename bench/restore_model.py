@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from bench.observe import CONCURRENCY, cpu_us, load
+from bench.observe import CONCURRENCY, load
+from bench.observe_duplex import cpu_us
 from epp.prompt.rewrite import rewrite
 from epp.prompt.rewrite_answer import ModelRestorer
 from tests.observe import answers
