@@ -110,7 +110,9 @@ class TwoEngines:
     """
 
     def __init__(self, folder: Path, *, envoy: Mapping[str, Any] | None = None, **config: Any) -> None:
-        self._folder, self._changes = folder, envoy or {}
+        self.folder, self._changes = folder, envoy or {}
+        #: The upstreams' addresses, once they are there.
+        self.addresses: list[str] = []
         self.models: list[dict[str, str]] = [{}, {}]
         self.got: list[Got] = []
         #: Set when the first piece of a body is upstream.
@@ -121,13 +123,13 @@ class TwoEngines:
 
     async def __aenter__(self) -> Self:
         try:
-            addresses = [await self._exit.enter_async_context(self._upstream()) for _ in range(2)]
+            self.addresses = [await self._exit.enter_async_context(self._upstream()) for _ in range(2)]
             specs = [
                 EndpointSpec(address=address, models=models)
-                for address, models in zip(addresses, self.models, strict=True)
+                for address, models in zip(self.addresses, self.models, strict=True)
             ]
-            self._folder.mkdir(exist_ok=True)
-            (self._folder / "endpoints.yaml").write_bytes(dump_pool(specs))
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / "endpoints.yaml").write_bytes(dump_pool(specs))
             self._exit.push_async_callback(self.picker.stop)
             await self.picker.start()
             host, _, port = self.picker.grpc.rpartition(":")
@@ -141,7 +143,7 @@ class TwoEngines:
                 variant=Variant.STANDALONE,
                 first_token_port=0,
             )
-            envoy = EnvoyProcess(replace(settings, **self._changes), folder=self._folder / "envoy")
+            envoy = EnvoyProcess(replace(settings, **self._changes), folder=self.folder / "envoy")
             self.envoy = await self._exit.enter_async_context(envoy)
             self.url = self.envoy.listener_url
             self.http = await self._exit.enter_async_context(
