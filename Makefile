@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full calibration clean
+.PHONY: help setup demo test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-tuner bench-tuner-full demo-tuner calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ lint: setup ## ruff and mypy
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
+demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-out/tuner.html (minutes)
+	$(BIN)/python -m epp.demo.tuner --out demo-out/tuner.html
+
 protos: setup ## regenerate epp/pb from protos/
 	$(BIN)/python tools/gen_protos.py
 
@@ -115,6 +118,12 @@ bench-policies: setup ## policies on the cells they are judged on, into build/po
 
 bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned first; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.policies --full --tune --ablations --out build/policies-full
+
+bench-tuner: setup ## the tuner measured, as many runs as 18 minutes allow, into build/tuner; goes on where it was
+	$(BIN)/python -m bench.tuner --folder build/tuner
+
+bench-tuner-full: setup ## the same with all seeds and long trials; hours, may be stopped and gone on with
+	$(BIN)/python -m bench.tuner --full --folder build/tuner-full
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
 	$(BIN)/python -m bench.calibration

@@ -54,10 +54,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 def parts(*, full: bool) -> list[Part]:
     """What is run, in order."""
-    seeds, hours = (50, 30) if full else (20, 6)
+    seeds, hours = 50, 30 if full else 6
     windows, budget = (30, 48) if full else (4, 16)
-    window_s = 1800.0 if full else 600.0
-    free_s, runs, drifts = 1800.0, 100 if full else 10, 8 if full else 1
+    window_s, runs, drifts = 1800.0, 100 if full else 10, 8 if full else 1
     p = tuner_parts
     return [
         Part(
@@ -71,7 +70,10 @@ def parts(*, full: bool) -> list[Part]:
         Part(
             "unbounded",
             0.15,
-            [(f"{n} {free_s:g}", partial(p.es_paper, n, free=True, duration_s=free_s)) for n in range(seeds)],
+            [
+                (f"{n} {window_s:g}", partial(p.es_paper, n, free=True, duration_s=window_s))
+                for n in range(seeds)
+            ],
         ),
         Part(
             "free rider",

@@ -140,7 +140,7 @@ def _one(run: Mapping[str, Any]) -> str:
 
 def _drift(runs: Runs) -> list[str]:
     return [
-        f"load tripled; thawed after: {_hours(run['thawed_h'])}; promoted after: {_hours(run['promoted_h'])}; "
+        f"load tripled; thawed after {_hours(run['thawed_h'])}, promoted after {_hours(run['promoted_h'])}; "
         f"worse than the frozen default by more than 5 %: {run['worse_h']:.1f} of {run['observed_h']:.1f} h; "
         f"last: {run['phase']}: {run['reason'][:_WORDS]}"
         for run in runs
@@ -148,7 +148,7 @@ def _drift(runs: Runs) -> list[str]:
 
 
 def _hours(value: float | None) -> str:
-    return "not" if value is None or math.isnan(value) else f"{value:.1f} h"
+    return "never" if value is None or math.isnan(value) else f"{value:.1f} h"
 
 
 def _mean(values: Sequence[float]) -> float:
