@@ -54,7 +54,8 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
-        max_receive_bytes: longest gRPC message taken; 0 for the longest body and its envelope.
+        max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
+            its envelope.
         max_send_bytes: longest gRPC message sent; 0 for the same.
     """
 
