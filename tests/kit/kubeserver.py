@@ -37,7 +37,7 @@ class KubeServer:
 
     Attributes:
         tokens: bearer tokens that are let in; anybody when None.
-        denied: plurals that nobody may read.
+        denied: plurals that nobody may read, or ``plural.group``.
         bookmark_s: seconds between bookmarks on a watch.
         requests: method, path and query of every request, in order.
     """
