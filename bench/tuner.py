@@ -71,7 +71,7 @@ def parts(*, full: bool) -> list[Part]:
             "unbounded",
             0.15,
             [
-                (f"{n} {window_s:g}", partial(p.es_paper, n, free=True, duration_s=window_s))
+                (f"{n} {window_s:g} no queue", partial(p.es_paper, n, free=True, duration_s=window_s))
                 for n in range(seeds)
             ],
         ),

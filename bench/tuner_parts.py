@@ -18,12 +18,12 @@ from epp.sim.engine_class import L40S_X2
 from epp.sim.run import run_window
 from epp.sim.scenario import WindowOptions, regional_fleet
 from epp.tuner import machine
-from epp.tuner.es_paper import BOX, EsPaper
+from epp.tuner.es_paper import BOX, START, EsPaper
 from epp.tuner.search import Search
 from epp.tuner.state import NothingBetter, Proposed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.replay.trace import TraceRequest
     from epp.tuner.samples import Sample
@@ -35,8 +35,9 @@ FLEET = regional_fleet(L40S_X2)
 OPEN = WindowOptions(closed_loop=False)
 #: Requests a second of the published window, and of a load that one replica can carry.
 RATE_RPS, LIGHT_RPS = 4.2, 1.4
-#: A box in which the queue can be left out, as the published tuner first had it.
+#: A box in which the queue can be left out, and the start of the published run that did without it.
 FREE_BOX = {"rtt_weight": (0.05, 50.0), "queue_weight": (1e-4, 5.0)}
+FREE_START = {"rtt_weight": 0.5, "queue_weight": 1e-4}
 #: Everything to the nearest, as far as the hard bounds let it.
 FREE_RIDER = {
     "network_weight": 4.0,
@@ -50,6 +51,7 @@ LIGHT_WEIGHTS = {**FREE_RIDER, "network_weight": 2.0, "decode_weight": 0.2}
 #: Seeds of loads that nothing is searched or tried on.
 HELD_OUT, SEARCHED_ON = 900_000, 700_000
 _BIN_S = 600.0
+_CALM_S = 3600.0
 _WORSE = 1.05
 _FACTOR = 6.0
 
@@ -75,9 +77,10 @@ class _Follower:
 
 
 def es_paper(seed: int, *, free: bool, duration_s: float, window: int = 128) -> Figures:
-    """The published search on its window; ``free`` lets it leave the queue out, at a light load."""
+    """The published search on its window; ``free`` begins without a price of the queue, at a light load."""
     rate_rps = LIGHT_RPS if free else RATE_RPS
-    search = EsPaper(seed=seed, window=window, box=dict(FREE_BOX if free else BOX))
+    start, box = (FREE_START, FREE_BOX) if free else (START, BOX)
+    search = EsPaper(seed=seed, window=window, start=dict(start), box=dict(box))
     follower = _Follower(search)
     load = chat(SEARCHED_ON, rate_rps=rate_rps, duration_s=duration_s)
     stretch = Stretch(load, FLEET, "gorgo", {}, seed=0, observer=follower, options=OPEN)
@@ -94,6 +97,7 @@ def es_paper(seed: int, *, free: bool, duration_s: float, window: int = 128) -> 
         held = chat(HELD_OUT, rate_rps=rate_rps, duration_s=_BIN_S)
         out["found"] = judged(held, "gorgo", search.best)
         out["default"] = judged(held, "gorgo", {})
+        out["herd"] = judged(held, "gorgo", {"rtt_weight": 50.0, "queue_weight": 1e-4})
     return out
 
 
@@ -188,7 +192,7 @@ def gains(
 def exploring(world: Life, policy: str, start: Mapping[str, float], seed: int) -> dict[str, float]:
     """p95 of all requests of the trial over that of the same requests under the weights of the start."""
     calm = _life(policy, start, seed, _nothing, rate_rps=LIGHT_RPS)
-    calm.stop = lambda _: calm.samples[-1].dispatched_wall_s >= world.samples[-1].dispatched_wall_s
+    calm.stop = _until(world, calm)
     calm.run(stretches=100)
     return _ratio(world.samples, calm.samples)
 
@@ -200,11 +204,11 @@ def drift(seed: int, *, hours: float, budget: int) -> Figures:
     world = _drifting(dict(LIGHT_WEIGHTS), seed, rehearsals)
     world.state.phase = "frozen"
     world.stop = lambda state: state.promotions > 0
-    world.run(stretches=2 + round(hours))
+    world.run(stretches=1 + round(hours))
     best = _drifting(defaults_of(policy), seed, _nothing)
-    best.stop = lambda _: best.samples[-1].dispatched_wall_s >= world.samples[-1].dispatched_wall_s
+    best.stop = _until(world, best)
     best.run(stretches=100)
-    began_s = 2 * 3600.0
+    began_s = _CALM_S
     thaw = next((n.at_wall_s for n in world.notes if "drift" in n.reason), math.nan)
     promoted = next((c.at_wall_s for c in world.state.history if c.how == "promoted"), math.nan)
     after = [s for s in world.samples if s.dispatched_wall_s - BEGIN_WALL_S >= began_s]
@@ -230,7 +234,7 @@ def _drifting(weights: Mapping[str, float], seed: int, rehearse: Any) -> Life:
     world = _life("gorgo-ms", weights, seed, rehearse, rate_rps=LIGHT_RPS)
 
     def load(number: int) -> tuple[TraceRequest, ...]:
-        rate_rps = LIGHT_RPS if number < 2 else 3.0 * LIGHT_RPS
+        rate_rps = LIGHT_RPS if number * 3600.0 < _CALM_S else 3.0 * LIGHT_RPS
         return chat(seed * 1000 + number, rate_rps=rate_rps, duration_s=3600.0)
 
     world.load = load
@@ -259,6 +263,12 @@ def _nothing(
     return NothingBetter(now_wall_s, "not looked for")
 
 
+def _until(longer: Life, shorter: Life) -> Callable[[State], bool]:
+    """Whether the one has met every request that the other has."""
+    last_s = max(sample.dispatched_wall_s for sample in longer.samples)
+    return lambda _: bool(shorter.samples) and shorter.samples[-1].dispatched_wall_s >= last_s
+
+
 def _first_trial_over(state: State) -> bool:
     """Promoted, ended, or nothing worth a trial."""
     return state.promotions > 0 or state.fruitless > 0
@@ -280,7 +290,7 @@ def _told(world: Life) -> Figures:
 
 
 def _ratio(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
-    last_s = min(a[-1].dispatched_wall_s, b[-1].dispatched_wall_s)
+    last_s = min(max(sample.dispatched_wall_s for sample in part) for part in (a, b))
     out = {}
     for name in ("ttft_ms", "e2e_ms"):
         ours, theirs = (
