@@ -29,6 +29,7 @@ from epp.tuner.bounds import tuner_bounds
 from epp.tuner.search import Search
 from epp.tuner.settings import TunerSettings
 from epp.tuner.state import NothingBetter, Proposed, Rules
+from epp.tuner.status import status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,10 +143,16 @@ def live(*, seed: int, hours: float, say: Callable[[str], None]) -> tuple[Life, 
         moved = f"{note.before} -> {note.after}: " if note.before != note.after else ""
         say(f"{at_h:6.2f} h  {moved}{note.reason}")
 
+    def load(number: int) -> tuple[TraceRequest, ...]:
+        at_h = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
+        where = status(world.state, rules)
+        say(f"{at_h:6.2f} h  in {where.phase}: {where.enough}; next: {where.next_step}")
+        return chat(seed * 1000 + number, rate_rps=RATE_RPS, duration_s=STRETCH_S)
+
     world = Life(
         policy=POLICY,
         fleet=fleet,
-        load=lambda number: chat(seed * 1000 + number, rate_rps=RATE_RPS, duration_s=STRETCH_S),
+        load=load,
         state=machine.start(POLICY, START, rules, BEGIN_WALL_S),
         rules=rules,
         rehearse=rehearsals,
