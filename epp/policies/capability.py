@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
 #: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
 #: those that were tried does as well as any larger.
-TRIED_PENALTY = WeightSpec(1_000.0, 1.0, 1e6, "factor on the cost of a model that has been tried")
+TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9, "factor on the cost of a model that has been tried")
 
 #: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
 LEAST_SUCCESS = 0.01

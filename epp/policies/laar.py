@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,6 +38,11 @@ class Laar(GorgoMs):
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
         {
             **GorgoMs.weight_specs,
+            # Chosen on six draws of docs/laar.md that are not reported on. A retry meets no conversation that
+            # its prefill could be kept for, so that its prefill is worth its own time.
+            "prefill_weight": replace(GorgoMs.weight_specs["prefill_weight"], default=1.0),
+            "waiting_weight": replace(GorgoMs.weight_specs["waiting_weight"], default=6.0),
+            "stall_weight": replace(GorgoMs.weight_specs["stall_weight"], default=1.0),
             "success_weight": WeightSpec(1.0, 0.0, 3.0, "exponent of the chance of a correct answer"),
             "tried_penalty": TRIED_PENALTY,
         }

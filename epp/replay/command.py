@@ -16,6 +16,7 @@ from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
+from epp.replay.kv_retry import command as kv_retry
 from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
 from epp.replay.workloads.registry import WORKLOADS
@@ -93,6 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         _list(console)
         return 0
     _check(arguments)
+    if arguments.workload in kv_retry.WORKLOADS:
+        return kv_retry.run(arguments, policies_of(arguments.policy, yardsticks=False), console)
     document = compare_gateways(arguments, console) if arguments.over_http else _simulated(arguments)
     if document.sweep is not None:
         console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
@@ -203,6 +206,8 @@ def _list(console: Console) -> None:
     console.print("[bold]workloads[/bold]")
     for workload in WORKLOADS.values():
         console.print(f"  {workload.name:<18}{workload.help}", highlight=False)
+    for name, text in kv_retry.HELP.items():
+        console.print(f"  {name:<18}{text}", highlight=False)
     console.print("[bold]fleets[/bold]")
     for name, (text, _) in FLEETS.items():
         console.print(f"  {name:<18}{text}", highlight=False)

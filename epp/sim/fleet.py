@@ -7,7 +7,7 @@ told live, as late as it would be told. Nothing here decides anything.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.weights import WeightBook
@@ -41,8 +41,22 @@ if TYPE_CHECKING:
 _LEAD_MS: Final = 5_000.0
 _WALL_S: Final = 1_700_000_000.0
 _EXPIRE_EVERY_MS: Final = 10_000.0
+#: What clients call the model where replicas serve different ones.
+PUBLIC_MODEL: Final = "chat"
 # What a chat body holds beside its text: model, roles, options.
 _BODY_OVERHEAD_BYTES: Final = 300
+
+
+class Sender(Protocol):
+    """Whoever sends the load: `Client`, or one that decides by what came back."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is under way or still to be sent."""
+        ...
+
+    def answered(self, index: int) -> None:
+        """The request is over."""
 
 
 class FleetSim:
@@ -95,7 +109,7 @@ class FleetSim:
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
         if options.timeline_s:
             self.loop.at(self.start_ms, Rank.SIGNAL, self._sample)
-        self._client = Client(requests, options, loop=self.loop, start_ms=self.start_ms, send=self._send)
+        self._client = self._build_client()
 
     def run(self) -> WindowResult:
         """Everything, to the last answer."""
@@ -145,6 +159,22 @@ class FleetSim:
             self._picker.usage(decision_id, usage)
         self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
 
+    def _build_client(self) -> Sender:
+        return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
+
+    def _ask(self, index: int) -> Ask:
+        """What the picker is asked for a request."""
+        request = self.requests[index]
+        return Ask(
+            prompt=self.prompts.measured(index),
+            body_bytes=self.body_bytes(index),
+            max_output_tokens=request.output_tokens,
+            affinity_key=self.prompts.affinity_key(index, self.options.affinity),
+            session=request.session,
+            api="simulated",
+            stream=True,
+        )
+
     def _build_picker(self, weights: Mapping[str, float]) -> Picker:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
@@ -175,17 +205,9 @@ class FleetSim:
         )
 
     def _send(self, index: int, intended_ms: float) -> None:
-        request, now_s = self.requests[index], self.loop.now_ms / 1e3
+        now_s = self.loop.now_ms / 1e3
         flight = Flight(self, index, intended_ms)
-        ask = Ask(
-            prompt=self.prompts.measured(index),
-            body_bytes=self.body_bytes(index),
-            max_output_tokens=request.output_tokens,
-            affinity_key=self.prompts.affinity_key(index, self.options.affinity),
-            session=request.session,
-            api="simulated",
-            stream=True,
-        )
+        ask = self._ask(index)
         # The same request draws the same numbers under every policy.
         self._next_id = f"r{index}"
         self._truth.index = index
@@ -243,4 +265,6 @@ def _endpoint(spec: ReplicaSpec) -> Endpoint:
         region=spec.region,
         engine_class=spec.known_as or cls.name,
         context_tokens=cls.context_tokens,
+        models=frozenset({PUBLIC_MODEL}) if spec.model else frozenset(),
+        served_names={PUBLIC_MODEL: spec.model} if spec.model else {},
     )

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Self
 
+    from epp.sim.lookup import Lookup
+
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -54,6 +56,7 @@ class SimConfig:
         answer_tokens: length of an answer that no limit cuts.
         block_tokens: tokens per KV block.
         seed: of the fault draws.
+        lookup: how it answers key-value lookups, as any other prompt when None.
     """
 
     name: str = "sim"
@@ -68,6 +71,7 @@ class SimConfig:
     answer_tokens: int = 128
     block_tokens: int = 16
     seed: int = 0
+    lookup: Lookup | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -283,11 +287,13 @@ class SimReplica:
         if asked.model not in config.models:
             message = f"The model `{asked.model}` does not exist."
             return _json(404, sse.error_body(404, message, "model", "model_not_found"))
+        known = config.lookup.words(asked) if config.lookup is not None else []
         answer_tokens, finish_reason = asked.answer_tokens(
-            config.answer_tokens,
+            len(known) or config.answer_tokens,
             min(config.engine_class.context_tokens, config.engine_class.kv_capacity_tokens),
         )
-        words = api.answer_words(asked, answer_tokens)
+        words = known[:answer_tokens] or api.answer_words(asked, answer_tokens)
+        answer_tokens = len(words)
         path = api.chain_blocks(asked, words, config.block_tokens)
         full = asked.prompt_tokens // config.block_tokens
         job = Job(number, asked.prompt_tokens, answer_tokens, path[:full], path[full:])

@@ -59,6 +59,7 @@ class ReplicaSpec:
         known_as: engine class that the picker is told, ``""`` for the true one.
         probe_factor: what probes measure, as a multiple of the true round trip.
         kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
+        model: what its engine calls the model, where replicas of a fleet serve different ones.
     """
 
     address: str
@@ -70,6 +71,7 @@ class ReplicaSpec:
     known_as: str = ""
     probe_factor: float = 1.0
     kv_report_factor: float = 1.0
+    model: str = ""
 
     def __post_init__(self) -> None:
         """Check the ranges.

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from epp.errors import ConfigError
+from epp.sim.a100 import A100_MODELS
 from epp.sim.engine_class import ENGINE_CLASSES
 from epp.sim.http import SimConfig, SimReplica
+from epp.sim.lookup import Lookup, lookups
 from epp.sim.metrics import ENGINES
 
 if TYPE_CHECKING:
@@ -20,12 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+CLASSES = {**ENGINE_CLASSES, **{cls.name: cls for cls in A100_MODELS}}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=8000, help="port of a single replica, 0 for a free one")
     parser.add_argument("--name", default="sim", help="name in x-served-by")
-    parser.add_argument("--engine-class", default="l40s-x2", choices=sorted(ENGINE_CLASSES))
+    parser.add_argument("--engine-class", default="l40s-x2", choices=sorted(CLASSES))
     parser.add_argument("--region-rtt-ms", type=float, default=0.0, help="round trip to the replica's region")
     parser.add_argument("--slow-start", action="store_true", help="large bodies cost round trips while cold")
     parser.add_argument("--model", action="append", help="model name served; repeatable (default: sim-model)")
@@ -34,10 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-tokens", type=int, default=16, help="tokens per KV block")
     parser.add_argument("--no-cached-tokens", action="store_true", help="leave cached_tokens out of usage")
     parser.add_argument(
+        "--accuracy",
+        type=Path,
+        help="a capability file: how often each model is right in key-value lookups; others are always wrong",
+    )
+    parser.add_argument(
         "--replica",
         action="append",
         default=[],
-        metavar="name=N,port=P,rtt_ms=R,class=C",
+        metavar="name=N,port=P,rtt_ms=R,class=C,model=M",
         help="one of several replicas, repeatable; what it leaves out is taken from the options above",
     )
 
@@ -68,22 +79,27 @@ def replica_configs(args: argparse.Namespace) -> list[SimConfig]:
         raise ConfigError(
             "--replica", "port", "missing for one of several replicas", "add port=P, or --port 0"
         )
+    known = lookups(args.accuracy) if args.accuracy else None
     configs = []
     for spec in specs:
         try:
-            configs.append(_config(args, spec))
+            configs.append(_config(args, spec, known))
         except ValueError as error:
             raise ConfigError("command line", "", str(error)) from None
     return configs
 
 
-def _config(args: argparse.Namespace, spec: Mapping[str, str]) -> SimConfig:
+def _config(
+    args: argparse.Namespace, spec: Mapping[str, str], known: Mapping[str, Lookup] | None
+) -> SimConfig:
+    models = (spec["model"],) if "model" in spec else tuple(args.model or ("sim-model",))
     return SimConfig(
         name=spec.get("name", args.name),
         host=args.host,
         port=int(spec.get("port", args.port)),
-        engine_class=ENGINE_CLASSES[spec.get("class", args.engine_class)],
-        models=tuple(args.model or ("sim-model",)),
+        engine_class=CLASSES[spec.get("class", args.engine_class)],
+        models=models,
+        lookup=None if known is None else known.get(models[0], Lookup(models[0], {})),
         rtt_ms=float(spec.get("rtt_ms", args.region_rtt_ms)),
         slow_start=args.slow_start,
         engine=args.engine,
@@ -97,7 +113,8 @@ _REPLICA_KEYS: dict[str, Callable[[str], object]] = {
     "name": str,
     "port": int,
     "rtt_ms": float,
-    "class": ENGINE_CLASSES.__getitem__,
+    "class": CLASSES.__getitem__,
+    "model": str,
 }
 
 
@@ -111,7 +128,7 @@ def _parse_replica(text: str) -> dict[str, str]:
         try:
             check(value.strip())
         except (ValueError, KeyError):
-            fix = f"one of {', '.join(sorted(ENGINE_CLASSES))}" if key.strip() == "class" else "a number"
+            fix = f"one of {', '.join(sorted(CLASSES))}" if key.strip() == "class" else "a number"
             raise ConfigError("--replica", key.strip(), f"{value.strip()!r} does not do", fix) from None
         spec[key.strip()] = value.strip()
     return spec

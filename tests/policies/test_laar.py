@@ -54,8 +54,9 @@ def test_without_chances_laar_is_gorgo_ms() -> None:
             prefill_ms_per_token=fleet.prefill_ms_per_token,
         )
         ask = request(prompt_tokens=4000)
-        ours = Laar().rank(ask, even, default_weights(Laar()), 0)
-        plain = GorgoMs().rank(ask, even, default_weights(GorgoMs()), 0)
+        weights = default_weights(Laar())
+        ours = Laar().rank(ask, even, weights, 0)
+        plain = GorgoMs().rank(ask, even, weights, 0)
         assert ours.costs.tolist() == plain.costs.tolist()
 
 

@@ -1,0 +1,94 @@
+"""Replicas that look keys up: as often right as they are said to be, always the same, nothing else changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from epp.demo.lookups import question
+from epp.errors import ConfigError
+from epp.sim.api import parse
+from epp.sim.lookup import Lookup, lookups
+from tests.kit.records import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.sim.api import SimRequest
+
+from epp.demo import laar as demo
+from epp.prompt.language import language_of
+from epp.signals.capability import Cell
+from tests.kit.envoy import require_envoy
+
+
+def asked(prompt: str) -> SimRequest:
+    body = {"model": "chat", "messages": [{"role": "user", "content": prompt}]}
+    return parse(msgspec.json.encode(body), chat=True)
+
+
+@pytest.mark.parametrize("language", ["en", "ja", "zh"])
+@pytest.mark.parametrize("tokens", [4096, 16_384])
+def test_a_question_is_of_its_language_and_length(language: str, tokens: int) -> None:
+    one = question(1, language, tokens)
+    assert language_of(one.prompt.encode()) == language
+    assert asked(one.prompt).prompt_tokens == pytest.approx(tokens, rel=0.1)
+    assert one.prompt.count(one.value) == 1
+    assert question(1, language, tokens) == one
+    assert question(2, language, tokens).value != one.value
+
+
+def test_answers_are_right_as_often_as_said_and_always_the_same() -> None:
+    questions = [question(number, "en", 4096) for number in range(200)]
+    for chance in (0.0, 0.3, 1.0):
+        lookup = Lookup("m", {Cell("en", 4096): chance})
+        said = ["".join(lookup.words(asked(one.prompt))) for one in questions]
+        assert sum(answer == one.value for answer, one in zip(said, questions, strict=True)) == pytest.approx(
+            200 * chance, abs=25
+        )
+        assert all(answer in one.prompt for answer, one in zip(said, questions, strict=True))
+        assert said[:5] == ["".join(lookup.words(asked(one.prompt))) for one in questions[:5]]
+    assert Lookup("m", {}).words(asked(questions[0].prompt)) != [questions[0].value]
+
+
+def test_models_err_on_different_questions() -> None:
+    questions = [question(number, "en", 4096) for number in range(60)]
+    right = [
+        [
+            "".join(Lookup(model, {Cell("en", 4096): 0.5}).words(asked(one.prompt))) == one.value
+            for one in questions
+        ]
+        for model in ("a", "b")
+    ]
+    assert right[0] != right[1]
+
+
+def test_other_prompts_are_no_lookups() -> None:
+    lookup = Lookup("m", {Cell("en", 1024): 1.0})
+    assert lookup.words(asked("hello")) == []
+    assert lookup.words(asked("Key: 6ab6ea3e-f288-4f33-bad6-7f42bb75b03f")) == []
+
+
+def test_a_file_that_is_no_truth_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no-such"):
+        lookups(tmp_path / "no-such.yaml")
+
+
+def test_the_demo_runs_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_envoy()
+    out = tmp_path / "out"
+    assert command(demo, "--questions", 1, "--policy", "laar", "--out", out) == 0
+    assert "laar" in capsys.readouterr().out
+    records = [
+        msgspec.json.decode(line)
+        for path in (out / "laar" / "records").iterdir()
+        for line in path.read_bytes().splitlines()
+    ]
+    verdicts = [record["correct"] for record in records if record["kind"] == "feedback"]
+    decisions = [record for record in records if record["kind"] == "decision"]
+    assert len(verdicts) == len(decisions) >= 6
+    assert sum(verdicts) <= 6
+    assert {record["request"]["language"] for record in decisions} == {"en", "ja", "zh"}
+    assert all(0 < min(record["signals"]["success"]) < 1 for record in decisions)
