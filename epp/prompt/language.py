@@ -11,8 +11,12 @@ because code, keys and markup are written in Latin letters in every language.
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Bytes looked at from the end of the prompt, where the question is, and from its beginning.
 TAIL_BYTES: Final = 768
@@ -21,30 +25,45 @@ HEAD_BYTES: Final = 256
 _SHARE: Final = 0.04
 _FEWEST: Final = 3
 
-#: Language -> characters of its script, as the inside of a regular expression's class. Of those that are in
-#: a text the first with the most letters wins; kana goes before ideographs (see `language_of`).
+#: Language -> ranges of characters of its script, ends included. The one with the most letters wins; kana
+#: goes before ideographs (see `language_of`).
 SCRIPTS: Final = {
-    "ja": "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f",
-    "zh": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
-    "ko": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
-    "ru": "\u0400-\u052f",
-    "ar": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff",
-    "he": "\u0590-\u05ff",
-    "el": "\u0370-\u03ff",
-    "hi": "\u0900-\u097f",
-    "bn": "\u0980-\u09ff",
-    "ta": "\u0b80-\u0bff",
-    "te": "\u0c00-\u0c7f",
-    "th": "\u0e00-\u0e7f",
-    "ka": "\u10a0-\u10ff",
-    "hy": "\u0530-\u058f",
-    "am": "\u1200-\u137f",
+    "ja": ((0x3041, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
+    "zh": ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),
+    "ko": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xAC00, 0xD7AF)),
+    "ru": ((0x0400, 0x052F),),
+    "ar": ((0x0600, 0x06FF), (0x0750, 0x077F), (0x08A0, 0x08FF)),
+    "he": ((0x0590, 0x05FF),),
+    "el": ((0x0370, 0x03FF),),
+    "hi": ((0x0900, 0x097F),),
+    "bn": ((0x0980, 0x09FF),),
+    "ta": ((0x0B80, 0x0BFF),),
+    "te": ((0x0C00, 0x0C7F),),
+    "th": ((0x0E00, 0x0E7F),),
+    "ka": ((0x10A0, 0x10FF),),
+    "hy": ((0x0530, 0x058F),),
+    "am": ((0x1200, 0x137F),),
 }
 #: What a text in no other script is taken for.
 LATIN: Final = "en"
+_LATIN_RANGES: Final = ((0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x24F), (0x1E00, 0x1EFF))
 
-_CLASSES: Final = {language: re.compile(f"[{inside}]") for language, inside in SCRIPTS.items()}
-_LETTER: Final = re.compile(r"[^\W\d_]")
+
+def _ranges() -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Where runs of characters begin, rising, and the script of each: its place in `SCRIPTS`, Latin, none."""
+    latin, none = len(SCRIPTS), len(SCRIPTS) + 1
+    found = [(low, high, place) for place, ranges in enumerate(SCRIPTS.values()) for low, high in ranges]
+    found += [(low, high, latin) for low, high in _LATIN_RANGES]
+    starts, scripts = [0], [none]
+    for low, high, place in sorted(found):
+        starts += [low, high + 1]
+        scripts += [place, none]
+    return np.array(starts, np.uint32), np.array(scripts, np.int64)
+
+
+_STARTS, _SCRIPT_OF = _ranges()
+_NAMES: Final = tuple(SCRIPTS)
+_JAPANESE, _CHINESE = _NAMES.index("ja"), _NAMES.index("zh")
 
 
 def language_of(canonical: bytes) -> str:
@@ -63,10 +82,12 @@ def language_of(canonical: bytes) -> str:
     text = sample.decode("utf-8", "ignore")
     if text.isascii():
         return LATIN
-    letters = len(_LETTER.findall(text))
-    counts = {language: len(pattern.findall(text)) for language, pattern in _CLASSES.items()}
-    if counts["ja"] >= _FEWEST:
-        counts["ja"] += counts.pop("zh")
-    best = max(counts, key=counts.__getitem__)
-    enough = counts[best] >= _FEWEST and counts[best] >= _SHARE * letters
-    return best if enough else LATIN
+    characters = np.frombuffer(text.encode("utf-32-le", "ignore"), "<u4")
+    runs = _STARTS.searchsorted(characters, "right") - 1
+    counts = np.bincount(_SCRIPT_OF[runs], minlength=len(_NAMES) + 2)[:-1].tolist()
+    letters = sum(counts)
+    if counts[_JAPANESE] >= _FEWEST:
+        counts[_JAPANESE] += counts[_CHINESE]
+        counts[_CHINESE] = 0
+    most = max(counts[:-1])
+    return _NAMES[counts.index(most)] if most >= _FEWEST and most >= _SHARE * letters else LATIN
