@@ -100,7 +100,7 @@ def _rider(runs: Runs) -> list[str]:
         if over
         else "no trial ended"
     ]
-    out.append(f"still running after {runs[0]['hours']:.1f} h: {len(runs) - len(over)}")
+    out.append(f"still running when time was up: {len(runs) - len(over)}")
     where = [run["phases"][-1] for run in over]
     out += [f"ended in {name}: {where.count(name)}" for name in sorted(set(where))]
     out += [f"e.g. {over[0]['reason']}"] if over else []
@@ -145,7 +145,7 @@ def _one(run: Mapping[str, Any]) -> str:
 
 def _drift(runs: Runs) -> list[str]:
     return [
-        f"load tripled; thawed after {_hours(run['thawed_h'])}, promoted after {_hours(run['promoted_h'])}; "
+        f"load tripled; thawed {_hours(run['thawed_h'])}, promoted {_hours(run['promoted_h'])}; "
         f"worse than the frozen default by more than 5 %: {run['worse_h']:.1f} of {run['observed_h']:.1f} h; "
         f"last: {run['phase']}: {run['reason'][:_WORDS]}"
         for run in runs
@@ -153,7 +153,7 @@ def _drift(runs: Runs) -> list[str]:
 
 
 def _hours(value: float | None) -> str:
-    return "never" if value is None or math.isnan(value) else f"{value:.1f} h"
+    return "never" if value is None or math.isnan(value) else f"after {value:.1f} h"
 
 
 def _mean(values: Sequence[float]) -> float:
