@@ -56,6 +56,7 @@ def parts(*, full: bool) -> list[Part]:
     """What is run, in order."""
     seeds, hours = 50, 30 if full else 6
     windows, budget = (30, 48) if full else (4, 16)
+    patience = 5 if full else 1
     window_s, runs, drifts = 1800.0, 100 if full else 10, 8 if full else 1
     p = tuner_parts
     return [
@@ -85,8 +86,16 @@ def parts(*, full: bool) -> list[Part]:
             0.3,
             [
                 (
-                    f"{name} {n} {hours} {windows} {budget}",
-                    partial(p.tuning_run, name, n, hours=hours, windows=windows, budget=budget),
+                    f"{name} {n} {hours} {windows} {budget}" + (f" {patience}" if full else ""),
+                    partial(
+                        p.tuning_run,
+                        name,
+                        n,
+                        hours=hours,
+                        windows=windows,
+                        budget=budget,
+                        patience=patience,
+                    ),
                 )
                 for n in range(runs)
                 for name in _POLICIES

@@ -133,12 +133,15 @@ def free_rider(seed: int, *, hours: float) -> Figures:
     return {**_told(world), "promoted": world.state.promotions > 0, "hours": _hours(world)}
 
 
-def tuning_run(policy: str, seed: int, *, hours: float, windows: int, budget: int) -> Figures:
-    """From weights that are off: rehearsal, trial, and what came of it on windows held out."""
+def tuning_run(policy: str, seed: int, *, hours: float, windows: int, budget: int, patience: int) -> Figures:
+    """From weights that are off: rehearsal, trial, and what came of it on windows held out.
+
+    Ends with a promotion, or after so many candidates or rehearsals in vain as ``patience`` says.
+    """
     start = perturbed(policy, seed)
     rehearsals = Rehearsals(policy, FLEET, rules_of(policy), seed=seed, budget=budget, recorded=3000)
     world = _life(policy, start, seed, rehearsals, rate_rps=LIGHT_RPS)
-    world.stop = _first_trial_over
+    world.stop = lambda state: state.promotions > 0 or state.fruitless >= patience
     world.run(stretches=max(1, round(hours)))
     end = world.state.incumbent
     loads = [chat(HELD_OUT + i, rate_rps=LIGHT_RPS, duration_s=_BIN_S) for i in range(windows)]

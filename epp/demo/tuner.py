@@ -23,6 +23,7 @@ from epp.replay.workloads.art_chat import APR_5, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.scenario import regional_fleet
 from epp.tune.calibrate import Deployment
+from epp.tune.offline import BUDGET
 from epp.tune.rehearse import rehearse
 from epp.tuner import machine
 from epp.tuner.bounds import tuner_bounds
@@ -49,8 +50,8 @@ START: Mapping[str, float] = {
 }
 RATE_RPS = 1.4
 STRETCH_S = 3 * 3600.0
-#: Recorded requests that a rehearsal is given, and measurements that it may make.
-RECORDED, BUDGET = 6000, 24
+#: Recorded requests that a rehearsal is given.
+RECORDED = 6000
 _PLANE = ("network_weight", "prefill_weight")
 _SAME = 0.1
 
