@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -30,8 +32,9 @@ def essence(state: State) -> bytes:
 TICKS = 110
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def undisturbed() -> list[bytes]:
+    """States after each tick of a life that nothing happens to; too long to be a test's argument."""
     whole, states = world(), []
     for _ in range(TICKS):
         whole.tick()
@@ -46,9 +49,7 @@ def undisturbed() -> list[bytes]:
     kills=st.sets(st.integers(0, TICKS - 1), max_size=20),
     lost=st.sets(st.integers(0, TICKS - 1), max_size=20),
 )
-def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(
-    undisturbed: list[bytes], kills: set[int], lost: set[int]
-) -> None:
+def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(kills: set[int], lost: set[int]) -> None:
     killed = world()
     for tick in range(TICKS):
         if tick in lost:  # the step was taken and its state never reached the disk: it is taken again
@@ -56,7 +57,7 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(
         killed.tick()
         if tick in kills:
             killed.restart()
-        assert essence(killed.state) == undisturbed[tick]
+        assert essence(killed.state) == undisturbed()[tick]
 
 
 def test_a_step_leaves_its_state_alone() -> None:

@@ -112,6 +112,8 @@ def test_drift_thaws_and_sameness_does_not() -> None:
     world.run(lambda w: not frozen(w), ticks=200)
     assert "drift: mean prompt" in world.state.reason
     world.run(frozen)
+    for _ in range(150):  # a stretch of time to compare with is only begun once frozen
+        world.tick()
     world.effect = lambda _: Effect(ttft=2.5)
     world.run(lambda w: not frozen(w), ticks=200)
     assert "slow requests" in world.state.reason
