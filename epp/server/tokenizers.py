@@ -33,9 +33,7 @@ REASONS = ("busy", "late", "template", "content", "error")
 class Counting(Protocol):
     """What counts one model's prompts (`epp.tokenizer.model.TokenizerModel`)."""
 
-    def count(
-        self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()
-    ) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
         ...
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_few_and_many_slots_answer_alike(slots: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"capacity_tokens": 0}, {"max_tokens": 0}])
-def test_bounds_must_be_positive(bad: dict[str, int]) -> None:
+def test_bounds_must_be_positive(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="positive"):
         PrefixIndex(**bad)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,7 +35,7 @@ def names(prompt: MeasuredPrompt) -> list[str]:
     return [name(block) for block in prompt.blocks[STEP - 1 :: STEP]]
 
 
-def index(**settings: int) -> WarmIndex:
+def index(**settings: Any) -> WarmIndex:
     return WarmIndex(**settings, name_block=name, coarse_blocks=STEP)
 
 
