@@ -49,11 +49,12 @@ class Line:
 
     @property
     def at_bound(self) -> bool:
-        """Whether a coefficient would go further than it may: measurements that no engine gives."""
-        return any(
-            value in (low, high)
-            for value, low, high in zip((self.base, self.slope), self._low, self._high, strict=True)
-        )
+        """Whether a coefficient would be larger than it may be: measurements that no engine gives.
+
+        The lower bound is no fault: where prompts are short or engines fast, samples say little of a coefficient
+        that hardly matters.
+        """
+        return self.base >= self._high[0] or self.slope >= self._high[1]
 
     def observe(self, u: float, x: float, y: float, weight: float = 1.0) -> float:
         """Take a sample; its relative error before it was taken.

@@ -66,7 +66,7 @@ def test_a_line_never_leaves_its_bounds(factor: float) -> None:
         line.observe(1.0, x, (80.0 + 0.06 * x) * factor)
     assert 80.0 / BOUND <= line.base <= 80.0 * BOUND
     assert 0.06 / BOUND <= line.slope <= 0.06 * BOUND
-    assert line.at_bound
+    assert line.at_bound is (factor > 1.0)  # fast is no fault
 
 
 def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
