@@ -51,8 +51,8 @@ class Line:
     def at_bound(self) -> bool:
         """Whether a coefficient would be larger than it may be: measurements that no engine gives.
 
-        The lower bound is no fault: where prompts are short or engines fast, samples say little of a coefficient
-        that hardly matters.
+        The lower bound is no fault: where prompts are short or engines fast, samples say little of a
+        coefficient that hardly matters.
         """
         return self.base >= self._high[0] or self.slope >= self._high[1]
 
