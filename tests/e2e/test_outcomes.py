@@ -82,11 +82,12 @@ class Deployment:
     async def outcomes(self, count: int) -> list[dict[str, Any]]:
         """That many outcomes from the records, in the order in which they were told."""
         found: list[dict[str, Any]] = []
+        records = self._folder / "records"
         async with asyncio.timeout(15):
             while len(found) < count:
                 await asyncio.sleep(0.05)
-                records = list(read_records(self._folder / "records"))
-                found = [record for record in records if record["kind"] == "outcome"]
+                if records.exists():  # made with the first record
+                    found = [record for record in read_records(records) if record["kind"] == "outcome"]
         return found
 
 
