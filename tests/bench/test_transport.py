@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.transport import Result, Series, table
-from bench.transport_envoy import EnvoyMissingError, configuration, envoy_binary, expected_answer
-from bench.transport_load import ANSWER_BODY, LoadError, cpu_s, request_bytes, send
+from bench.transport_envoy import configuration, expected_answer
+from bench.transport_load import ANSWER_BODY, LoadError, request_bytes, send
 from bench.transport_rows import ROWS, Row, select
 from bench.transport_server import DESTINATION, DESTINATION_HEADER, body_reply, headers_reply, protobuf_answer
+from epp.bench.cpu import cpu_s
 from epp.pb import ext_proc_pb2 as pb
+from tests.kit.envoy import require_envoy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,12 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def need_envoy() -> None:
-    try:
-        envoy_binary()
-    except EnvoyMissingError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    require_envoy()
 
 
 def processes_in(folder: Path) -> list[str]:
