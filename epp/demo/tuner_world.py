@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import msgspec.yaml
 
-from epp.sim.fleet import _WALL_S, FleetSim
+from epp.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.sim.loop import Rank
 from epp.sim.run import policy_named
 from epp.sim.scenario import WindowOptions
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Time between two looks of the tuner at its records.
 TICK_S = 15.0
 #: Unix time at which deployments begin.
-BEGIN_WALL_S = _WALL_S
+BEGIN_WALL_S = ZERO_WALL_S
 _SOURCE = "weights.yaml"
 
 
@@ -94,7 +94,7 @@ class Stretch(FleetSim):
             options=options or WindowOptions(closed_loop=False),
         )
         # The fleet's clock starts at the same wall time in every stretch.
-        self._shift_s = begin_wall_s - _WALL_S - self.start_ms / 1e3
+        self._shift_s = begin_wall_s - ZERO_WALL_S - self.start_ms / 1e3
         self.loop.at(self.start_ms, Rank.SIGNAL, self._look)
 
     def publish(self, plan: Plan) -> None:
@@ -133,7 +133,7 @@ class Stretch(FleetSim):
                 stamp=read_stamp(stamp),
                 weights_version=version,
                 dispatched_wall_s=wall_s + self._shift_s,
-                ended_wall_s=_WALL_S + self.loop.now_ms / 1e3 + self._shift_s,
+                ended_wall_s=ZERO_WALL_S + self.loop.now_ms / 1e3 + self._shift_s,
                 endpoint=result.endpoint,
                 session=request.session,
                 prompt_tokens=request.prompt_tokens,
@@ -152,7 +152,7 @@ class Stretch(FleetSim):
 
     def _send(self, index: int, intended_ms: float) -> None:
         # The picker asks the same rule the same question.
-        wall_s = _WALL_S + self.loop.now_ms / 1e3
+        wall_s = ZERO_WALL_S + self.loop.now_ms / 1e3
         stamp = assign(self.book.plan, wall_s, self.requests[index].session).stamp
         arm = stamp.split("/")[1] if stamp else ""
         served = self.book.arm_weights if arm in ("candidate", "previous") else self.book.current
@@ -160,7 +160,7 @@ class Stretch(FleetSim):
         super()._send(index, intended_ms)
 
     def _look(self) -> None:
-        self._observer.look(_WALL_S + self.loop.now_ms / 1e3 + self._shift_s)
+        self._observer.look(ZERO_WALL_S + self.loop.now_ms / 1e3 + self._shift_s)
         self.loop.at(self.loop.now_ms + TICK_S * 1e3, Rank.SIGNAL, self._look)
 
 

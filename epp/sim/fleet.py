@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 # Probes and scrapes begin before the window does: a picker that just started knows nothing.
 _LEAD_MS: Final = 5_000.0
-_WALL_S: Final = 1_700_000_000.0
+#: Unix time of the virtual clock's zero.
+ZERO_WALL_S: Final = 1_700_000_000.0
 _EXPIRE_EVERY_MS: Final = 10_000.0
 #: What clients call the model where replicas serve different ones.
 PUBLIC_MODEL: Final = "chat"
@@ -212,7 +213,7 @@ class FleetSim:
         self._next_id = f"r{index}"
         self._truth.index = index
         try:
-            decision = self._picker.pick(ask, now_s, _WALL_S + now_s)
+            decision = self._picker.pick(ask, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
