@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.envoy.settings import TlsFiles, Variant
 from epp.errors import EppError
+from tests.kit.certificates import self_signed
 from tests.kit.picker import CHAT, CONFIG, PickerProcess, Serving
 from tests.kit.replicas import MODEL, QUICK, quick_config
 
@@ -65,21 +65,10 @@ async def test_a_drain_lets_answers_in_flight_finish(tmp_path: Path, variant: Va
                 await asyncio.sleep(0.1)
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert),
-         "-days", "2", "-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
-
-
 async def test_the_grpc_side_speaks_tls_when_configured(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("makes its certificate with openssl, which is not installed")
-    cert, key = certificate(tmp_path)
+    cert, key = self_signed(tmp_path / "cert.pem", tmp_path / "key.pem", "picker")
     listen = {**CONFIG["listen"], "tls": {"cert_file": str(cert), "key_file": str(key)}}
     envoy = {"picker_tls": TlsFiles(ca_file=str(cert))}
     async with Serving(tmp_path, replicas=[quick_config("a")], envoy=envoy, listen=listen) as serving:

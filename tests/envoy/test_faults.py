@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from epp.envoy.process import EnvoyProcess
 from epp.signals.endpoint import Endpoint
 from tests.envoy.conftest import Answer, ask
+from tests.kit.certificates import self_signed
 from tests.kit.envoy import Replica, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 
@@ -77,13 +77,8 @@ async def test_hostname_and_ipv6_endpoints() -> None:
 
 
 def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
-         "-subj", "/CN=replica", "-addext", "subjectAltName=DNS:replica.test,IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
+    names = "DNS:replica.test,IP:127.0.0.1"
+    cert, key = self_signed(folder / "cert.pem", folder / "key.pem", "replica", alternatives=names)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     return str(cert), context

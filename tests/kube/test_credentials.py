@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from epp.config.kubernetes import Kubernetes
 from epp.kube.api import KubeApi
 from epp.kube.credentials import REFRESH_S, Surroundings, namespace_of
 from epp.kube.problems import KubeError, Reason
+from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig, nowhere
 from tests.kit.kubeserver import KubeServer
 
@@ -98,24 +98,14 @@ async def test_a_plugin_is_asked_for_credentials_and_its_failure_is_told(
     await api.close()
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
-    folder.mkdir(exist_ok=True)
-    cert, key = folder / "ca.crt", folder / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2",
-         "-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 async def test_in_a_cluster_the_service_account_is_used_verified_and_rotated(
     tmp_path: Path,
 ) -> None:
-    certificate, other = self_signed(tmp_path / "server"), tmp_path / "elsewhere"
-    self_signed(other)
+    certificate = self_signed(tmp_path / "server.crt", tmp_path / "server.key", "kubernetes")
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    self_signed(other / "ca.crt", other / "key.pem", "kubernetes")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*certificate)
     server = KubeServer(tls=context)

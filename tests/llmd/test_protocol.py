@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,7 @@ from epp.config.pool import dump_pool
 from epp.envoy import filters
 from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles, Variant
+from tests.kit.certificates import EC, self_signed
 from tests.kit.duplex import read_reply, request
 from tests.kit.envoy import require_envoy, require_version
 from tests.kit.modes import TwoEngines
@@ -96,21 +96,11 @@ class Gateway(TwoEngines):
         return address
 
 
-def certificate(folder: Path) -> None:
-    """A certificate for the picker, by itself."""
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-         "-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=picker",
-         "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True, cwd=folder,
-    )  # fmt: skip
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     require_envoy()
     folder: Path = tmp_path_factory.mktemp("protocol")
-    certificate(folder)
+    self_signed(folder / "cert.pem", folder / "key.pem", "picker", algorithm=EC)
     listen = {**CONFIG["listen"], "tls": {"cert_file": "cert.pem", "key_file": "key.pem"}}
     envoy = {"variant": Variant.FULL_DUPLEX, "picker_tls": TlsFiles(ca_file=str(folder / "cert.pem"))}
     protocol = {"errors": "llm-d", "conformance": True, "emit_scores": True}

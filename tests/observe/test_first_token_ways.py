@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import ssl
 import stat
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from epp.envoy.settings import TlsFiles
 from epp.errors import ConfigError
 from epp.server.first_token import FirstTokenReceiver
 from epp.signals.endpoint import Endpoint
+from tests.kit.certificates import self_signed
 from tests.observe import answers
 from tests.observe.conftest import running
 
@@ -63,13 +63,7 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
 async def test_over_mtls_and_for_nobody_without_a_certificate(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("makes its certificate with openssl, which is not installed")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    await asyncio.to_thread(
-        subprocess.run,
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert),
-         "-days", "2", "-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path / "cert.pem", tmp_path / "key.pem", "picker")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(cert))
     context.load_cert_chain(cert, key)
     context.verify_mode = ssl.CERT_REQUIRED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,6 +14,7 @@ from cryptography import x509
 from epp.config.schema import ServerTls
 from epp.errors import ConfigError
 from epp.server.tls import Pair, grpc_credentials, http_context, self_signed
+from tests.kit import certificates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,7 @@ NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
 
 
 def write_pair(folder: Path, name: str) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-         "-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"), "-days", "2",
-         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificates.self_signed(folder / "tls.crt", folder / "tls.key", name, algorithm=certificates.EC)
 
 
 FILES = ServerTls(cert_file="tls.crt", key_file="tls.key", reload=True)
