@@ -5,23 +5,12 @@ from dataclasses import replace
 import pytest
 
 from epp.sim.engine import Engine
-from epp.sim.engine_class import L40S_X2, EngineClass
+from epp.sim.engine_class import L40S_X2
 from epp.sim.job import EngineEvent, Finished, FinishReason, FirstToken, Job
+from tests.kit import simfleet
 
-# Round numbers, so that times can be worked out by hand.
-PLAIN = EngineClass(
-    name="plain",
-    frontend_ms=5.0,
-    frontend_ms_per_token=0.0,
-    prefill_base_ms=10.0,
-    prefill_ms_per_token=1.0,
-    chunk_tokens=100,
-    decode_curve=((1, 2.0), (2, 3.0), (10, 11.0)),
-    max_running=4,
-    kv_capacity_tokens=1000,
-    output_reserve_ratio=1.0,
-    context_tokens=1000,
-)
+#: With a KV cache that a few jobs fill.
+PLAIN = replace(simfleet.PLAIN, kv_capacity_tokens=1000)
 L40S_RTT_MS = 20.0
 
 
