@@ -19,7 +19,7 @@ from epp.errors import ConfigError
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.server.app import App
-from epp.server.files import read_file, replace_file
+from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         raise ConfigError("command line", "", "no configuration", fix)
     if arguments.config is not None:
         path = arguments.config
-        text = _text(path, "see deploy/epp.example.yaml")
+        text = required_file(path, "see deploy/epp.example.yaml")
         setup = Setup(
             parse_config(text, str(path)),
             path.resolve().parent,
@@ -115,22 +115,12 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         )
     else:
         file = flags["config-file"]
-        text = _text(Path(file), "--config-file") if file else flags["config-text"].encode()
+        text = required_file(Path(file), "--config-file") if file else flags["config-text"].encode()
         found = translate(flags, text, environment, file or "--config-text")
         setup = Setup(found.config, Path.cwd(), file or "command line", found.log, found.warnings)
     if arguments.log_level:
         setup = replace(setup, log=replace(setup.log, level=arguments.log_level.upper()))
     return setup
-
-
-def _text(path: Path, fix: str) -> bytes:
-    try:
-        text = read_file(path)
-    except OSError as error:
-        raise ConfigError(str(path), "", str(error)) from error
-    if text is None:
-        raise ConfigError(str(path), "", "the file does not exist", fix)
-    return text
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from epp.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -35,6 +37,21 @@ def read_file(path: Path) -> bytes | None:
         return None
     if len(content) > MAX_FILE_BYTES:
         raise OSError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+def required_file(path: Path, fix: str = "") -> bytes:
+    """Content of a file that has to be there.
+
+    Raises:
+        ConfigError: it is not, or cannot be read, or is larger than 16 MiB; ``fix`` says what to do.
+    """
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise ConfigError(str(path), "", str(error)) from error
+    if content is None:
+        raise ConfigError(str(path), "", "the file does not exist", fix)
     return content
 
 

@@ -16,7 +16,7 @@ from epp.config.strict import decode
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError, EppError
 from epp.policies.registry import create
-from epp.server.files import read_file
+from epp.server.files import required_file
 from epp.tune.calibrate import newest_records
 from epp.tune.places import Places
 from epp.tuner.bounds import tuner_bounds
@@ -84,7 +84,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
     config, base, source = Config(), Path(), "command line"
     if arguments.config is not None:
         source = str(arguments.config)
-        config = parse_config(_text(arguments.config), source)
+        config = parse_config(required_file(arguments.config), source)
         base = arguments.config.resolve().parent
     weights = arguments.weights or _named(base, config.weights_file)
     folder = records or arguments.records or _named(base, config.records.folder)
@@ -95,7 +95,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
     overrides = arguments.overrides or _named(base, config.overrides_file)
     settings = TunerSettings()
     if arguments.settings is not None:
-        settings = decode(_text(arguments.settings), TunerSettings, str(arguments.settings))
+        settings = decode(required_file(arguments.settings), TunerSettings, str(arguments.settings))
     name: str = config.policy.name
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:
@@ -143,13 +143,3 @@ def _recorded_policy(folder: Path) -> tuple[str, Mapping[str, object]]:
 
 def _named(base: Path, name: str) -> Path | None:
     return base / name if name else None
-
-
-def _text(path: Path) -> bytes:
-    try:
-        text = read_file(path)
-    except OSError as error:
-        raise ConfigError(str(path), "", str(error)) from error
-    if text is None:
-        raise ConfigError(str(path), "", "the file does not exist")
-    return text

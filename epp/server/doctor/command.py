@@ -16,14 +16,13 @@ from epp.config.address import join_address, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.decide.record_files import read_records, record_files
-from epp.errors import ConfigError
 from epp.server.doctor.engines import SKEW_S, check_engines
 from epp.server.doctor.envoy import check_envoy
 from epp.server.doctor.fetch import fetch
 from epp.server.doctor.findings import Report
 from epp.server.doctor.picker import Page, check_picker
 from epp.server.doctor.traffic import Traffic, check_traffic, measure
-from epp.server.files import read_file
+from epp.server.files import required_file
 
 if TYPE_CHECKING:
     import argparse
@@ -108,20 +107,10 @@ async def examine(
 
 
 def _load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
-    text = _read(path)
+    text = required_file(path)
     config = parse_config(text, str(path))
     pool = path.resolve().parent / config.pool.file
-    return config, parse_pool(_read(pool), str(pool))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        text = read_file(path)
-    except OSError as error:
-        raise ConfigError(str(path), "", str(error)) from error
-    if text is None:
-        raise ConfigError(str(path), "", "the file does not exist")
-    return text
+    return config, parse_pool(required_file(pool), str(pool))
 
 
 def _picker_url(config: Config) -> str:
