@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip
+from epp.config.address import is_ip, split_address
 from epp.envoy import messages as api
 from epp.errors import ConfigError
 
@@ -33,14 +33,12 @@ def split(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: not such an address.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) <= 65535:
-        raise ConfigError("endpoints", address, "is not host:port", "e.g. 10.0.0.1:8000 or [fd00::1]:8000")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if ":" in host:
-        host = ipaddress.IPv6Address(host).compressed
-    return host, int(port)
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        fix = "e.g. 10.0.0.1:8000 or [fd00::1]:8000"
+        raise ConfigError("endpoints", address, str(error), fix) from error
+    return (ipaddress.IPv6Address(host).compressed if ":" in host else host), port
 
 
 def known_as(address: str) -> str:
