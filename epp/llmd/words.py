@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 #: Header that tells a client, or a gateway's retry rule, why a request was dropped.
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 
-_CODE_NAMES = {
+#: llm-d's names of statuses, in its answers and as labels of its metrics.
+CODE_NAMES = {
     400: "BadRequest",
     401: "Unauthorized",
     403: "Forbidden",
@@ -38,7 +39,7 @@ PLAIN_TEXT = "text/plain"
 
 def code_name(status: int) -> str:
     """llm-d's name for a status; those that it never sends take the name of their class."""
-    return _CODE_NAMES.get(status) or ("BadRequest" if status < 500 else "Internal")
+    return CODE_NAMES.get(status) or ("BadRequest" if status < 500 else "Internal")
 
 
 def error_text(status: int, message: str, rule: str = "") -> bytes:

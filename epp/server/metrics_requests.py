@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
 from epp.decide.records import Source
+from epp.llmd.words import CODE_NAMES
 from epp.server.metrics_hot import Capped, Counters, Gauges, Histograms
 from epp.signals.duration import foretell
 
@@ -55,16 +56,6 @@ ERROR_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 TIED = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-_CODES = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    412: "PreconditionFailed",
-    429: "ResourceExhausted",
-    500: "Internal",
-    503: "ServiceUnavailable",
-}
 #: Ways of ending that are errors though the status, if any, was good.
 _BROKEN = {
     "upstream-reset": "UpstreamReset",
@@ -266,7 +257,7 @@ class RequestMetrics:
         """A request was answered with an error instead of an endpoint."""
         route = self._routes.get((model, priority)) or self._route(model, priority)
         route.total.inc()
-        route.error(_CODES.get(status, str(status)))
+        route.error(CODE_NAMES.get(status, str(status)))
 
     def finished(self, outcome: Outcome) -> None:
         """A request ended, however it did; outcomes of unknown decisions are ignored."""
@@ -288,7 +279,7 @@ class RequestMetrics:
             counted = children[key] = self.outcomes.child(where, outcome.cause, shown)
         counted.value += 1.0
         if status is not None and status >= 400:
-            route.error(_CODES.get(status) or (str(status) if status < 600 else "Internal"))
+            route.error(CODE_NAMES.get(status) or (str(status) if status < 600 else "Internal"))
         elif outcome.cause in _BROKEN:
             route.error(_BROKEN[outcome.cause])
         self._latencies(entry, outcome)
