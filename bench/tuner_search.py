@@ -71,7 +71,7 @@ def fitted(surface: Surface, budget: int, seed: int) -> Floats:
     """The search of ours that lost."""
     start, bounds, unit = _scaled(surface)
     search = SurfaceSearch(start, bounds, seed=seed)
-    while not search.stop(budget=budget):
+    while search.told < budget:
         asked = search.ask()
         search.tell(asked, surface.measured(unit(asked)))
     return unit(search.recommend())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.draw import draw
+from epp.tuner.scale import from_unit, to_unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +30,6 @@ _TRIALS = 160
 _RIDGE = 0.02
 _EXPLORE_EVERY = 3
 _REMEASURE_EVERY = 8
-#: Where a weight may be 0, the logarithm begins at this part of its upper bound.
-_ZERO_PART = 1e-3
 _TINY = 2.0**-54
 _NORMAL = NormalDist()
 
@@ -51,7 +50,7 @@ class SurfaceSearch:
         self._names = [name for name, (low, high) in bounds.items() if low < high]
         self._points: list[list[float]] = []
         self._costs: list[float] = []
-        self._origin = np.array([self._to_unit(name, self._start[name]) for name in self._names])
+        self._origin = np.array([to_unit(self._start[name], *self._bounds[name]) for name in self._names])
 
     @property
     def told(self) -> int:
@@ -84,51 +83,12 @@ class SurfaceSearch:
         """
         if not math.isfinite(cost):
             cost = max(self._costs, default=0.0) + 1.0
-        self._points.append([self._to_unit(name, weights.get(name, 0.0)) for name in self._names])
+        self._points.append([to_unit(weights.get(name, 0.0), *self._bounds[name]) for name in self._names])
         self._costs.append(float(cost))
 
     def recommend(self) -> dict[str, float]:
         """The weights believed best: of all measured points the one that the model puts lowest."""
         return self._weights(self._best()) if self._costs and self._names else dict(self._start)
-
-    def expected(self, weights: Mapping[str, float]) -> float:
-        """The model's cost of weights, NaN before there is one."""
-        if self.told <= 2 * len(self._names) + 2:
-            return math.nan
-        point = np.array([[self._to_unit(name, weights.get(name, 0.0)) for name in self._names]])
-        return float(self._predict(self._best(), point)[0])
-
-    def stop(self, *, budget: int) -> str:
-        """Why nothing more is to be asked; empty to go on."""
-        if not self._names:
-            return "no weight may be tuned"
-        return f"{self.told} measurements" if self.told >= budget else ""
-
-    def to_state(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "start": dict(self._start),
-            "bounds": {name: list(ends) for name, ends in self._bounds.items()},
-            "seed": self._seed,
-            "points": [list(point) for point in self._points],
-            "costs": list(self._costs),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> SurfaceSearch:
-        """The search that `to_state` told of.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is not one.
-        """
-        bounds = {str(name): (float(ends[0]), float(ends[1])) for name, ends in state["bounds"].items()}
-        search = cls(state["start"], bounds, seed=int(state["seed"]))
-        points, costs = state["points"], state["costs"]
-        if len(points) != len(costs) or any(len(point) != len(search._names) for point in points):
-            raise ValueError("points and costs do not belong together")
-        search._points = [[float(value) for value in point] for point in points]
-        search._costs = [float(cost) for cost in costs]
-        return search
 
     # -- the model ----------------------------------------------------------------------------------------
 
@@ -163,14 +123,6 @@ class SurfaceSearch:
 
     # -- the scale ----------------------------------------------------------------------------------------
 
-    def _ends(self, name: str) -> tuple[float, float]:
-        low, high = self._bounds[name]
-        return math.log(max(low, _ZERO_PART * high)), math.log(high)
-
-    def _to_unit(self, name: str, value: float) -> float:
-        low, high = self._ends(name)
-        return min(max((math.log(max(value, 1e-300)) - low) / (high - low), 0.0), 1.0)
-
     def _weights(self, point: Floats) -> dict[str, float]:
         out = {
             name: min(max(v, self._bounds[name][0]), self._bounds[name][1])
@@ -178,10 +130,7 @@ class SurfaceSearch:
             if name in self._bounds
         }
         for name, unit in zip(self._names, point.tolist(), strict=True):
-            low, high = self._ends(name)
-            out[name] = min(
-                max(math.exp(low + unit * (high - low)), self._bounds[name][0]), self._bounds[name][1]
-            )
+            out[name] = from_unit(unit, *self._bounds[name])
         if np.array_equal(point, self._origin):
             out |= {name: self._start[name] for name in self._names if self._inside(name)}
         return out

@@ -1,7 +1,6 @@
 """The search for better weights among noisy measurements: ask, tell, recommend; the loop is outside.
 
-Owns the scale on which weights are searched, and what is asked when. Pure and seeded; its state is a plain
-mapping. The search itself is CMA-ES with learning rates that adapt to noise (Nomura, Akimoto and Ono,
+Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES with learning rates that adapt to noise (Nomura, Akimoto and Ono,
 GECCO 2023), from the library `cmaes`: on a surface like ours it did better than a search of our own and than
 the other libraries tried (docs/tuner.md).
 
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cmaes import CMA
 
+from epp.tuner.scale import from_unit, to_unit
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,8 +34,6 @@ MAX_STEP = 0.25
 FIRST_STEP = 0.15
 #: One ask in so many is the incumbent.
 REMEASURE_EVERY = 8
-#: Where a weight may be 0, the logarithm begins at this part of its upper bound.
-_ZERO_PART = 1e-3
 #: A distribution over one weight is none to CMA-ES: such a search gets an idle second one.
 _LEAST_SIZE = 2
 
@@ -56,7 +55,7 @@ class Search:
         }
         self._bounds, self._seed = dict(bounds), seed
         self._names = [name for name, (low, high) in bounds.items() if low < high and name in start]
-        self._origin = [self._to_unit(name) for name in self._names]
+        self._origin = [to_unit(self._start[name], *self._bounds[name]) for name in self._names]
         size = max(len(self._names), _LEAST_SIZE)
         self._optimizer = CMA(
             mean=np.array([*self._origin, 0.5, 0.5][:size]),
@@ -148,18 +147,8 @@ class Search:
     def _is_incumbents_turn(self) -> bool:
         return self.told % REMEASURE_EVERY == 0
 
-    def _ends(self, name: str) -> tuple[float, float]:
-        low, high = self._bounds[name]
-        return math.log(max(low, _ZERO_PART * high)), math.log(high)
-
-    def _to_unit(self, name: str) -> float:
-        low, high = self._ends(name)
-        return min(max((math.log(max(self._start[name], 1e-300)) - low) / (high - low), 0.0), 1.0)
-
     def _weights(self, point: Floats) -> dict[str, float]:
         out = dict(self._start)
         for name, unit in zip(self._names, point.tolist(), strict=False):
-            low, high = self._ends(name)
-            value = math.exp(low + min(max(unit, 0.0), 1.0) * (high - low))
-            out[name] = min(max(value, self._bounds[name][0]), self._bounds[name][1])
+            out[name] = from_unit(unit, *self._bounds[name])
         return out
