@@ -1,8 +1,8 @@
 """The search for better weights among noisy measurements: ask, tell, recommend; the loop is outside.
 
-Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES with learning rates that adapt to noise (Nomura, Akimoto and Ono,
-GECCO 2023), from the library `cmaes`: on a surface like ours it did better than a search of our own and than
-the other libraries tried (docs/tuner.md).
+Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES with
+learning rates that adapt to noise (Nomura, Akimoto and Ono, GECCO 2023), from the library `cmaes`: on a
+surface like ours it did better than a search of our own and than the other libraries tried (docs/tuner.md).
 
 Rules
 - Costs are logarithms (of a p95, say): differences are ratios, and no sign can go wrong.
