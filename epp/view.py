@@ -98,6 +98,7 @@ class FleetView:
         pending_uncached_tokens: uncached tokens of its requests that await their first token, live.
         running_requests: its unfinished requests, live.
         decoding_requests: those past their first token, live.
+        decoding_tokens: prompt tokens and expected answers of these, live.
         engine_running: requests in its batch by its own metrics, as old as ``engine_age_ms``.
         engine_waiting: requests in its queue by its own metrics.
         engine_kv_usage: share of its KV cache in use, 0..1.
@@ -126,6 +127,7 @@ class FleetView:
     pending_uncached_tokens: NDArray[np.float64]
     running_requests: NDArray[np.float64]
     decoding_requests: NDArray[np.float64]
+    decoding_tokens: NDArray[np.float64]
     engine_running: NDArray[np.float64]
     engine_waiting: NDArray[np.float64]
     engine_kv_usage: NDArray[np.float64]
@@ -155,6 +157,7 @@ NUMERIC_COLUMNS = (
     "pending_uncached_tokens",
     "running_requests",
     "decoding_requests",
+    "decoding_tokens",
     "engine_running",
     "engine_waiting",
     "engine_kv_usage",

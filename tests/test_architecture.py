@@ -23,7 +23,7 @@ ALLOWED = {
     "policies": {"view", "draw", "errors"},
     "prompt": BASE,
     "signals": BASE | {"prompt"},
-    "config": BASE | {"signals"},
+    "config": BASE | {"policies", "signals"},
     "extproc": BASE | {"pb"},
     "tuner": BASE | {"config"},
     "decide": BASE | {"config", "policies", "prompt", "signals", "tuner"},

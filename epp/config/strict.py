@@ -71,8 +71,17 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
         ConfigError: naming the file, the key and the fix.
     """
     value = load_yaml(text, source)
+    return convert({} if value is None else value, kind, source)
+
+
+def convert(value: object, kind: type[T], source: str) -> T:
+    """Plain values, as a file spells them, to a value of a msgspec type.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
     try:
-        return msgspec.convert({} if value is None else value, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), value, kind, source) from error
 

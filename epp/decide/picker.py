@@ -9,7 +9,7 @@ for the time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from epp.view import FleetView
 
 
-__all__ = ["Ask", "Picker", "PickerSettings", "rerun"]
+__all__ = ["Ask", "Picker", "PickerSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,12 @@ class Picker:
         self._sequence += 1
         sent = _state(decision)
         self.fleet.ledger.reserve(
-            decision.id, slot, decision.request.prompt_tokens, decision.uncached_tokens, now_s
+            decision.id,
+            slot,
+            decision.request.prompt_tokens,
+            decision.uncached_tokens,
+            now_s,
+            answer_tokens=decision.request.expected_output_tokens,
         )
         distance = math.nan if ask.prompt is None else self.fleet.index.insert(slot, ask.prompt)
         expected = float(decision.fleet.cached_tokens[decision.chosen])
@@ -366,34 +371,3 @@ def _state(decision: Decision) -> Sent:
 def _unknown(fleet: FleetView, column: str, index: int) -> bool:
     mask = fleet.unknown.get(column)
     return mask is not None and bool(mask[index])
-
-
-def rerun(decision: Decision, policy: Policy) -> Decision:
-    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved."""
-    weights = decision.weights if policy.name == decision.policy else _defaults(policy)
-    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
-    selection = select(
-        ranking.costs,
-        decision.shares,
-        decision.fleet.endpoints,
-        tie_band=decision.tie_band,
-        fallbacks=len(decision.fallbacks),
-        seed=decision.seed,
-        key=decision.id,
-        served_models=decision.served_models,
-    )
-    return replace(
-        decision,
-        policy=policy.name,
-        params=params_of(policy),
-        weights=weights,
-        ranking=ranking,
-        chosen=selection.chosen,
-        fallbacks=selection.fallbacks,
-        tied=selection.tied,
-        held_back=selection.held_back,
-    )
-
-
-def _defaults(policy: Policy) -> dict[str, float]:
-    return {name: spec.default for name, spec in policy.weight_specs.items()}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Columns that earlier records had not, with what stood in their place.
 _SINCE = {
+    "decoding_tokens": 0.0,
     "hit_ratio": 1.0,
     "prefill_base_ms": 0.0,
     "prefill_ms_per_token": 0.0,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epp.decide.picker import rerun
 from epp.decide.record_files import read_records
 from epp.decide.record_query import add_decision_conditions, add_folder, query_of
 from epp.decide.record_schema import RecordError, decision_of
+from epp.decide.rerun import rerun
 from epp.errors import ConfigError, EppError
 from epp.policies.registry import create
 

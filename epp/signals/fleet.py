@@ -295,7 +295,7 @@ class Fleet:
         if cached_tokens is not None:
             cached = np.minimum(cached_tokens, float(prompt_tokens))
         rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
-        queued, pending, running_requests, decoding = load
+        queued, pending, running_requests, decoding, decoding_tokens = load
         return FleetView(
             endpoints=endpoints,
             regions=regions,
@@ -307,6 +307,7 @@ class Fleet:
             pending_uncached_tokens=pending,
             running_requests=running_requests,
             decoding_requests=decoding,
+            decoding_tokens=decoding_tokens,
             engine_running=running,
             engine_waiting=waiting,
             engine_kv_usage=kv_usage,
@@ -331,9 +332,7 @@ class Fleet:
         values[0] = self.rtt.rtt_ms(now_s)[rows]
         values[1:5] = self.engine.block(now_s)[:, rows]
         values[5] = (now_s - self.engine.updated_s[rows]) * 1e3
-        if math.isnan(
-            np.minimum.reduce(values, axis=None)
-        ):  # the cheapest question whether any of them is NaN
+        if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
             return values, _fill(values)
         return values, _NONE_UNKNOWN
 

@@ -32,6 +32,7 @@ _GAUGES = (
     ("pending_uncached_tokens", "Uncached tokens of requests that await their first token."),
     ("running_requests", "Unfinished requests."),
     ("decoding_requests", "Unfinished requests past their first token."),
+    ("decoding_tokens", "Prompt tokens and expected answers of unfinished requests past their first token."),
     ("hit_ratio", "Cached tokens that the engine had of late over those expected of it."),
     ("prefill_base_ms", "Fixed time of one prefill, as learned."),
     ("prefill_ms_per_token", "Time to prefill one uncached token, as learned."),

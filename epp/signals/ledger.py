@@ -21,7 +21,7 @@ from epp.signals.slots import grown, row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_QUEUED, _PENDING, _RUNNING, _DECODING = range(4)
+_QUEUED, _PENDING, _RUNNING, _DECODING, _CONTEXT = range(5)
 _NOWHERE = -1
 
 
@@ -30,8 +30,14 @@ class _Lease:
     slot: int
     prompt_tokens: int
     uncached_tokens: int
+    answer_tokens: int  # whole, so that sums come back to 0
     decoding: bool
     expires_at_s: float
+
+    @property
+    def context_tokens(self) -> int:
+        """What its decode reads of the KV cache when the answer is as long as expected."""
+        return self.prompt_tokens + self.answer_tokens
 
 
 class LoadLedger:
@@ -48,7 +54,7 @@ class LoadLedger:
         self._ttl_s, self._max_leases = ttl_s, max_leases
         self._leases: dict[str, _Lease] = {}  # in order of expiry: renewal moves to the end
         self._pushed_out: list[str] = []
-        self._block = np.zeros((4, 0), np.float64)
+        self._block = np.zeros((5, 0), np.float64)
         #: Leases that expired, those pushed out included.
         self.expired = 0
         #: Leases pushed out by newer ones.
@@ -64,7 +70,7 @@ class LoadLedger:
 
     @property
     def block(self) -> NDArray[np.float64]:
-        """All columns by slot, ``[4, capacity]``, in the order of the properties below; not to be written."""
+        """All columns by slot, ``[5, capacity]``, in the order of the properties below; not to be written."""
         return self._block
 
     @property
@@ -87,10 +93,30 @@ class LoadLedger:
         """Unfinished requests past their first token, by slot."""
         return row(self._block, _DECODING)
 
+    @property
+    def decoding_tokens(self) -> NDArray[np.float64]:
+        """Prompt tokens and expected answers of the requests past their first token, by slot."""
+        return row(self._block, _CONTEXT)
+
     def reserve(
-        self, lease_id: str, slot: int, prompt_tokens: int, uncached_tokens: int, now_s: float
+        self,
+        lease_id: str,
+        slot: int,
+        prompt_tokens: int,
+        uncached_tokens: int,
+        now_s: float,
+        *,
+        answer_tokens: float = 0.0,
     ) -> None:
         """Count a request on a slot. A lease of that id that exists is ended first.
+
+        Args:
+            lease_id: the lease.
+            slot: the endpoint's.
+            prompt_tokens: of the request.
+            uncached_tokens: those that the endpoint has to prefill.
+            now_s: the instant.
+            answer_tokens: how long the answer is expected to be.
 
         Raises:
             ValueError: negative tokens.
@@ -104,7 +130,9 @@ class LoadLedger:
             self._pushed_out.append(oldest)
             self.expired += 1
             self.pushed_out += 1
-        self._leases[lease_id] = _Lease(slot, prompt_tokens, uncached_tokens, False, now_s + self._ttl_s)
+        self._leases[lease_id] = _Lease(
+            slot, prompt_tokens, uncached_tokens, round(answer_tokens), False, now_s + self._ttl_s
+        )
         block = self._block
         block[_QUEUED, slot] += prompt_tokens
         block[_PENDING, slot] += uncached_tokens
@@ -121,6 +149,7 @@ class LoadLedger:
             return False
         self._block[_PENDING, lease.slot] -= lease.uncached_tokens
         self._block[_DECODING, lease.slot] += 1.0
+        self._block[_CONTEXT, lease.slot] += lease.context_tokens
         lease.decoding = True
         lease.expires_at_s = now_s + self._ttl_s
         del self._leases[lease_id]
@@ -143,6 +172,7 @@ class LoadLedger:
         block[_RUNNING, slot] += 1.0
         if lease.decoding:
             block[_DECODING, slot] += 1.0
+            block[_CONTEXT, slot] += lease.context_tokens
         else:
             block[_PENDING, slot] += uncached_tokens
         return True
@@ -202,6 +232,7 @@ class LoadLedger:
         block[_RUNNING, slot] -= 1.0
         if lease.decoding:
             block[_DECODING, slot] -= 1.0
+            block[_CONTEXT, slot] -= lease.context_tokens
         else:
             block[_PENDING, slot] -= lease.uncached_tokens
         return True

@@ -7,8 +7,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from epp.decide.picker import Ask, Picker, PickerSettings, rerun
+from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Basis, to_record
+from epp.decide.rerun import rerun
 from epp.decide.weights import WeightBook
 from epp.errors import NoEndpointError
 from epp.policies.registry import create

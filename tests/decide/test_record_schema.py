@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decide import record_show
-from epp.decide.picker import rerun
 from epp.decide.record_files import read_records
 from epp.decide.record_restore import read_seeds
 from epp.decide.record_schema import RecordError, decision_of, join
 from epp.decide.record_verify import verify
 from epp.decide.records import to_record
+from epp.decide.rerun import rerun
 from epp.decide.verdicts import Verdict
 from epp.errors import EppError
 from epp.policies.registry import POLICIES, create

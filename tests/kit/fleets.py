@@ -104,6 +104,7 @@ def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
                 pending_uncached_tokens=random.choice([0, 1000, 8000], 4),
                 running_requests=running + decoding,
                 decoding_requests=decoding,
+                decoding_tokens=decoding * 2100,
                 engine_running=running,
                 engine_waiting=random.integers(0, 5, 4),
                 engine_kv_usage=random.random(4),

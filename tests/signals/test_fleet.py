@@ -94,6 +94,7 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
         "pending_uncached_tokens": [400, 0],
         "running_requests": [2, 0],
         "decoding_requests": [1, 0],
+        "decoding_tokens": [100, 0],
         "engine_running": [3, 1],
         "engine_waiting": [30, 10],
         "engine_kv_usage": [0.3, 0.1],

@@ -1,0 +1,47 @@
+"""A recorded decision priced and drawn again: the proof of a record, and what another policy had said.
+
+Owns nothing and reserves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from epp.decide.select import select
+from epp.policies.registry import params_of
+
+if TYPE_CHECKING:
+    from epp.decide.records import Decision
+    from epp.policies.base import Policy
+
+
+def rerun(decision: Decision, policy: Policy) -> Decision:
+    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved."""
+    weights = decision.weights if policy.name == decision.policy else _defaults(policy)
+    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
+    selection = select(
+        ranking.costs,
+        decision.shares,
+        decision.fleet.endpoints,
+        tie_band=decision.tie_band,
+        fallbacks=len(decision.fallbacks),
+        seed=decision.seed,
+        key=decision.id,
+        served_models=decision.served_models,
+    )
+    return replace(
+        decision,
+        policy=policy.name,
+        params=params_of(policy),
+        weights=weights,
+        ranking=ranking,
+        chosen=selection.chosen,
+        fallbacks=selection.fallbacks,
+        tied=selection.tied,
+        held_back=selection.held_back,
+    )
+
+
+def _defaults(policy: Policy) -> dict[str, float]:
+    return {name: spec.default for name, spec in policy.weight_specs.items()}

@@ -1,0 +1,245 @@
+"""A reward model: what a request would feel at each endpoint, predicted by a small network.
+
+Owns the features, the network's pass and the bounds of what it was trained on. The picker's policy and the
+learner make inputs by the same function, from the same `RequestView` and `FleetView`: a decision's snapshot
+is its training row by construction. An endpoint's identity is never an input, so that a fleet that grows
+needs no training. Knows no file, no clock and no way to train. Source [L], sections 4.1 and 4.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from epp.policies.parts import match_ratios
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.view import FleetView, RequestView
+
+    Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
+    _Feature = Callable[[RequestView, FleetView], NDArray[np.float64] | float]
+
+#: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
+FEATURES: Mapping[str, _Feature] = MappingProxyType(
+    {
+        # Of the instance, by its own metrics and by what this picker has sent it.
+        "engine_running": lambda _, fleet: fleet.engine_running,
+        "engine_waiting": lambda _, fleet: fleet.engine_waiting,
+        "running_requests": lambda _, fleet: fleet.running_requests,
+        "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
+        "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
+        "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
+        "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
+        # Of the request there, and of the request.
+        "hit_ratio": match_ratios,
+        "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
+        "prompt_tokens": lambda request, _: float(request.prompt_tokens),
+        # What the paper leaves out: users wait for the network too.
+        "rtt_ms": lambda _, fleet: fleet.rtt_ms,
+        "body_bytes": lambda request, _: float(request.body_bytes),
+        "expected_output_tokens": lambda request, _: request.expected_output_tokens,
+    }
+)
+#: The paper's own, with live counts beside the engine's as its code has them.
+PAPER_FEATURES = (
+    "engine_running",
+    "engine_waiting",
+    "running_requests",
+    "waiting_requests",
+    "pending_uncached_tokens",
+    "decoding_tokens",
+    "kv_usage",
+    "hit_ratio",
+    "prompt_tokens",
+)
+#: The paper's; the product of length and miss, which its network has to find; distance and upload.
+DEFAULT_FEATURES = (*PAPER_FEATURES, "uncached_tokens", "rtt_ms", "body_bytes")
+
+#: What a model may predict, in the order in which its outputs stand.
+HEADS = ("ttft_ms", "itl_ms")
+
+#: How far beyond its quantiles an input still counts as known: a share of their distance, and of their size.
+#: Without it a column that was constant in training (one RTT) would be foreign at its first flutter.
+_MARGIN_OF_RANGE = 0.1
+_MARGIN_OF_SIZE = 0.05
+
+
+def inputs(
+    request: RequestView, fleet: FleetView, features: Sequence[str], classes: Sequence[str]
+) -> NDArray[np.float64]:
+    """The network's inputs before normalisation, ``[endpoints, features + classes]``.
+
+    Args:
+        request: the request.
+        fleet: the endpoints, as they were seen when the decision was made.
+        features: names of `FEATURES`, in the model's order.
+        classes: engine classes of the one-hot columns behind them; an endpoint of another class has zeros.
+
+    Raises:
+        KeyError: a feature that does not exist.
+    """
+    made = np.zeros((len(fleet), len(features) + len(classes)))
+    for column, name in enumerate(features):
+        made[:, column] = FEATURES[name](request, fleet)
+    if classes:
+        place = {name: column for column, name in enumerate(classes, len(features))}
+        for row, name in enumerate(fleet.engine_classes):
+            if name in place:
+                made[row, place[name]] = 1.0
+    return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewardModel:
+    """A trained network and everything that it needs to be used; equal when the versions are.
+
+    With d = features + classes and h = heads:
+
+    Attributes:
+        features: names of `FEATURES`, the first inputs.
+        classes: engine classes of the one-hot inputs behind them; may be empty.
+        mean: of each input in training, ``[d]``; 0 for one-hot inputs.
+        std: its standard deviation, ``[d]``, positive; 1 for one-hot inputs and for constant ones.
+        low: quantile `tail` of each input in training, ``[d]``.
+        high: quantile 1 - `tail`, ``[d]``.
+        layers: weights ``[in, out]`` and bias ``[out]`` of each layer, float32; ReLU after all but the last.
+        heads: what the outputs are, names of `HEADS`; TTFT first.
+        scale: milliseconds of one unit of each output, ``[h]``, positive.
+        offset: milliseconds at output 0, ``[h]``.
+        samples: rows that it was trained on.
+        seen: rows that its learner had seen in all.
+        round: number of the training, from 1.
+        trained_at_s: Unix time of the training.
+        tail: share of the training rows beyond each bound.
+        validation: figures of the held-out rows, for people.
+    """
+
+    features: tuple[str, ...]
+    classes: tuple[str, ...]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    layers: tuple[Layer, ...]
+    heads: tuple[str, ...]
+    scale: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    samples: int
+    seen: int
+    round: int
+    trained_at_s: float
+    tail: float
+    validation: Mapping[str, float] = field(default_factory=dict)
+    #: Digest of what the predictions and the fallbacks depend on; made here, never given.
+    version: str = field(init=False)
+    _least: NDArray[np.float64] = field(init=False, repr=False)
+    _most: NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that do not fit, numbers that are not finite, names that do not exist.
+
+        Raises:
+            ValueError: naming the attribute.
+        """
+        _check(self)
+        margin = _MARGIN_OF_RANGE * (self.high - self.low)
+        margin += _MARGIN_OF_SIZE * np.maximum(np.abs(self.low), np.abs(self.high))
+        set_once = object.__setattr__
+        set_once(self, "_least", self.low - margin)
+        set_once(self, "_most", self.high + margin)
+        set_once(self, "version", _digest(self))
+
+    def __eq__(self, other: object) -> bool:
+        """The same version."""
+        return isinstance(other, RewardModel) and other.version == self.version
+
+    def __hash__(self) -> int:
+        """By version."""
+        return hash(self.version)
+
+    def inputs(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+        """This model's inputs, ``[endpoints, d]``."""
+        return inputs(request, fleet, self.features, self.classes)
+
+    def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Predicted milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``, in one pass."""
+        values = ((x - self.mean) / self.std).astype(np.float32)
+        last = len(self.layers) - 1
+        for number, (weights, bias) in enumerate(self.layers):
+            values = values @ weights
+            values += bias
+            if number < last:
+                np.maximum(values, 0.0, out=values)
+        return values.astype(np.float64) * self.scale + self.offset
+
+    def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Rows of inputs ``[rows, d]`` unlike the training's: beyond a bound, or of a class not seen."""
+        count = len(self.features)
+        beyond = (x[:, :count] < self._least[:count]) | (x[:, :count] > self._most[:count])
+        outside: NDArray[np.bool_] = np.logical_or.reduce(beyond, axis=1)
+        if self.classes:
+            outside |= ~np.logical_or.reduce(x[:, count:] > 0.0, axis=1)
+        return outside
+
+
+def _check(model: RewardModel) -> None:
+    unknown = [name for name in model.features if name not in FEATURES]
+    if unknown or not model.features or len(set(model.features)) != len(model.features):
+        raise ValueError(f"features: {unknown or 'none, or one twice'}; known are {', '.join(FEATURES)}")
+    if len(set(model.classes)) != len(model.classes):
+        raise ValueError("classes: one is told twice")
+    if model.heads not in (HEADS[:1], HEADS):
+        raise ValueError(f"heads: must be {HEADS[0]}, or {' and '.join(HEADS)}, not {model.heads}")
+    width = len(model.features) + len(model.classes)
+    sizes = {"mean": width, "std": width, "low": width, "high": width}
+    for name, size in {**sizes, "scale": len(model.heads), "offset": len(model.heads)}.items():
+        _check_array(name, getattr(model, name), (size,), np.float64)
+    for name in ("std", "scale"):
+        if not (getattr(model, name) > 0.0).all():
+            raise ValueError(f"{name}: must be positive")
+    if not (model.low <= model.high).all():
+        raise ValueError("low: must not be above high")
+    if not model.layers:
+        raise ValueError("layers: there are none")
+    for number, (weights, bias) in enumerate(model.layers):
+        out = len(model.heads) if number == len(model.layers) - 1 else bias.size
+        _check_array(f"layers[{number}].weights", weights, (width, out), np.float32)
+        _check_array(f"layers[{number}].bias", bias, (out,), np.float32)
+        width = out
+    if not 0.0 <= model.tail < 0.5:
+        raise ValueError(f"tail: must be from 0 to below 0.5, not {model.tail}")
+    if model.samples < 1 or model.seen < model.samples or model.round < 1:
+        raise ValueError("samples: samples and round must be positive, and seen not below samples")
+    if not np.isfinite([model.trained_at_s, *model.validation.values()]).all():
+        raise ValueError("trained_at_s: must be finite, as all of validation")
+
+
+def _check_array(
+    name: str, value: NDArray[np.float64] | NDArray[np.float32], shape: tuple[int, ...], kind: type
+) -> None:
+    if value.shape != shape or value.dtype != kind:
+        raise ValueError(f"{name}: must be {np.dtype(kind)} of shape {list(shape)}, not {value.dtype} of "
+                         f"{list(value.shape)}")  # fmt: skip
+    if not np.isfinite(value).all():
+        raise ValueError(f"{name}: has a number that is not finite")
+
+
+def _digest(model: RewardModel) -> str:
+    state = xxhash.xxh3_128()
+    names = (model.features, model.classes, model.heads, model.samples, model.seen, model.round)
+    state.update(repr((*names, model.trained_at_s, model.tail)).encode())
+    numbers = (model.mean, model.std, model.low, model.high, model.scale, model.offset)
+    for array in numbers:
+        state.update(np.ascontiguousarray(array, "<f8").tobytes())
+    for weights, bias in model.layers:
+        state.update(np.ascontiguousarray(weights, "<f4").tobytes())
+        state.update(np.ascontiguousarray(bias, "<f4").tobytes())
+    return state.hexdigest()[:16]
