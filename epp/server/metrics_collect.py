@@ -243,7 +243,7 @@ class PickerCollector(Collector):
         tokens = GaugeMetricFamily(
             "llm_d_epp_inflight_tokens", "Prompt tokens of its unfinished requests.", labels=_LOAD_LABELS
         )
-        queued_tokens, _, running_requests, _ = fleet.ledger.block[:, slots]
+        queued_tokens, _, running_requests, *_ = fleet.ledger.block[:, slots]
         for at, (_, endpoint) in enumerate(members):
             if not np.isnan(waiting[at]):
                 queues.add_metric([self._pool, endpoint.address], float(waiting[at]))
