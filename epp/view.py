@@ -39,6 +39,18 @@ def length_bucket(prompt_tokens: float) -> int:
     return int(2 ** round(math.log2(prompt_tokens)))
 
 
+#: RFC 6928: bytes that a new connection sends before the first acknowledgement, ten segments of 1,460.
+FIRST_FLIGHT_BYTES = 14_600
+
+
+def upload_doublings(body_bytes: float) -> float:
+    """How often a window of the first flight's size has doubled when a body is through.
+
+    0 for no body, 1 for one of `FIRST_FLIGHT_BYTES`, 2 for three times as much.
+    """
+    return math.log2(1.0 + body_bytes / FIRST_FLIGHT_BYTES)
+
+
 #: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
@@ -111,6 +123,11 @@ class FleetView:
         decode_ms_per_request: what every further answer in the batch adds to it, likewise.
         success: chance that its model answers such a request rightly, 0..1 (`epp.signals.capability`); 1 for
             all where nothing is known of any.
+        cold_chance: chance that the next request there opens a connection, 0..1 (`epp.signals.paths`); 0
+            where nobody told of connections.
+        connect_ms: time to open one there, a round trip where none was seen; 0 likewise.
+        upload_rounds: round trips per doubling of a body on a connection that is there, as seen; 1, as on a
+            new one, where none was.
         unknown: per column name, a mask of the values that were filled in.
         rtt_sources: where each round trip comes from, as indices of `RTT_SOURCES`; for people, None when not
             recorded.
@@ -139,6 +156,9 @@ class FleetView:
     decode_base_ms: NDArray[np.float64]
     decode_ms_per_request: NDArray[np.float64]
     success: NDArray[np.float64]
+    cold_chance: NDArray[np.float64]
+    connect_ms: NDArray[np.float64]
+    upload_rounds: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
@@ -169,6 +189,9 @@ NUMERIC_COLUMNS = (
     "decode_base_ms",
     "decode_ms_per_request",
     "success",
+    "cold_chance",
+    "connect_ms",
+    "upload_rounds",
 )
 
 

@@ -29,6 +29,9 @@ _SINCE = {
     "decode_base_ms": 0.0,
     "decode_ms_per_request": 0.0,
     "success": 1.0,
+    "cold_chance": 0.0,
+    "connect_ms": 0.0,
+    "upload_rounds": 1.0,
 }
 #: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
 MAX_WAITING = 200_000

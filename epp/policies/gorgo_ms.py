@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -11,22 +10,21 @@ import numpy as np
 
 from epp.policies.base import Need, Ties, WeightSpec
 from epp.policies.parts import check_flag, check_number
-from epp.view import Ranking
+from epp.view import FIRST_FLIGHT_BYTES, Ranking, upload_doublings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from numpy.typing import NDArray
 
-#: RFC 6928: bytes of the first flight of a TCP connection.
-_FIRST_FLIGHT_BYTES = 14_600
+    from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
 class GorgoMs:
     """Cheapest by the time that a request takes, and takes from others, there.
 
-    ``cost_ms = network_weight * rtt * (1 + upload_rounds * log2(1 + body / 14,600))``
+    ``cost_ms = network_weight * (rtt * (1 + rounds * doublings) + cold)``
     ``+ prefill_weight * (p * (uncached - missing) + b) + copy_weight * p * missing``
     ``+ waiting_weight * (p * pending_uncached + b * pending / 2)``
     ``+ stall_weight * (p * uncached + b) * running``
@@ -38,6 +36,12 @@ class GorgoMs:
     another endpoint has, ``pending`` requests that await their first token and ``running`` ones in all, both
     live; ``answer`` the expected answer's tokens.
 
+    ``doublings`` of the congestion window that the body needs are ``log2(1 + body / 14,600)``, of which each
+    takes ``rounds = min(upload_rounds, upload rounds seen on warm connections)`` round trips; and where
+    connections were told of, ``cold = cold_chance * (connect + rtt * (1 - rounds) * doublings)`` is what a
+    connection opened for the request adds, its second part for bodies beyond the first flight
+    (`epp.signals.paths`).
+
     Weights have no unit; 1 prices a time as it is. Prefill is priced above its own time, because one ms of
     it also delays whoever comes later, and because a conversation kept together saves prefills that no single
     request sees. Where a prefix is shared by many, a further copy of it will be used by others, so that the
@@ -47,7 +51,10 @@ class GorgoMs:
     flat around them. docs/gorgo-ms.md derives the formula.
 
     Attributes:
-        upload_rounds: round trips per doubling of a body beyond the first flight; 0 for paths that stay warm.
+        upload_rounds: round trips per doubling of a body, at most, on connections of which it is not known
+            whether they are warm; 0 for paths that stay warm.
+        price_cold: price connections that have to be opened apart from those that are there, and bodies on
+            the latter as they were seen to travel.
         popular: recent requests at which the extra price of a copy of a shared prefix is halved; 0 for never.
         discount_hits: scale expected hits by the endpoint's ratio of reported to expected cached tokens.
     """
@@ -66,12 +73,14 @@ class GorgoMs:
         }
     )
     upload_rounds: float = 0.7
+    price_cold: bool = True
     popular: float = 5.0
     discount_hits: bool = True
 
     def __post_init__(self) -> None:
         """Refuse parameters that make no cost."""
         check_number("upload_rounds", self.upload_rounds, 0.0, 10.0)
+        check_flag("price_cold", self.price_cold)
         check_number("popular", self.popular, 0.0)
         check_flag("discount_hits", self.discount_hits)
 
@@ -92,9 +101,8 @@ class GorgoMs:
         weight = weights["prefill_weight"]
         copies = self._copy_weight(request, weight)
         pending = fleet.running_requests - fleet.decoding_requests
-        rounds = 1.0 + self.upload_rounds * math.log2(1.0 + request.body_bytes / _FIRST_FLIGHT_BYTES)
         terms = {
-            "network": weights["network_weight"] * rounds * fleet.rtt_ms,
+            "network": self._network(request, fleet, weights["network_weight"]),
             "prefill": weight * (own_ms - copied_ms) + copies * copied_ms,
             "waiting": weights["waiting_weight"]
             * (
@@ -108,6 +116,17 @@ class GorgoMs:
         }
         costs = terms["network"] + terms["prefill"] + terms["waiting"] + terms["stall"] + terms["decode"]
         return Ranking(costs, terms)
+
+    def _network(self, request: RequestView, fleet: FleetView, weight: float) -> NDArray[np.float64]:
+        doublings = upload_doublings(request.body_bytes)
+        if not self.price_cold:
+            return weight * (1.0 + self.upload_rounds * doublings) * fleet.rtt_ms
+        rounds = np.minimum(self.upload_rounds, fleet.upload_rounds)
+        warm = weight * (1.0 + rounds * doublings) * fleet.rtt_ms
+        cold_ms = fleet.connect_ms
+        if request.body_bytes > FIRST_FLIGHT_BYTES:
+            cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * fleet.rtt_ms
+        return warm + weight * fleet.cold_chance * cold_ms
 
     def _copy_weight(self, request: RequestView, weight: float) -> float:
         if not self.popular or weight <= 1.0:

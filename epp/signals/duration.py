@@ -9,16 +9,16 @@ ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from epp.signals.paths import cold_body_ms
+from epp.view import upload_doublings
 
 if TYPE_CHECKING:
     from epp.view import FleetView, RequestView
 
-#: RFC 6928: bytes of the first flight of a TCP connection.
-_FIRST_FLIGHT_BYTES = 14_600
-#: Round trips per doubling of a body beyond it (source [P]).
+#: Round trips per doubling of a body where nobody told of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
 #: Of a prefill's fixed time, what each request that awaits its first token makes the next one wait for: it is
 #: half done on average.
@@ -46,7 +46,7 @@ def foretell(request: RequestView, fleet: FleetView, chosen: int) -> Duration:
     hits = fleet.hit_ratio.item(chosen) * fleet.cached_tokens.item(chosen)
     tokens = max(request.prompt_tokens - hits, 0.0) + fleet.pending_uncached_tokens.item(chosen)
     first_ms = (
-        network_ms(fleet.rtt_ms.item(chosen), request.body_bytes)
+        _network_ms(request, fleet, chosen)
         + fleet.prefill_base_ms.item(chosen) * prefills(pending)
         + fleet.prefill_ms_per_token.item(chosen) * tokens
     )
@@ -60,10 +60,22 @@ def prefills(pending: float) -> float:
     return 1.0 + _WAITED * pending
 
 
-def network_ms(rtt_ms: float, body_bytes: int) -> float:
+def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> float:
     """What the network takes before an engine has the request, and until its first token is here.
 
     One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
-    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]).
+    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]), unless connections there
+    were seen to need fewer.
     """
-    return rtt_ms * (1.0 + _UPLOAD_ROUNDS * math.log2(1.0 + body_bytes / _FIRST_FLIGHT_BYTES))
+    return rtt_ms * (1.0 + min(_UPLOAD_ROUNDS, upload_rounds) * upload_doublings(body_bytes))
+
+
+def cold_ms(rtt_ms: float, body_bytes: int, opened_ms: float) -> float:
+    """The same on a connection that took ``opened_ms`` to open."""
+    return opened_ms + cold_body_ms(rtt_ms, body_bytes)
+
+
+def _network_ms(request: RequestView, fleet: FleetView, chosen: int) -> float:
+    rtt_ms, chance = fleet.rtt_ms.item(chosen), fleet.cold_chance.item(chosen)
+    warm = network_ms(rtt_ms, request.body_bytes, fleet.upload_rounds.item(chosen))
+    return (1.0 - chance) * warm + chance * cold_ms(rtt_ms, request.body_bytes, fleet.connect_ms.item(chosen))

@@ -9,7 +9,7 @@ known one of the candidates, so that no endpoint gains by silence.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.gauges import gauges
 from epp.signals.health import HealthSettings, HealthTracker
 from epp.signals.ledger import LoadLedger
+from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
 from epp.signals.rtt import RttTable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from epp.signals.capability import Success
     from epp.signals.endpoint import Endpoint
+    from epp.signals.fleet_settings import Settings
     from epp.signals.gauges import Gauge
     from epp.signals.prefix_index import PrefixIndex
     from epp.signals.slots import Rows
@@ -51,54 +53,6 @@ _FILLABLE = (
     "engine_age_ms",
 )
 _NONE_UNKNOWN: Mapping[str, NDArray[np.bool_]] = {}
-
-
-class Settings(Protocol):
-    """What the stores are configured by; the shape of the configuration file's sections."""
-
-    @property
-    def scrape(self) -> ScrapeSettings:
-        """Engine metrics."""
-        ...
-
-    @property
-    def probe(self) -> ProbeSettings:
-        """Probes."""
-        ...
-
-    @property
-    def leases(self) -> LeaseSettings:
-        """Reservations."""
-        ...
-
-
-class ScrapeSettings(Protocol):
-    """`stale_after_s`: age at which a value is unknown."""
-
-    @property
-    def stale_after_s(self) -> float: ...  # noqa: D102 - the class says it
-
-
-class ProbeSettings(Protocol):
-    """Ejection: failures in a row, first length, panic share; see `HealthSettings`."""
-
-    @property
-    def interval_s(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def failures_to_eject(self) -> int: ...  # noqa: D102 - the class says it
-    @property
-    def eject_s(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def panic_share(self) -> float: ...  # noqa: D102 - the class says it
-
-
-class LeaseSettings(Protocol):
-    """See `LoadLedger`."""
-
-    @property
-    def ttl_s(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def max_count(self) -> int: ...  # noqa: D102 - the class says it
 
 
 class Fleet:
@@ -131,6 +85,7 @@ class Fleet:
         self.answers = AnswerLengths()
         self.popularity = Popularity()
         self.capability = Capability()
+        self.paths = PathTable()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -140,7 +95,8 @@ class Fleet:
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
         for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
-                       self.calibration.resize, self.rates.resize, self._resize):  # fmt: skip
+                       self.calibration.resize, self.rates.resize, self.paths.resize,
+                       self._resize):  # fmt: skip
             self._slots.on_grow(resize)
 
     @classmethod
@@ -209,6 +165,8 @@ class Fleet:
             old = before[address][1] if address in before else None
             if old is None or old.engine_class != endpoint.engine_class:
                 self.rates.assign(slot, endpoint.engine_class)
+            if old is None or old.region != endpoint.region:
+                self.paths.assign(slot, endpoint.region or address)
             if old is not None and old.uid and endpoint.uid and old.uid != endpoint.uid:
                 self._learned_tokens.pop(slot, None)
                 self.engine.forget(slot)
@@ -229,6 +187,7 @@ class Fleet:
         self.ledger.forget(slot)
         self.calibration.forget(slot)
         self.rates.assign(slot, endpoint.engine_class)
+        self.paths.close(slot)
         self.health.admit(slot)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
@@ -296,6 +255,7 @@ class Fleet:
             cached = np.minimum(cached_tokens, float(prompt_tokens))
         rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
         queued, pending, running_requests, decoding, decoding_tokens = load
+        cold_chance, connect_ms, upload_rounds = self.paths.columns(rows, rtt_ms, now_s)
         return FleetView(
             endpoints=endpoints,
             regions=regions,
@@ -319,6 +279,9 @@ class Fleet:
             decode_base_ms=decode_base,
             decode_ms_per_request=decode_request,
             success=np.ones(len(slots)) if success is None else success.values,
+            cold_chance=cold_chance,
+            connect_ms=connect_ms,
+            upload_rounds=upload_rounds,
             unknown=unknown,
             rtt_sources=taken(self.rtt.sources(now_s), rows),
             models=models,
@@ -353,7 +316,8 @@ class Fleet:
     def _remove(self, address: str) -> None:
         slot, _ = self._members.pop(address)
         for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
-                       self.health.forget, self.calibration.forget, self.rates.forget):  # fmt: skip
+                       self.health.forget, self.calibration.forget, self.rates.forget,
+                       self.paths.forget):  # fmt: skip
             forget(slot)
         self._learned_tokens.pop(slot, None)
         self._fresh_s[slot] = -math.inf

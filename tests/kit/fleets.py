@@ -27,13 +27,14 @@ def fleet_view(
     models: Sequence[str] = (),
     **columns: Sequence[float] | NDArray[Any],
 ) -> FleetView:
-    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, hit ratios and
-    success 1, texts empty."""
+    """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, hit ratios,
+    success and upload rounds 1, texts empty."""
     unexpected = columns.keys() - set(NUMERIC_COLUMNS)
     assert not unexpected, f"no such columns: {unexpected}"
     values: dict[str, Any] = {name: np.zeros(count) for name in NUMERIC_COLUMNS}
     values["hit_ratio"] = np.ones(count)
     values["success"] = np.ones(count)
+    values["upload_rounds"] = np.ones(count)
     for name, column in columns.items():
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name

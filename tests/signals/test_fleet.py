@@ -106,6 +106,9 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
         "decode_base_ms": [PRIORS["l40s"].decode_base_ms] * 2,
         "decode_ms_per_request": [PRIORS["l40s"].decode_ms_per_request] * 2,
         "success": [1.0, 1.0],
+        "cold_chance": [0.0, 0.0],
+        "connect_ms": [0.0, 0.0],
+        "upload_rounds": [1.0, 1.0],
     }
     assert not seen.unknown
 
