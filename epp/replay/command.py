@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs.add_argument("--workers", type=int, default=2, help="processes (%(default)s)")
     runs.add_argument("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
+    runs.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep finished draws in --out and take those that are there (kv-retry)",
+    )
     runs.add_argument("--list", action="store_true", help="list workloads, fleets and policies, and stop")
     live = parser.add_argument_group("live")
     live.add_argument(

@@ -143,6 +143,37 @@ def test_the_command_runs_it(tmp_path: Path, monkeypatch: Any, capsys: pytest.Ca
     assert "64K, all languages" in capsys.readouterr().out
 
 
+def test_a_comparison_goes_on_with_the_draws_it_has(tmp_path: Path, monkeypatch: Any) -> None:
+    ran: list[tuple[int, list[str]]] = []
+
+    def quick(task: RetryTask) -> list[list[CellFigures]]:
+        ran.append((task.seed, [policy.name for policy in task.policies]))
+        return [[figures(1e3 * task.seed, 0.9)] * (len(LANGUAGES) * len(LENGTHS)) for _ in task.policies]
+
+    def replay(policies: str, seeds: int) -> bytes:
+        words = ("--workload", "kv-retry", "--policy", policies, "--seeds", seeds, "--workers", 1)
+        assert command(replay_command, *words, "--resume", "--out", tmp_path) == 0
+        return (tmp_path / "results.json").read_bytes()
+
+    monkeypatch.setattr("epp.replay.kv_retry.kept.run_retry", quick)
+    first = replay("laar,least-load", 2)
+    assert ran == [(101, ["laar", "least-load"]), (102, ["laar", "least-load"])]
+    assert replay("laar,least-load", 2) == first
+    assert len(ran) == 2
+    replay("least-load,laar-paper,laar", 3)  # another policy, another draw: only those
+    assert ran[2:] == [
+        (101, ["laar-paper"]),
+        (102, ["laar-paper"]),
+        (103, ["least-load", "laar-paper", "laar"]),
+    ]
+    monkeypatch.setattr("epp.replay.kv_retry.kept.__version__", "other")
+    assert replay("laar,least-load", 2) == first
+    assert ran[5:] == [(101, ["laar", "least-load"]), (102, ["laar", "least-load"])]
+    (tmp_path / "draws" / "101.json").write_text("[]")
+    with pytest.raises(EppError, match="holds no finished draw"):
+        replay("laar", 1)
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -9,6 +9,7 @@ from epp.errors import EppError
 from epp.replay.console import progress, sentences
 from epp.replay.kv_retry.cell import RetryTask, run_retry
 from epp.replay.kv_retry.document import document, encode
+from epp.replay.kv_retry.kept import KeptTask, run_kept
 from epp.replay.kv_retry.report import render, tables
 from epp.replay.simulate import run_all
 from epp.sim.oracle import ORACLES
@@ -49,9 +50,15 @@ def run(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...], conso
     draws = [_CHOSEN_ON + arguments.first_seed + number for number in range(count)]
     tasks = [RetryTask(policies, draw, WORKLOADS[arguments.workload]) for draw in draws]
     with progress(sys.stderr) as step:
-        runs = run_all(
-            run_retry, tasks, workers=arguments.workers, on_done=lambda done: step("draws", done, len(tasks))
-        )
+
+        def on_done(done: int) -> None:
+            step("draws", done, len(tasks))
+
+        if arguments.resume:
+            kept = [KeptTask(task, arguments.out / "draws") for task in tasks]
+            runs = run_all(run_kept, kept, workers=arguments.workers, on_done=on_done)
+        else:
+            runs = run_all(run_retry, tasks, workers=arguments.workers, on_done=on_done)
     found = document(arguments.workload, draws, names, runs, candidate)
     console.print(*tables(found), *sentences(found.conclusion), sep="\n")
     out: Path = arguments.out
