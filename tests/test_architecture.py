@@ -29,6 +29,7 @@ ALLOWED = {
     "decide": BASE | {"config", "policies", "prompt", "signals", "tuner"},
     "client": set(),
     "laar": BASE | {"config", "decide", "signals"},
+    "learner": BASE | {"config", "decide", "policies", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "laar", "policies", "prompt", "signals", "sim"},
     "kube": BASE | {"config"},
@@ -40,9 +41,9 @@ ALLOWED = {
     | {"tuner"},
 }
 #: Commands compose strangers; nobody imports them.
-COMPOSERS = {"cli", "bench", "demo", "tune", "__main__", "__init__"}
+COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
 
-PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner"}
+PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner", "learner"}
 PURE_FILES = {
     "decide/select.py",
     "decide/arms.py",

@@ -1,0 +1,1 @@
+"""How a reward model is trained, judged and watched: data pools, network, gate, monitors. Pure."""

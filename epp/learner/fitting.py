@@ -1,0 +1,212 @@
+"""From samples to a reward model: targets, normalisation, bounds, the training itself.
+
+Owns the recipe; every call begins with fresh weights and ends with a whole model. Pure: the same samples and
+seed give the same model, bit for bit, on one machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.learner.network import Adam, Mlp
+from epp.policies.reward_model import HEADS, RewardModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.learner.samples import Sample
+    from epp.learner.settings import LearnerSettings, Network
+
+    Floats = NDArray[np.float64]
+
+#: ITL is predicted only where this share of the rows tells one.
+_ENOUGH_ITL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What is to be predicted of each row.
+
+    Attributes:
+        values: milliseconds ``[rows, heads]``; NaN where not known.
+        bounds: where a value is only a lower bound.
+    """
+
+    values: Floats
+    bounds: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a model tells of its making, beside the numbers.
+
+    Attributes:
+        seen: samples that the learner has seen in all.
+        round: number of the training.
+        trained_at_s: Unix time.
+        seed: of first weights, order and dropout.
+    """
+
+    seen: int
+    round: int
+    trained_at_s: float
+    seed: int
+
+
+def stack(samples: Sequence[Sample], classes: Sequence[str]) -> Floats:
+    """Inputs of samples ``[rows, features + classes]``, as `epp.policies.reward_model.inputs` orders them."""
+    rows = np.stack([sample.row for sample in samples])
+    return with_classes(rows, [sample.engine_class for sample in samples], classes)
+
+
+def with_classes(rows: Floats, engine_classes: Sequence[str], classes: Sequence[str]) -> Floats:
+    """Rows of features with their one-hot columns behind them."""
+    if not classes:
+        return rows
+    place = {name: column for column, name in enumerate(classes)}
+    hot = np.zeros((len(rows), len(classes)))
+    for row, name in enumerate(engine_classes):
+        if name in place:
+            hot[row, place[name]] = 1.0
+    return np.concatenate([rows, hot], axis=1)
+
+
+def targets_of(samples: Sequence[Sample], heads: Sequence[str], failed_quantile: float) -> Targets:
+    """Targets of samples, what was never answered as a bound."""
+    ttft_ms = np.array([sample.ttft_ms for sample in samples])
+    waited_ms = np.array([sample.waited_ms for sample in samples])
+    failed = np.array([sample.failed for sample in samples], np.bool_)
+    answered = ~np.isnan(ttft_ms)
+    slow_ms = float(np.quantile(ttft_ms[answered], failed_quantile)) if answered.any() else 0.0
+    waited_ms = np.where(failed, np.maximum(waited_ms, slow_ms), waited_ms)
+    values = np.empty((len(samples), len(heads)))
+    values[:, 0] = np.where(answered, ttft_ms, waited_ms)
+    if len(heads) > 1:
+        values[:, 1] = [sample.itl_ms for sample in samples]
+    bounds = np.zeros(values.shape, np.bool_)
+    bounds[:, 0] = ~answered
+    return Targets(values, bounds)
+
+
+def heads_of(samples: Sequence[Sample], settings: LearnerSettings) -> tuple[str, ...]:
+    """What these samples can teach: both heads where felt latency is asked for and enough ITLs are told."""
+    if settings.reward == "felt":
+        told = sum(not np.isnan(sample.itl_ms) for sample in samples)
+        if told >= _ENOUGH_ITL * len(samples):
+            return HEADS
+    return HEADS[:1]
+
+
+def classes_of(samples: Sequence[Sample], least: int) -> tuple[str, ...]:
+    """Engine classes with enough rows; none where nobody names classes."""
+    counts: dict[str, int] = {}
+    for sample in samples:
+        counts[sample.engine_class] = counts.get(sample.engine_class, 0) + 1
+    if set(counts) == {""}:
+        return ()
+    return tuple(sorted(name for name, count in counts.items() if count >= least))
+
+
+def fit(
+    samples: Sequence[Sample],
+    settings: LearnerSettings,
+    origin: Origin,
+    validation: Mapping[str, float] | None = None,
+) -> RewardModel:
+    """Train a model.
+
+    Args:
+        samples: at least one that was answered.
+        settings: the recipe.
+        origin: what the model tells of itself.
+        validation: figures that it carries.
+
+    Raises:
+        ValueError: no sample was answered, or the training came to numbers that are not finite.
+    """
+    network = settings.network
+    if not any(sample.answered for sample in samples):
+        raise ValueError("no sample with a first token: nothing to predict")
+    classes = classes_of(samples, network.min_class_rows)
+    heads = heads_of(samples, settings)
+    x = stack(samples, classes)
+    targets = targets_of(samples, heads, settings.data.failed_quantile)
+    count = len(network.features)
+    mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    mean[:count], std[:count] = x[:, :count].mean(axis=0), x[:, :count].std(axis=0)
+    # What did not vary was not learned from: any scale will do, and the bounds tell when it varies.
+    std[std <= 1e-9 * np.maximum(np.abs(mean), 1.0)] = 1.0
+    known = np.where(targets.bounds, np.nan, targets.values)
+    offset, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
+    scale[scale <= 0.0] = 1.0
+    low, high = np.quantile(x, (network.tail, 1.0 - network.tail), axis=0)
+    net = _train(
+        ((x - mean) / std).astype(np.float32),
+        ((targets.values - offset) / scale).astype(np.float32),
+        targets.bounds,
+        network,
+        origin.seed,
+    )
+    return RewardModel(
+        features=network.features,
+        classes=classes,
+        mean=mean,
+        std=std,
+        low=low,
+        high=high,
+        layers=tuple((weights.copy(), bias.copy()) for weights, bias in net.layers),
+        heads=heads,
+        scale=scale,
+        offset=offset,
+        samples=len(samples),
+        seen=max(origin.seen, len(samples)),
+        round=origin.round,
+        trained_at_s=origin.trained_at_s,
+        tail=network.tail,
+        validation=dict(validation or {}),
+    )
+
+
+def _train(
+    x: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    bounds: NDArray[np.bool_],
+    network: Network,
+    seed: int,
+) -> Mlp:
+    random = np.random.default_rng(seed)
+    net = Mlp((x.shape[1], *network.hidden, targets.shape[1]), random)
+    gradient = np.zeros_like(net.flat)
+    into, adam = net.views(gradient), Adam(net.flat.size, clip=network.gradient_clip)
+    rate = network.learning_rate
+    for _ in range(network.epochs):
+        order = random.permutation(len(x))
+        for start in range(0, len(x), network.batch):
+            rows = order[start : start + network.batch]
+            net.gradient(x[rows], targets[rows], bounds[rows], into, dropout=network.dropout, random=random)
+            adam.step(net.flat, gradient, rate)
+        rate *= network.rate_decay
+    return net
+
+
+def hidden_of(model: RewardModel, x: Floats) -> NDArray[np.float32]:
+    """What a model's last layer is given for inputs ``[rows, d]``: activations after the last ReLU."""
+    net = Mlp((x.shape[1], *(weights.shape[1] for weights, _ in model.layers)))
+    for (weights, bias), (mine, my_bias) in zip(model.layers, net.layers, strict=True):
+        mine[:], my_bias[:] = weights, bias
+    return net.forward(((x - model.mean) / model.std).astype(np.float32))[1]
+
+
+def inputs_for(model: RewardModel, samples: Sequence[Sample]) -> Floats:
+    """Inputs of samples as a model orders them."""
+    return stack(samples, model.classes)
+
+
+def with_validation(model: RewardModel, validation: Mapping[str, float]) -> RewardModel:
+    """The model with other figures; its version stays."""
+    return replace(model, validation=dict(validation))

@@ -1,0 +1,308 @@
+"""The learner: samples in, rounds of training, one reward model in force.
+
+Owns the pools, the incumbent, and the order within a round: hold out, train, judge, train once more on all,
+watch, choose what is remembered. No clock, no file: whoever drives it brings decisions, outcomes and times.
+
+```
+learner = Learner(LearnerSettings(), seed=0)
+learner.take(decision, outcome)         # every finished request
+if learner.due():
+    model = learner.train(now_wall_s)   # a new incumbent, or None when the gate refused it
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.learner.coreset import farthest_first, gradients
+from epp.learner.fitting import Origin, fit, hidden_of, inputs_for, targets_of, with_validation
+from epp.learner.gate import Verdict, judge
+from epp.learner.monitors import (
+    Bin,
+    Frozen,
+    calibration,
+    calibration_error_ms,
+    errors_ms,
+    forgetting,
+    freeze,
+)
+from epp.learner.network import residuals
+from epp.learner.pools import Pools
+from epp.learner.samples import log_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.decide.records import Decision, Outcome
+    from epp.learner.samples import Logged, Sample
+    from epp.learner.settings import LearnerSettings
+    from epp.policies.reward_model import RewardModel
+
+#: The held-out part grows to so many times its size while logged choices overlap too little.
+MOST_HELD = 3
+#: Seeds of what is trained beside a round's model.
+_JUDGE, _REFIT = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One training, for people.
+
+    Attributes:
+        number: from 1.
+        at_wall_s: Unix time.
+        seen: samples seen in all.
+        trained: rows that the model on trial was trained on.
+        replayed: of them, from the replay pool.
+        held_out: rows that it was judged on.
+        verdict: of the gate.
+        version: of the model that is in force after it, empty for none.
+        withdrawn: the incumbent was taken back: it predicts worse than one number would.
+        calibration: of the model on trial, on held-out rows.
+        forgetting: of the model in force: mean absolute error on each past round's frozen samples.
+        forgotten_ms: mean rise of that error over each round's own.
+    """
+
+    number: int
+    at_wall_s: float
+    seen: int
+    trained: int
+    replayed: int
+    held_out: int
+    verdict: Verdict
+    version: str = ""
+    withdrawn: bool = False
+    calibration: tuple[Bin, ...] = ()
+    forgetting: dict[int, float] = field(default_factory=dict)
+    forgotten_ms: float = math.nan
+
+
+@dataclass(slots=True)
+class Memory:
+    """All that a learner knows: what is persisted.
+
+    Attributes:
+        pools: samples to train on.
+        logged: newest choices, with every candidate's inputs.
+        incumbent: model in force, None for none.
+        newest: model trained last, in force or not; the next choice of what is remembered asks it.
+        frozen: samples of past rounds.
+        seen: samples in all.
+        since: of them, since the last round.
+        rounds: trainings in all.
+        passed: of them, those that the gate let through.
+        silent: requests that said nothing.
+        short: how many times more than usual is held out, because logged choices overlapped too little.
+    """
+
+    pools: Pools
+    logged: deque[Logged]
+    incumbent: RewardModel | None = None
+    newest: RewardModel | None = None
+    frozen: list[Frozen] = field(default_factory=list)
+    seen: int = 0
+    since: int = 0
+    rounds: int = 0
+    passed: int = 0
+    silent: int = 0
+    short: int = 0
+
+
+def blank(settings: LearnerSettings) -> Memory:
+    """A memory of nothing."""
+    data = settings.data
+    return Memory(Pools(data.recent, data.replay), deque(maxlen=MOST_HELD * settings.gate.held_out))
+
+
+class Learner:
+    """Learns.
+
+    Args:
+        settings: what to do.
+        seed: of all draws, beside that of the settings.
+        memory: of an earlier life.
+    """
+
+    def __init__(self, settings: LearnerSettings, seed: int = 0, memory: Memory | None = None) -> None:
+        self.settings = settings
+        self._seed = seed + settings.seed
+        self.memory = blank(settings) if memory is None else memory
+        #: The last round of this life.
+        self.last: Round | None = None
+
+    @property
+    def incumbent(self) -> RewardModel | None:
+        """The model in force."""
+        return self.memory.incumbent
+
+    def take(self, decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> bool:
+        """A finished request; whether it says anything.
+
+        Args:
+            decision: as made.
+            outcome: how it ended; None for a request that was given up waiting for.
+            waited_ms: how long such a request was waited for.
+        """
+        logged = log_of(decision, outcome, self.settings.network.features, waited_ms=waited_ms)
+        if logged is None:
+            self.memory.silent += 1
+            return False
+        self.add(logged)
+        return True
+
+    def add(self, logged: Logged) -> None:
+        """A request that says something."""
+        memory = self.memory
+        memory.pools.add(logged.sample)
+        memory.logged.append(logged)
+        memory.seen += 1
+        memory.since += 1
+
+    def due(self) -> bool:
+        """Whether a round is to be held."""
+        data, memory = self.settings.data, self.memory
+        return memory.since >= (data.every if memory.rounds else data.first)
+
+    def train(self, now_wall_s: float) -> RewardModel | None:
+        """Hold a round, due or not; the model that is in force from now on, None when nothing changed.
+
+        `last` tells about the round. One without an answered sample to train on, or to judge by, is over at
+        once.
+        """
+        memory = self.memory
+        memory.rounds, memory.since = memory.rounds + 1, 0
+        held = (1 + memory.short) * self.settings.gate.held_out
+        training, held_out = memory.pools.training(held)
+        if not any(sample.answered for sample in training) or not any(s.answered for s in held_out):
+            verdict = Verdict(False, "refused: no answered requests to learn from")
+            self.last = self._told(now_wall_s, 0, 0, verdict)
+            return None
+        origin = Origin(memory.seen, memory.rounds, now_wall_s, self._seed_of(0))
+        candidate = fit(training, self.settings, origin)
+        verdict = self._judged(candidate, training, held_out)
+        self._note_overlap(verdict)
+        found = calibration(
+            candidate.predict(inputs_for(candidate, held_out))[:, 0], held_out, self.settings.monitors.bins
+        )
+        figures = {**verdict.figures, "calibration_error_ms": calibration_error_ms(found)}
+        model = None
+        if verdict.passed:
+            model = self._final(candidate, training, held_out, origin, figures)
+            memory.incumbent, memory.passed = model, memory.passed + 1
+        withdrawn = not verdict.passed and self._withdraws(verdict)
+        if withdrawn:
+            memory.incumbent = None
+        memory.newest = model or candidate
+        self.last = replace(
+            self._remembered(self._told(now_wall_s, len(training), len(held_out), verdict)),
+            withdrawn=withdrawn,
+            calibration=found,
+        )
+        self._freeze(memory.newest, training)
+        memory.pools.choose(self._most_different)
+        return model
+
+    def _seed_of(self, salt: int) -> int:
+        return (self._seed * 1_000_003 + self.memory.rounds) * 4 + salt
+
+    def _judged(
+        self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
+    ) -> Verdict:
+        memory, settings = self.memory, self.settings
+        judge_model = memory.incumbent
+        if judge_model is None or judge_model.heads != candidate.heads:
+            origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
+            judge_model = fit(training, settings, origin)
+        answered = [sample.ttft_ms for sample in training if sample.answered]
+        newest = list(memory.logged)[-len(held_out) :]
+        constant_ms = float(np.mean(answered))
+        return judge(
+            candidate,
+            memory.incumbent,
+            judge_model,
+            held_out=held_out,
+            logged=newest,
+            settings=settings,
+            constant_ms=constant_ms,
+        )
+
+    def _final(
+        self,
+        candidate: RewardModel,
+        training: Sequence[Sample],
+        held_out: Sequence[Sample],
+        origin: Origin,
+        figures: dict[str, float],
+    ) -> RewardModel:
+        """The model that goes out: trained on what it was judged by too, unless that made it worse there."""
+        if not self.settings.gate.refit:
+            return with_validation(candidate, figures)
+        whole = fit(
+            [*training, *held_out], self.settings, replace(origin, seed=self._seed_of(_REFIT)), figures
+        )
+        quantile = self.settings.data.failed_quantile
+        before, after = (float(errors_ms(m, held_out, quantile).mean()) for m in (candidate, whole))
+        # It has seen these by now, so it must not err more on them; a training can go astray.
+        return whole if after <= before else with_validation(candidate, figures)
+
+    def _note_overlap(self, verdict: Verdict) -> None:
+        memory = self.memory
+        if verdict.short:
+            memory.short = min(memory.short + 1, MOST_HELD - 1)
+        elif verdict.figures.get("effective_samples", 0.0) > 2.0 * self.settings.gate.min_effective:
+            memory.short = max(memory.short - 1, 0)
+
+    def _withdraws(self, verdict: Verdict) -> bool:
+        error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
+        constant_ms = verdict.figures.get("constant_error_ms", math.nan)
+        return error_ms > self.settings.monitors.withdraw * constant_ms
+
+    def _told(self, now_wall_s: float, trained: int, held_out: int, verdict: Verdict) -> Round:
+        memory = self.memory
+        return Round(
+            number=memory.rounds,
+            at_wall_s=now_wall_s,
+            seen=memory.seen,
+            trained=trained,
+            replayed=len(memory.pools.older),
+            held_out=held_out,
+            verdict=verdict,
+            version=memory.incumbent.version if memory.incumbent is not None else "",
+        )
+
+    def _remembered(self, told: Round) -> Round:
+        memory = self.memory
+        if memory.incumbent is None or not memory.frozen:
+            return told
+        found = forgetting(memory.incumbent, memory.frozen, self.settings.data.failed_quantile)
+        rises = [found[left.round] - left.error_ms for left in memory.frozen]
+        return replace(told, forgetting=found, forgotten_ms=float(np.mean(rises)))
+
+    def _freeze(self, model: RewardModel, training: Sequence[Sample]) -> None:
+        monitors, memory = self.settings.monitors, self.memory
+        left = freeze(
+            model,
+            training,
+            monitors.frozen,
+            seed=self._seed,
+            failed_quantile=self.settings.data.failed_quantile,
+        )
+        memory.frozen = [*memory.frozen, left][-monitors.rounds :]
+
+    def _most_different(self, samples: Sequence[Sample], count: int) -> NDArray[np.intp]:
+        model = self.memory.newest
+        assert model is not None  # noqa: S101 - a round has just trained one
+        x = inputs_for(model, samples)
+        targets = targets_of(samples, model.heads, self.settings.data.failed_quantile)
+        predicted = ((model.predict(x) - model.offset) / model.scale).astype(np.float32)
+        wanted = ((targets.values - model.offset) / model.scale).astype(np.float32)
+        residual = residuals(predicted, wanted, targets.bounds)[:, 0]
+        return farthest_first(gradients(hidden_of(model, x), residual), count)

@@ -1,0 +1,160 @@
+"""One decided request as a learner sees it: the inputs of every candidate, who served it, what it felt like.
+
+Owns what becomes of requests that were never answered, and which say nothing. What counts as failed or as
+nobody's fault is the tuner's word (`epp.tuner.samples`): one word for one thing. Pure.
+
+Rules
+- Inputs are made from the decision's own view by the picker's own function: what is trained on is what a
+  model is asked about, by construction.
+- No sample is dropped for being slow. One that has no first token says "at least so long": a client that
+  left, or a request still running, at least the time waited; one that failed, at least as long as the
+  slowest answers too, because a quick failure is not a fast one. A bound is an error only from below.
+- A request that another endpoint served than was chosen teaches by that endpoint's inputs, and proves nothing
+  about the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from epp.decide.record_schema import decision_of
+from epp.decide.records import Basis, outcome_record
+from epp.policies.reward_model import inputs
+from epp.tuner.samples import sample_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from epp.decide.records import Decision, Outcome
+    from epp.tuner.samples import Sample as Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row of training.
+
+    Attributes:
+        at_wall_s: Unix time of the decision.
+        row: inputs of the endpoint that served, before normalisation, ``[features]``.
+        engine_class: of that endpoint.
+        ttft_ms: time to first token; NaN when there was none.
+        itl_ms: mean time between further tokens; NaN when not known.
+        waited_ms: where there was no first token, how long it was waited for; else NaN.
+        failed: there was none, by the fleet's doing.
+        output_tokens: expected of the answer when the decision was made.
+    """
+
+    at_wall_s: float
+    row: NDArray[np.float64]
+    engine_class: str
+    ttft_ms: float
+    itl_ms: float = math.nan
+    waited_ms: float = math.nan
+    failed: bool = False
+    output_tokens: float = 0.0
+
+    @property
+    def answered(self) -> bool:
+        """Whether a first token came."""
+        return not math.isnan(self.ttft_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A sample with the choice that led to it, for judging other choices.
+
+    Attributes:
+        sample: the row, by who served.
+        rows: inputs of every candidate, ``[candidates, features]``.
+        engine_classes: of each.
+        chances: chance of each to be chosen, as logged; sums to 1.
+        chosen: index of the pick.
+        served_pick: the pick is who served it.
+    """
+
+    sample: Sample
+    rows: NDArray[np.float64]
+    engine_classes: tuple[str, ...]
+    chances: NDArray[np.float64]
+    chosen: int
+    served_pick: bool
+
+
+def log_of(
+    decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
+) -> Logged | None:
+    """What a decision and its outcome teach.
+
+    Args:
+        decision: as made.
+        outcome: how it ended; None for a request that was given up waiting for.
+        features: of the model.
+        waited_ms: how long such a request was waited for.
+
+    Returns:
+        None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
+    """
+    at_s = decision.at_wall_s
+    told = {
+        "basis": decision.basis.value,
+        "at": at_s,
+        "id": decision.id,
+        "weights_version": decision.weights_version,
+        "request": {"prompt_tokens": decision.request.prompt_tokens},
+        "endpoints": [decision.endpoint],
+        "chosen": 0,
+    }
+    ended = sample_of(
+        told, None if outcome is None else outcome_record(outcome, at_s), at_s + waited_ms / 1000.0
+    )
+    return None if ended is None else _logged(decision, ended, features)
+
+
+def log_of_records(decision: Mapping[str, Any], ended: Ended, features: Sequence[str]) -> Logged | None:
+    """The same from a decision's record and what the tuner's reader made of its outcome.
+
+    Raises:
+        RecordError: the record is not what the recorder writes.
+    """
+    return _logged(decision_of(decision), ended, features)
+
+
+def _logged(decision: Decision, ended: Ended, features: Sequence[str]) -> Logged | None:
+    if decision.basis is not Basis.POLICY:
+        return None
+    fleet = decision.fleet
+    try:
+        served = fleet.endpoints.index(ended.endpoint)
+    except ValueError:  # somebody who was no candidate: nothing is known of its state
+        return None
+    waited_ms = math.nan
+    if math.isnan(ended.ttft_ms):
+        waited_ms = ended.e2e_ms
+        if math.isnan(waited_ms):
+            waited_ms = max((ended.ended_wall_s - ended.dispatched_wall_s) * 1000.0, 0.0)
+        if math.isnan(waited_ms) or not (ended.failed or ended.censored):
+            return None  # it ended somehow, and nobody saw the first token
+    rows = inputs(decision.request, fleet, features, ())
+    sample = Sample(
+        at_wall_s=decision.at_wall_s,
+        row=rows[served],
+        engine_class=fleet.engine_classes[served],
+        ttft_ms=ended.ttft_ms,
+        itl_ms=ended.itl_ms,
+        waited_ms=waited_ms,
+        failed=ended.failed and math.isnan(ended.ttft_ms),
+        output_tokens=decision.request.expected_output_tokens,
+    )
+    return Logged(
+        sample=sample,
+        rows=rows,
+        engine_classes=fleet.engine_classes,
+        chances=decision.probabilities(),
+        chosen=decision.chosen,
+        served_pick=served == decision.chosen,
+    )

@@ -1,0 +1,137 @@
+"""What the learner is asked to do: a section of a configuration, with its defaults.
+
+Numbers without another word are the paper's ([L], sections 4.1, 4.3.2 and 5.1).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from epp.config.section import NotNegative, Positive, PositiveInt, Section
+from epp.policies.reward_model import DEFAULT_FEATURES, FEATURES
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Quantile = Annotated[float, msgspec.Meta(ge=0.5, lt=1.0)]
+
+
+class Network(Section, frozen=True):
+    """The network and how it is fitted.
+
+    Attributes:
+        features: inputs, names of `epp.policies.reward_model.FEATURES`.
+        hidden: width of each hidden layer; empty for a linear model.
+        dropout: share of the first two hidden layers that is left out, in training alone.
+        learning_rate: of Adam.
+        rate_decay: factor of the learning rate after each epoch (not in the paper; its code has it).
+        gradient_clip: longest gradient of a step, so that one wild row moves nothing (likewise).
+        epochs: passes over the data; every round begins with fresh weights.
+        batch: rows of a step.
+        tail: share of the rows beyond each bound of an input that is known.
+        min_class_rows: rows of an engine class before the model knows it.
+    """
+
+    features: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = DEFAULT_FEATURES
+    hidden: Annotated[tuple[Width, ...], msgspec.Meta(max_length=8)] = (128, 128, 128)
+    dropout: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.1
+    learning_rate: Positive = 3e-4
+    rate_decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
+    gradient_clip: Positive = 1.0
+    epochs: PositiveInt = 20
+    batch: PositiveInt = 256
+    tail: Annotated[float, msgspec.Meta(ge=0.0, le=0.1)] = 0.001
+    min_class_rows: PositiveInt = 50
+
+    def __post_init__(self) -> None:
+        """Features must exist."""
+        unknown = [name for name in self.features if name not in FEATURES]
+        if unknown:
+            raise ValueError(f"features: {', '.join(unknown)} not known; known are {', '.join(FEATURES)}")
+
+
+class Data(Section, frozen=True):
+    """Which samples are trained on, and when.
+
+    Attributes:
+        first: samples before the first training.
+        every: new samples before each further one.
+        recent: newest samples that are kept (the paper's FIFO).
+        replay: older ones that are kept, chosen to differ; 0 to learn from new samples alone.
+        failed_quantile: a request that failed unanswered counts as at least as slow as this quantile of the
+            answered ones.
+    """
+
+    first: PositiveInt = 5000
+    every: PositiveInt = 1000
+    recent: PositiveInt = 5000
+    replay: Count = 5000
+    failed_quantile: Quantile = 0.99
+
+
+class Gate(Section, frozen=True):
+    """What a trained model must show before it replaces the one in force.
+
+    Attributes:
+        held_out: newest samples that the model on trial has not seen, on which it is judged. Where they
+            overlap too little with its choices the next round holds out as many more, up to three times.
+        worse: rise of the held-out error over the incumbent's that is let pass.
+        clip: largest weight of a sample off policy; what would weigh more is predicted instead.
+        min_effective: effective samples without which the screen says nothing and the model is refused.
+        z: standard errors by which the estimated cost must exceed the logged one to refuse the model.
+        refit: train once more with the held-out samples after passing, so that the newest are not lost.
+        on: False lets every model pass, with its figures all the same.
+    """
+
+    held_out: PositiveInt = 1000
+    worse: NotNegative = 0.02
+    clip: Annotated[float, msgspec.Meta(ge=1.0)] = 5.0
+    min_effective: Positive = 200.0
+    z: NotNegative = 2.0
+    refit: bool = True
+    on: bool = True
+
+
+class Monitors(Section, frozen=True):
+    """What is watched from round to round.
+
+    Attributes:
+        bins: of predictions, in the comparison of predicted with seen.
+        frozen: samples that each round leaves for later ones to be tried on.
+        rounds: so many rounds' are kept.
+        withdraw: an incumbent whose held-out error exceeds this many times that of one constant number is
+            withdrawn when its round's candidate is refused too.
+    """
+
+    bins: Annotated[int, msgspec.Meta(ge=2, le=100)] = 10
+    frozen: PositiveInt = 100
+    rounds: PositiveInt = 50
+    withdraw: Positive = 1.0
+
+
+class LearnerSettings(Section, frozen=True):
+    """Everything about the learner's judgement.
+
+    Attributes:
+        reward: ``ttft``, or ``felt``: TTFT, and ITL for every further token that is expected.
+        network: the network.
+        data: the samples.
+        gate: before promotion.
+        monitors: after it.
+        promotion: ``switchback`` tries the learned policy against the heuristic before it decides for users;
+            ``screen`` lets it decide as soon as a model passed the gate.
+        retry_s: after a trial that came to nothing, the next one waits so long.
+        keep: versions of the model that are kept beside the file.
+        seed: of all draws.
+    """
+
+    reward: Literal["ttft", "felt"] = "ttft"
+    network: Network = Network()
+    data: Data = Data()
+    gate: Gate = Gate()
+    monitors: Monitors = Monitors()
+    promotion: Literal["switchback", "screen"] = "switchback"
+    retry_s: NotNegative = 3600.0
+    keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
+    seed: int = 0
