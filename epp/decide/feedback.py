@@ -1,4 +1,4 @@
-"""What an outcome teaches: bytes per token, how long answers are, how fast engines work, what they keep.
+"""What an outcome teaches: bytes per token, lengths of answers, what engines and the ways to them are like.
 
 Owns which outcomes teach what. The stores that learn own how.
 """
@@ -9,17 +9,17 @@ import math
 from typing import TYPE_CHECKING
 
 from epp.signals.calibration import Finished
-from epp.signals.duration import network_ms, prefills
+from epp.signals.duration import cold_ms, network_ms, prefills
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.decide.in_flight import InFlight
+    from epp.decide.in_flight import InFlight, Sent
     from epp.decide.records import Outcome
     from epp.signals.fleet import Fleet
 
 #: Ends at which an engine has done all of a request's work.
-_DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
+DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
 _FIRST_ERROR = 400
 #: Share of a time to first token that is the engine's at least, however slow the network seems.
 _LEAST = 0.1
@@ -44,8 +44,9 @@ def learn_from(
     if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
         learn(ask.model, ask.text_bytes, usage.prompt_tokens)
     slot = fleet.slot_of(outcome.where)
-    if slot is None or outcome.cause not in _DONE or (outcome.status or 0) >= _FIRST_ERROR:
+    if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
+    _path(slot, entry, outcome, fleet)
     _rates(slot, entry, outcome, fleet)
     counted = ask.prompt.prompt_tokens
     as_picked = outcome.where == entry.endpoint
@@ -66,26 +67,31 @@ def learn_from(
     )
 
 
+def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
+    """What its connection tells of the path; of several tries nobody knows which one it was of."""
+    sent, told = entry.sent, entry.travelled
+    if sent is not None and told is not None and outcome.where == entry.endpoint and _first_try(outcome):
+        body_bytes = entry.ask.body_bytes
+        fleet.paths.observe(slot, sent.idle, told, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
+
+
+def _first_try(outcome: Outcome) -> bool:
+    return outcome.attempts in {None, 1}
+
+
 def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.sent, _answer(outcome)
     if answer is not None:
         fleet.answers.observe(entry.ask.model, answer)
-    if (
-        sent is None
-        or outcome.where != entry.endpoint
-        or not outcome.streamed
-        or outcome.attempts not in {None, 1}
-    ):
+    if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
         return
     if not math.isnan(outcome.ttft_ms) and not math.isnan(sent.rtt_ms):
         fleet.rates.observe_prefill(
             slot,
             requests=prefills(sent.pending_requests),
             tokens=_uncached(entry, outcome, fleet, slot) + sent.pending_uncached_tokens,
-            ttft_ms=max(
-                outcome.ttft_ms - network_ms(sent.rtt_ms, entry.ask.body_bytes), _LEAST * outcome.ttft_ms
-            ),
+            ttft_ms=max(outcome.ttft_ms - _network_ms(entry, sent), _LEAST * outcome.ttft_ms),
             busy=sent.running_requests,
         )
     itl_ms = outcome.itl_ms
@@ -93,6 +99,16 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
         itl_ms = (outcome.e2e_ms - outcome.ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
         fleet.rates.observe_decode(slot, beside=sent.running_requests, itl_ms=itl_ms)
+
+
+def _network_ms(entry: InFlight, sent: Sent) -> float:
+    """The network's part of its first token, by what its connection was like where that is told."""
+    told, body_bytes = entry.travelled, entry.ask.body_bytes
+    if told is None:
+        return network_ms(sent.rtt_ms, body_bytes)
+    if told.anew:
+        return cold_ms(sent.rtt_ms, body_bytes, sent.rtt_ms if math.isnan(told.opened_ms) else told.opened_ms)
+    return network_ms(sent.rtt_ms, body_bytes, sent.upload_rounds)
 
 
 def _answer(outcome: Outcome) -> int | None:

@@ -16,6 +16,7 @@ from epp.prompt.usage import NO_USAGE, Usage
 if TYPE_CHECKING:
     from epp.decide.subset import Subset
     from epp.prompt.types import MeasuredPrompt
+    from epp.signals.paths import Travelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,16 @@ class Sent:
         pending_requests: requests that awaited their first token.
         pending_uncached_tokens: their uncached tokens.
         running_requests: requests in all.
+        idle: how long the connection was idle that it should find, as `epp.signals.paths` counts it.
+        upload_rounds: round trips per doubling of a body on such a connection, as seen.
     """
 
     rtt_ms: float
     pending_requests: float
     pending_uncached_tokens: float
     running_requests: float
+    idle: int
+    upload_rounds: float
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class InFlight:
     served: str = ""
     chunks: int | None = None
     response_bytes: int | None = None
+    travelled: Travelled | None = None
 
     @property
     def prompt(self) -> MeasuredPrompt | None:

@@ -17,7 +17,7 @@ import numpy as np
 from epp.decide.arms import Arms
 from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.feedback import learn_from
+from epp.decide.feedback import DONE, learn_from
 from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from epp.prompt.types import MeasuredPrompt
     from epp.signals.endpoint import Endpoint
     from epp.signals.fleet import Fleet
+    from epp.signals.paths import Travelled
     from epp.signals.prefix_index import PrefixMatch
     from epp.view import FleetView
 
@@ -221,7 +222,7 @@ class Picker:
 
     def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
         self._sequence += 1
-        sent = _state(decision)
+        sent = _state(decision, self.fleet.paths.started(slot, now_s))
         self.fleet.ledger.reserve(
             decision.id,
             slot,
@@ -301,6 +302,12 @@ class Picker:
             self.fleet.index.insert(slot, entry.prompt)
         self.fleet.ledger.move(decision_id, slot, uncached)
 
+    def travelled(self, decision_id: str, told: Travelled) -> None:
+        """What its connection was like; an unknown decision is fine."""
+        entry = self._in_flight.get(decision_id) or self._ended.get(decision_id)
+        if entry is not None:
+            entry.travelled = told
+
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""
         entry = self._in_flight.get(decision_id)
@@ -333,6 +340,9 @@ class Picker:
             return None
         self.fleet.ledger.end(decision_id, now_s)
         outcome = outcome_of(decision_id, entry, cause, now_s)
+        slot = self.fleet.slot_of(outcome.where)
+        if slot is not None and cause in DONE:
+            self.fleet.paths.ended(slot, now_s)
         if report_follows:
             self._ended[decision_id] = entry
         else:
@@ -357,7 +367,7 @@ class Picker:
         return outcomes
 
 
-def _state(decision: Decision) -> Sent:
+def _state(decision: Decision, idle: int) -> Sent:
     fleet, chosen = decision.fleet, decision.chosen
     running = float(fleet.running_requests[chosen])
     return Sent(
@@ -365,6 +375,8 @@ def _state(decision: Decision) -> Sent:
         pending_requests=running - float(fleet.decoding_requests[chosen]),
         pending_uncached_tokens=float(fleet.pending_uncached_tokens[chosen]),
         running_requests=running,
+        idle=idle,
+        upload_rounds=float(fleet.upload_rounds[chosen]),
     )
 
 

@@ -102,7 +102,49 @@ def test_body_bytes_matter_more_the_farther_the_endpoint_is() -> None:
     assert warm == [20.0, 200.0]
 
 
-@pytest.mark.parametrize("params", [{"upload_rounds": -1.0}, {"popular": -1.0}, {"discount_hits": "yes"}])
+@pytest.mark.parametrize(
+    "params", [{"upload_rounds": -1.0}, {"popular": -1.0}, {"discount_hits": "yes"}, {"price_cold": 1}]
+)
 def test_parameters_that_make_no_cost_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         GorgoMs(**params)
+
+
+COLD: dict[str, list[float]] = {
+    "rtt_ms": [200.0, 200.0, 200.0],
+    "cold_chance": [0.0, 0.5, 1.0],
+    "connect_ms": [210.0, 210.0, 210.0],
+    "upload_rounds": [0.2, 0.2, 0.2],
+}
+
+
+def test_a_cold_connection_is_priced_apart_and_body_bytes_on_each() -> None:
+    doublings = math.log2(1 + 72_000 / 14_600)
+    warm, half, cold = _terms(GorgoMs(), COLD, body_bytes=72_000)["network"]
+    assert warm == pytest.approx(200.0 * (1 + 0.2 * doublings))
+    assert cold == pytest.approx(210.0 + 200.0 * (1 + doublings)), "the connect and all of slow start"
+    assert half == pytest.approx((warm + cold) / 2)
+    warm, _, cold = _terms(GorgoMs(), COLD, body_bytes=2_000)["network"]
+    assert cold - warm == pytest.approx(210.0), "a short body fits into the first flight"
+
+
+def test_without_a_word_on_connections_prices_are_what_they_were() -> None:
+    columns: dict[str, list[float]] = {"rtt_ms": [20.0, 200.0]}
+    seen = {**columns, "connect_ms": [30.0, 220.0]}
+    before = _terms(GorgoMs(price_cold=False), columns, body_bytes=72_000)
+    assert _terms(GorgoMs(), columns, body_bytes=72_000) == before
+    assert _terms(GorgoMs(), seen, body_bytes=72_000) == before, "no chance of a cold one"
+    for told in (COLD, {**COLD, "upload_rounds": [0.9] * 3}):
+        off = _terms(GorgoMs(price_cold=False), told, body_bytes=72_000)["network"]
+        assert off == pytest.approx([200.0 * (1 + 0.7 * math.log2(1 + 72_000 / 14_600))] * 3)
+
+
+def test_a_path_never_seems_worse_on_warm_connections_than_was_assumed() -> None:
+    columns = {"rtt_ms": [200.0, 200.0], "upload_rounds": [1.0, 0.9]}
+    assert len(set(_terms(GorgoMs(), columns, body_bytes=72_000)["network"])) == 1
+
+
+def test_an_idle_connection_decides_between_equals() -> None:
+    columns = {**COLD, "rtt_ms": [205.0, 200.0, 200.0], "cold_chance": [0.02, 0.95, 0.95]}
+    costs = _terms(GorgoMs(), columns, body_bytes=72_000)["cost"]
+    assert costs[0] == min(costs)
