@@ -45,6 +45,11 @@ def calibrated(fleet: FleetSpec) -> FleetSpec:
     return replace(fleet, replicas=tuple(replicas))
 
 
+def _lodestar(text: str) -> FleetSpec:
+    """A pool of Lodestar's evaluation (source [L]): one cluster, engine metrics each 100 ms."""
+    return replace(parse_fleet(text), scrape_interval_s=0.1)
+
+
 def _named() -> dict[str, tuple[str, FleetSpec]]:
     return {
         "paper": (
@@ -58,6 +63,12 @@ def _named() -> dict[str, tuple[str, FleetSpec]]:
         "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
         "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet(_MIXED)),
         "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
+        "homo": ("seven A30 side by side, 8B model, engine metrics each 100 ms", _lodestar("a30*7")),
+        "hetero": (
+            "seven A30 and eight V100 without prefix cache, the same",
+            _lodestar("a30*7,v100*8"),
+        ),
+        "l20-a30": ("seven L20 and eight A30, the same", _lodestar("l20*7,a30*8")),
         "six": ("two L40Sx2 in each region", parse_fleet("l40s-x2@20*2,l40s-x2@102*2,l40s-x2@211*2")),
     }
 

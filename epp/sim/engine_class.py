@@ -153,12 +153,14 @@ H100 = EngineClass(
     context_tokens=32_768,
 )
 
-# Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (source [L]: A30, and V100 with
-# the prefix cache off). No latencies of theirs are published, so these are worked out from data sheets, and
-# only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB of KV cache a token; prefill at
-# 50 % of 165 TFLOPS (A30) and at 35 % of 125 TFLOPS (V100, without FlashAttention 2); a decode step reads
-# the weights at 80 % of 933 and 900 GB/s, and each further sequence adds its arithmetic and 2k tokens of KV
-# cache; the KV pool is 90 % of 24 and 32 GB less weights and 1.5 GB. Context: what such a pool serves.
+# Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (source [L]: A30; L20; V100 with the prefix
+# cache off; chunks of prompts beside decodes on all). No latencies of theirs are published, so these are
+# worked out from data sheets, and only their order is to be trusted: 16 GB of weights, 16 GFLOP and 131 kB
+# of KV cache a token; prefill at 50 % of 165 TFLOPS (A30), at 35 % of 125 TFLOPS (V100, without
+# FlashAttention 2) and at 75 % of 119.5 TFLOPS (L20: a rate capped below what the chip can do, so more of
+# it is reached; the paper calls it the faster of the two); a decode step reads the weights at 80 % of 933,
+# 900 and 864 GB/s, and each further sequence adds its arithmetic and 2k tokens of KV cache; the KV pool is
+# 90 % of 24, 32 and 48 GB less weights and 1.5 GB. Context: what such a pool serves.
 A30 = EngineClass(
     name="a30",
     frontend_ms=40.0,
@@ -180,13 +182,29 @@ V100 = EngineClass(
     frontend_ms_per_token=0.005,
     prefill_base_ms=15.0,
     prefill_ms_per_token=0.366,
-    chunk_tokens=24_576,  # an engine of that age prefills whole prompts
+    chunk_tokens=2048,
     decode_curve=((1, 22.2), (64, 75.0)),
     max_running=64,
     kv_capacity_tokens=86_000,
     output_reserve_ratio=0.0,
     context_tokens=24_576,
     prefix_cache=False,
+    mixed=True,
+)
+
+L20 = EngineClass(
+    name="l20",
+    frontend_ms=40.0,
+    frontend_ms_per_token=0.005,
+    prefill_base_ms=12.0,
+    prefill_ms_per_token=0.179,
+    chunk_tokens=2048,
+    decode_curve=((1, 23.2), (64, 58.9)),
+    max_running=64,
+    kv_capacity_tokens=196_000,
+    output_reserve_ratio=0.0,
+    context_tokens=24_576,
+    mixed=True,
 )
 
 
@@ -218,4 +236,4 @@ VARIANTS = (
     replace(L40S_X2, name="l40s-x2-flat", decode_curve=((1, 12.0), (64, 20.0))),
 )
 
-ENGINE_CLASSES = {cls.name: cls for cls in (L40S_X2, H100, A30, V100, *VARIANTS)}
+ENGINE_CLASSES = {cls.name: cls for cls in (L40S_X2, H100, A30, V100, L20, *VARIANTS)}

@@ -7,7 +7,10 @@ told live, as late as it would be told. Nothing here decides anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.weights import WeightBook
@@ -32,6 +35,7 @@ from epp.sim.truth import Truth
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.decide.records import Decision, Outcome
     from epp.policies.base import Policy
     from epp.prompt.usage import Usage
     from epp.sim.job import Job
@@ -86,7 +90,8 @@ class FleetSim:
         seed: int,
         options: WindowOptions,
     ) -> None:
-        self.requests, self.options, self.seed, self.start_ms = requests, options, seed, _LEAD_MS
+        self.requests, self.seed, self.start_ms = requests, seed, _LEAD_MS
+        self.options = _with_scrapes(options, spec.scrape_interval_s)
         self.loop = Loop()
         self.prompts = Prompts(requests)
         self.replicas = {
@@ -97,7 +102,7 @@ class FleetSim:
         self._policy = policy.shown(self._truth) if isinstance(policy, Oracle) else policy
         self._next_id = ""
         self._picker = self._build_picker(weights)
-        self._signals = SignalFeed(self._picker.fleet, options.config, self.loop, seed)
+        self._signals = SignalFeed(self._picker.fleet, self.options.config, self.loop, seed)
         self._results: list[SimResult] = []
         self._timeline: list[Sample] = []
         self._picked = dict.fromkeys(self.replicas, 0)
@@ -158,7 +163,15 @@ class FleetSim:
         """The picker hears of an end."""
         if usage is not None:
             self._picker.usage(decision_id, usage)
-        self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
+        outcome = self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
+        if outcome is not None:
+            self.ended(outcome)
+
+    def decided(self, decision: Decision) -> None:
+        """A decision was made, as the flight recorder would have it; for those who look on."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """What the picker came to know of a decision, as the flight recorder would have it."""
 
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
@@ -218,6 +231,7 @@ class FleetSim:
             flight.refused(error.rule)
             return
         self._picked[decision.endpoint] += 1
+        self.decided(decision)
         flight.start(decision)
 
     def _happen(self, event: Event) -> None:
@@ -257,6 +271,15 @@ class FleetSim:
             )
         )
         self.loop.at(self.loop.now_ms + self.options.timeline_s * 1e3, Rank.SIGNAL, self._sample)
+
+
+def _with_scrapes(options: WindowOptions, interval_s: float | None) -> WindowOptions:
+    """The options with engine metrics read that often, None for as they are."""
+    if interval_s is None:
+        return options
+    config = options.config
+    scrape = msgspec.structs.replace(config.scrape, interval_s=interval_s)
+    return replace(options, config=msgspec.structs.replace(config, scrape=scrape))
 
 
 def _endpoint(spec: ReplicaSpec) -> Endpoint:

@@ -119,10 +119,12 @@ class FleetSpec:
     Attributes:
         replicas: in pool order.
         events: in any order.
+        scrape_interval_s: how often the picker reads engine metrics there; None for the configuration's.
     """
 
     replicas: tuple[ReplicaSpec, ...]
     events: tuple[Event, ...] = ()
+    scrape_interval_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check that events name replicas.
@@ -133,6 +135,8 @@ class FleetSpec:
         addresses = {replica.address for replica in self.replicas}
         if not self.replicas or len(addresses) != len(self.replicas):
             raise ValueError("a fleet needs replicas with different addresses")
+        if self.scrape_interval_s is not None and not self.scrape_interval_s > 0:
+            raise ValueError(f"scrape_interval_s must be positive: {self.scrape_interval_s}")
         for event in self.events:
             if event.address not in addresses:
                 raise ValueError(f"event at {event.at_s:g} s: no replica {event.address}")

@@ -6,11 +6,19 @@ Owns the names, and for each how it is paced by default and what policies are tu
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from epp.errors import EppError
-from epp.replay.workloads import agent_bursts, art_chat, mooncake_chat, shared_prefix, wild_chat
+from epp.replay.workloads import (
+    agent_bursts,
+    art_chat,
+    mooncake_chat,
+    prefix_groups,
+    shared_prefix,
+    tool_agent,
+    wild_chat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,8 +152,58 @@ def _groups() -> tuple[Workload, ...]:
     )
 
 
+def _lodestar() -> tuple[Workload, ...]:
+    """The loads of Lodestar's evaluation (source [L], section 5), at rates near what its pools can do."""
+    calls, groups = tool_agent.ToolAgent(divisor=4), prefix_groups.PrefixGroups
+    mixed = (0.1, 0.3, 0.5, 0.7)
+
+    def load(name: str, text: str, parameters: Parameters, *, tuning: str = "") -> Workload:
+        makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
+        return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
+
+    ratios = tuple(
+        load(
+            f"sharing-{round(share * 100)}",
+            f"groups of prompts, {share:.0%} of each common to its group (Lodestar's lengths)",
+            groups(shares=(share,)),
+        )
+        for share in mixed
+    )
+    return (
+        load(
+            "toolagent-like",
+            "calls of tools and agents as in Mooncake's toolagent trace, lengths divided by 4",
+            replace(calls, rate_rps=16.0),
+        ),
+        load(
+            "toolagent-like-prefill",
+            "the same with answers of one token: the prefill side of a disaggregated pool",
+            replace(calls, rate_rps=22.0, prefill_only=True),
+        ),
+        load(
+            "toolagent-like-rate",
+            "the same calls, 10 a second in the first half, 22 in the second",
+            replace(calls, rate_rps=10.0, later_rate_rps=22.0),
+            tuning="toolagent-like",
+        ),
+        *ratios,
+        load("sharing-mixed", "the four of them in equal parts", groups(shares=mixed)),
+        load(
+            "sharing-mixed-prefill",
+            "the same with answers of one token",
+            groups(shares=mixed, rate_rps=9.0, prefill_only=True),
+        ),
+        load(
+            "sharing-shift",
+            "20,000 requests: 5 % common in the first half, other groups with 50 % in the second",
+            groups(requests=20_000, shares=(0.05,), later_shares=(0.5,)),
+            tuning="sharing-10",
+        ),
+    )
+
+
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (*_chat(), *_returning(), *_groups())
+    workload.name: workload for workload in (*_chat(), *_returning(), *_groups(), *_lodestar())
 }
 
 
