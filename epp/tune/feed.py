@@ -1,18 +1,18 @@
-"""Samples out of the flight recorder's folder, each once, over restarts, rotations and damage.
+"""What is made of requests in the flight recorder's folder, each once, over restarts, rotations and damage.
 
 Owns the position in every file and the decisions that wait for their outcomes; both are the feed's `State`,
 which is persisted with whatever was made of the samples, so that nothing counts twice.
 
 Rules
 - A line that cannot be read is passed over and counted; a file of another schema is passed over as a whole.
-- What is in the folder before the first start is history, not evidence: the feed begins at the end.
+- What is in the folder before the first start is history, not evidence: a feed of samples begins at the end.
 - A decision whose outcome does not come is given up after a time, as a sample that is still running.
 - Samples dispatched around a step of the clock are dropped, because nobody knows which block they were in.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.tuner.samples import Sample
+
+T = TypeVar("T")
 
 #: Decisions that wait for outcomes at most; the oldest go first.
 MAX_WAITING = 200_000
@@ -60,31 +62,57 @@ class State(msgspec.Struct):
     stepped: int = 0
 
 
-class SampleFeed:
-    """New samples of a folder.
+class Feed(Generic[T]):
+    """What is made of a folder's requests; who derives says what is kept of a decision and made of both.
 
     Args:
         folder: of the flight recorder; may not exist yet.
-        policy: samples of other policies are passed over.
         tell: takes sentences for the log, each once.
-        state: where an earlier feed was; None to begin at the end of what is there.
+        state: where an earlier feed was; None for a first start.
+        first: names of the files whose content counts on a first start; others are begun at their ends.
     """
 
     def __init__(
-        self, folder: Path, *, policy: str, tell: Callable[[str], None], state: State | None = None
+        self,
+        folder: Path,
+        *,
+        tell: Callable[[str], None],
+        state: State | None = None,
+        first: frozenset[str] = frozenset(),
     ) -> None:
-        self._folder, self._policy, self._tell = folder, policy, tell
+        self._folder, self._tell = folder, tell
         self._tails: dict[str, Tail] = {}
         self._skip: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._told: set[str] = set()
         self.state = State() if state is None else state
-        #: Endpoints' addresses as of the newest decision.
-        self.pool: tuple[str, ...] = ()
         if state is None:
+            self._foreign = {path.name for path in self._files() if path.name in first}
             self._to_the_end()
+            self._foreign.clear()
         else:
             self._skip = dict(state.lines)
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What is needed of a decision when its outcome comes, ``at`` among it; None to pass it over.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError, AttributeError: the record is damaged.
+        """
+        raise NotImplementedError
+
+    def make(self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float) -> T | None:
+        """What a request comes to; None where it says nothing.
+
+        Args:
+            kept: of the decision.
+            outcome: its record; None for a request that was given up waiting for.
+            now_wall_s: the time.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError, AttributeError: the record is damaged.
+        """
+        raise NotImplementedError
 
     def stepped(self, before_wall_s: float, now_wall_s: float, *, wait_s: float) -> None:
         """The clock stepped: what was under way has times of both clocks and does not count.
@@ -102,17 +130,15 @@ class SampleFeed:
         self.state.stepped += len(self.state.waiting)
         self.state.waiting.clear()
 
-    def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[Sample]:
-        """Samples since the last call.
+    def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[T]:
+        """What came since the last call.
 
         Args:
             now_wall_s: the time.
             give_up_s: how long an outcome is waited for.
         """
         for record in self._records():
-            sample = self._of(record)
-            if sample is not None:
-                yield from self._kept(sample)
+            yield from self._of(record, now_wall_s)
         yield from self._given_up(now_wall_s - give_up_s, now_wall_s)
 
     def _records(self) -> Iterator[Mapping[str, Any]]:
@@ -165,57 +191,91 @@ class SampleFeed:
         while sum(1 for _ in self._records()):
             pass
 
-    def _of(self, record: Mapping[str, Any]) -> Sample | None:
+    def _of(self, record: Mapping[str, Any], now_wall_s: float) -> Iterator[T]:
         try:
             if record["kind"] == "decision":
                 self._decided(record)
-                return None
+                return
             if record["kind"] != "outcome":
-                return None
-            decision = self.state.waiting.pop(record["id"], None)
-            if decision is None:
+                return
+            kept = self.state.waiting.pop(record["id"], None)
+            if kept is None:
                 self.state.unmatched += 1
-                return None
-            return sample_of(decision, record)
+                return
+            made = self.make(kept, record, now_wall_s)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             self.state.damaged += 1
-            return None
+            return
+        yield from self._counted(kept, made)
 
     def _decided(self, record: Mapping[str, Any]) -> None:
-        if record["basis"] != "policy" or record["policy"] != self._policy:
+        kept = self.keep(record)
+        if kept is None:
             return
+        kept["at"] = float(kept["at"])
+        waiting = self.state.waiting
+        waiting[str(record["id"])] = kept
+        while len(waiting) > MAX_WAITING:
+            del waiting[next(iter(waiting))]
+
+    def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[T]:
+        waiting = self.state.waiting
+        # Files of several pickers are read one after the other: the order is nearly that of time.
+        for key in [key for key, kept in waiting.items() if kept["at"] < before_wall_s]:
+            kept = waiting.pop(key)
+            self.state.given_up += 1
+            try:
+                made = self.make(kept, None, now_wall_s)
+            except (KeyError, TypeError, ValueError):
+                self.state.damaged += 1
+                continue
+            yield from self._counted(kept, made)
+
+    def _counted(self, kept: Mapping[str, Any], made: T | None) -> Iterator[T]:
+        if made is None:
+            return
+        for low_s, high_s in self.state.steps:
+            if low_s <= kept["at"] <= high_s:
+                self.state.stepped += 1
+                return
+        self.state.seen += 1
+        yield made
+
+
+class SampleFeed(Feed["Sample"]):
+    """New samples of a folder, of what was decided after the first start.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        policy: samples of other policies are passed over.
+        tell: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin at the end of what is there.
+    """
+
+    def __init__(
+        self, folder: Path, *, policy: str, tell: Callable[[str], None], state: State | None = None
+    ) -> None:
+        self._policy = policy
+        #: Endpoints' addresses as of the newest decision.
+        self.pool: tuple[str, ...] = ()
+        super().__init__(folder, tell=tell, state=state)
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a sample needs."""
+        if record["basis"] != "policy" or record["policy"] != self._policy:
+            return None
         request = record["request"]
         kept = {key: record[key] for key in _KEPT if key in record}
-        kept["at"] = float(record["at"])
         kept["request"] = {
             "prompt_tokens": int(request["prompt_tokens"]),
             "affinity_key": str(request.get("affinity_key") or ""),
         }
         kept["endpoints"], kept["chosen"] = [str(record["endpoints"][record["chosen"]])], 0
         self.pool = tuple(record["endpoints"])
-        waiting = self.state.waiting
-        waiting[str(record["id"])] = kept
-        while len(waiting) > MAX_WAITING:
-            del waiting[next(iter(waiting))]
+        return kept
 
-    def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[Sample]:
-        waiting = self.state.waiting
-        # Files of several pickers are read one after the other: the order is nearly that of time.
-        for key in [key for key, decision in waiting.items() if decision["at"] < before_wall_s]:
-            decision = waiting.pop(key)
-            self.state.given_up += 1
-            try:
-                sample = sample_of(decision, None, now_wall_s)
-            except (KeyError, TypeError, ValueError):
-                self.state.damaged += 1
-                continue
-            if sample is not None:
-                yield from self._kept(sample)
-
-    def _kept(self, sample: Sample) -> Iterator[Sample]:
-        for low_s, high_s in self.state.steps:
-            if low_s <= sample.dispatched_wall_s <= high_s:
-                self.state.stepped += 1
-                return
-        self.state.seen += 1
-        yield sample
+    def make(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Sample | None:
+        """The sample."""
+        return sample_of(kept, outcome, now_wall_s)
