@@ -15,6 +15,7 @@ from epp.decide.records import Source, usage_sources, with_itl
 from epp.extproc.types import Cause
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
+from epp.signals.paths import Travelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +119,9 @@ class Outcomes:
             self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
         if report.usage != NO_USAGE:
             self._picker.usage(report.decision_id, report.usage)
+        if report.connected_anew is not None:
+            told = Travelled(report.connected_anew, report.opened_ms, report.first_byte_ms)
+            self._picker.travelled(report.decision_id, told)
         waiting = self._waiting.pop(report.decision_id, None)
         if waiting is not None:
             outcome: Outcome | None = waiting.outcome

@@ -86,6 +86,7 @@ class Report:
         headers_ms: from then to the first byte of the endpoint's answer.
         connect_ms: how long the TCP connect to the endpoint took, whenever that was.
         connected_anew: the connection was opened for this request and not found open; None when not known.
+        opened_ms: from the beginning of such a connection to the first byte sent on it, handshakes included.
         streamed: the answer was an event stream; None when not known.
         encoding: content-encoding of the answer: its usage cannot be known.
         chunks: body chunks of the complete answer; None when it did not complete.
@@ -114,6 +115,12 @@ class Report:
     encoding: str
     chunks: int | None
     usage: Usage
+    opened_ms: float = math.nan
+
+    @property
+    def first_byte_ms(self) -> float:
+        """From when the endpoint could be sent all of the request to the first byte of its answer."""
+        return self.headers_ms - max(self.sent_ms, self.received_ms)
 
 
 class Reports(Protocol):
@@ -168,6 +175,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         encoding=_text(seen.get("encoding")),
         chunks=int(chunks) if isinstance(chunks, float) else None,
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
+        opened_ms=_ms(common, "time_to_first_upstream_tx_byte") - _tag_ms(common, "fresh_us"),
     )
 
 

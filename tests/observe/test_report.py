@@ -46,16 +46,30 @@ def test_a_request_that_went_well() -> None:
     assert told.ttft_ms == pytest.approx(120.5)
     assert (told.e2e_ms, told.received_ms, told.sent_ms, told.headers_ms) == (900, 1, 3, 100)
     assert (told.connect_ms, told.connected_anew) == (1.5, False)
+    assert told.first_byte_ms == 97.0, "since the first byte sent, the request being here before"
+    assert math.isnan(told.opened_ms)
     assert (told.streamed, told.encoding, told.chunks) == (True, "", 7)
     assert told.usage == Usage(5, 2, None)
     assert told.started_wall_s == pytest.approx(START.timestamp())
     assert told.details == "via_upstream"
 
 
+def test_opening_a_connection_takes_its_handshakes_and_a_slow_client_is_not_the_network() -> None:
+    told = report(
+        tags={"connect_us": "210000", "fresh_us": "4000"},
+        time_to_last_rx_byte=timedelta(milliseconds=600),
+        time_to_first_upstream_tx_byte=timedelta(milliseconds=430),
+        time_to_first_upstream_rx_byte=timedelta(milliseconds=850),
+    )
+    assert (told.connected_anew, told.opened_ms) == (True, 426.0)
+    assert told.first_byte_ms == 250.0
+
+
 def test_what_was_not_seen_is_unknown() -> None:
     told = report(status=None, served="", start_time=None, duration=None, destination="", ours={})
     assert (told.decision_id, told.status, told.served, told.picked) == ("", 0, "", ())
-    for name in ("ttft_ms", "e2e_ms", "received_ms", "sent_ms", "headers_ms", "connect_ms"):
+    for name in ("ttft_ms", "e2e_ms", "received_ms", "sent_ms", "headers_ms", "connect_ms", "opened_ms",
+                 "first_byte_ms"):  # fmt: skip
         assert math.isnan(getattr(told, name)), name
     assert (told.connected_anew, told.streamed, told.chunks, told.usage) == (None, None, None, NO_USAGE)
 

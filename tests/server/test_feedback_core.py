@@ -145,6 +145,22 @@ def test_connects_of_real_requests_tell_the_distance(deployment: Deployment) -> 
     assert deployment.fleet.rtt.rtt_ms(deployment.clock.now_s)[slot] == 3.0
 
 
+async def test_connections_of_real_requests_tell_what_the_next_one_costs(deployment: Deployment) -> None:
+    question = {"role": "user", "content": WORDS}
+    before = deployment.decide([question])
+    assert before.fleet.cold_chance.tolist() == [0.0] * 3
+    deployment.ended(before)
+    assert deployment.decide([question]).fleet.cold_chance.tolist() == [0.0] * 3, (
+        "an Envoy that does not tell"
+    )
+    decision = deployment.decide([question])
+    deployment.ended(decision, connect_ms=3.0, connected_anew=True, opened_ms=7.0)
+    fleet = deployment.decide([question]).fleet
+    row = fleet.endpoints.index(decision.endpoint)
+    assert 0.0 < fleet.cold_chance[row] < 0.5, "its connection is idle now"
+    assert fleet.connect_ms[row] == 7.0
+
+
 @pytest.mark.parametrize(
     ("facts", "ejected"),
     [
