@@ -16,6 +16,7 @@ from epp.replay.files import load_trace
 from epp.replay.trace import TraceRequest, select
 from epp.replay.workloads import shapes
 from epp.replay.workloads.registry import workload_named
+from epp.sim.scenario import ConnectionReports
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
 TUNING_SEED = 1_000_000
@@ -135,11 +136,13 @@ class Reports:
         usage: of any usage (prompt, completion and cached tokens).
         cached_tokens: of cached tokens.
         delay_ms: how late first tokens and ends are told.
+        connections: of the connections that they travelled on.
     """
 
     usage: bool = True
     cached_tokens: bool = True
     delay_ms: float = 2.0
+    connections: ConnectionReports = ConnectionReports.NONE
 
 
 @dataclass(frozen=True, slots=True)

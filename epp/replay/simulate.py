@@ -88,6 +88,7 @@ def run_task(task: Task) -> Outcome:
         report_usage=cell.reports.usage,
         report_cached_tokens=cell.reports.cached_tokens,
         report_delay_ms=cell.reports.delay_ms,
+        report_connections=cell.reports.connections,
     )
     policy = policy_named(task.policy.name, task.policy.params)
     result = run_window(requests, task.fleet, policy, task.policy.weights, seed=task.seed, options=options)

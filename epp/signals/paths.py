@@ -38,6 +38,8 @@ _EDGES_S = np.array([*IDLE_S, math.inf])
 _PRIOR = np.array([0.02, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95])
 #: Requests that a prior counts as, and that a path remembers.
 _PRIOR_REQUESTS, _MEMORY = 2.0, 500.0
+#: What a class that no request was seen of counts as beside one that was, where both are averaged.
+_UNSEEN = 0.1
 #: Timings of bodies and of connects that an estimate is taken over.
 _WINDOW = 15
 #: A connection's idle time is not told to be longer than this, and so many are remembered of an endpoint.
@@ -122,7 +124,7 @@ class _Path:
         self._requests[idle] += 1.0
         self._colds[idle] += told.anew
         share = (self._colds + _PRIOR_REQUESTS * _PRIOR) / (self._requests + _PRIOR_REQUESTS)
-        self.chance = _rising(share, self._requests + _PRIOR_REQUESTS)
+        self.chance = _rising(share, self._requests + _UNSEEN)
         step = 1.0 / min(self.requests, 100)
         self.body_bytes = (
             body_bytes if self.requests == 1 else (1 - step) * self.body_bytes + step * body_bytes

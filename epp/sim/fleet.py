@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from epp.decide.records import Decision, Outcome
     from epp.policies.base import Policy
     from epp.prompt.usage import Usage
+    from epp.signals.paths import Travelled
     from epp.sim.job import Job
     from epp.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
 
@@ -159,8 +160,12 @@ class FleetSim:
         """The picker hears of a first token."""
         self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
 
-    def report_end(self, decision_id: str, cause: str, usage: Usage | None) -> None:
+    def report_end(
+        self, decision_id: str, cause: str, usage: Usage | None, travelled: Travelled | None
+    ) -> None:
         """The picker hears of an end."""
+        if travelled is not None:
+            self._picker.travelled(decision_id, travelled)
         if usage is not None:
             self._picker.usage(decision_id, usage)
         outcome = self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
@@ -256,7 +261,8 @@ class FleetSim:
         self._picker.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
 
     def _expire(self) -> None:
-        self._picker.expire(self.loop.now_ms / 1e3)
+        for outcome in self._picker.expire(self.loop.now_ms / 1e3):
+            self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
 
     def _sample(self) -> None:

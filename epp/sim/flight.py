@@ -7,11 +7,14 @@ back, and reports to the picker a little more.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from epp.prompt.usage import Usage
+from epp.signals.paths import Travelled
 from epp.sim.loop import Rank
 from epp.sim.results import SimResult
+from epp.sim.scenario import ConnectionReports
 
 if TYPE_CHECKING:
     from epp.decide.records import Decision
@@ -36,14 +39,18 @@ class Flight:
         "_connection",
         "_decision_id",
         "_down_ms",
+        "_early_ms",
         "_index",
         "_intended_ms",
         "_network_ms",
+        "_opened_ms",
         "_over",
         "_replica",
         "_sent_ms",
         "_sim",
+        "_started_ms",
         "_targets",
+        "_tries",
         "_ttft_ms",
         "_waited_ms",
     )
@@ -56,7 +63,8 @@ class Flight:
         self._replica: Replica | None = None
         self._connection: Connection | None = None
         self._down_ms = self._network_ms = self._waited_ms = 0.0
-        self._believed = self._cached = 0
+        self._opened_ms = self._early_ms = self._started_ms = 0.0
+        self._believed = self._cached = self._tries = 0
         self._ttft_ms: float | None = None
         self._over = False
 
@@ -98,6 +106,7 @@ class Flight:
         sim, index = self._sim, self._index
         loop = sim.loop
         replica = self._replica = sim.replicas[self._targets.pop(0)]
+        self._tries += 1
         up_ms, self._down_ms = sim.ways(replica, index)
         if not replica.up:
             loop.at(loop.now_ms + up_ms + self._down_ms, Rank.REPORT, self._not_connected)
@@ -105,6 +114,9 @@ class Flight:
         self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
         arrives_ms = loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
         self._network_ms = arrives_ms - loop.now_ms
+        self._opened_ms = replica.spec.network.opening_ms if self._connection.anew else 0.0
+        self._started_ms = loop.now_ms + self._opened_ms
+        self._early_ms = arrives_ms + self._down_ms - self._started_ms
         replica.expect(sim.job(replica, index), arrives_ms, self)
 
     def _not_connected(self) -> None:
@@ -152,7 +164,18 @@ class Flight:
     def _report_end(self, cause: str, usage: Usage | None = None) -> None:
         sim = self._sim
         due_ms = sim.loop.now_ms + sim.options.report_delay_ms
-        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage)
+        travelled = self._travelled() if cause == "completed" else None
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage, travelled)
+
+    def _travelled(self) -> Travelled | None:
+        """What a proxy's log would tell; of several tries nobody knows which one it was of."""
+        told = self._sim.options.report_connections
+        if told is ConnectionReports.NONE or self._connection is None or self._tries > 1:
+            return None
+        late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
+        first_byte_ms = self._early_ms if told is ConnectionReports.EARLY else late_ms
+        anew = self._connection.anew
+        return Travelled(anew, self._opened_ms if anew else math.nan, first_byte_ms)
 
     def _end(self, error: str, tokens: int) -> None:
         self._over = True

@@ -78,6 +78,11 @@ class NetworkPath:
         if not 0 <= self.spike_share <= 1:
             raise ValueError("spike_share must be within 0 and 1")
 
+    @property
+    def opening_ms(self) -> float:
+        """Time to open a connection."""
+        return self.handshake_round_trips * self.rtt_ms
+
     def one_way_ms(self, seed: int, key: str, salt: str) -> float:
         """Half a round trip with its jitter, drawn by key."""
         half_ms = self.rtt_ms / 2.0
@@ -94,10 +99,17 @@ class NetworkPath:
 
 @dataclass(slots=True)
 class Connection:
-    """One connection between gateway and replica."""
+    """One connection between gateway and replica.
+
+    Attributes:
+        window: what the gateway may send at once.
+        idle_since_ms: end of the last request on it.
+        anew: it was opened for the request that it was taken for.
+    """
 
     window: SendWindow
     idle_since_ms: float = 0.0
+    anew: bool = False
 
 
 class Connections:
@@ -140,7 +152,7 @@ class Connections:
         """A copy of the connection as wide as it is now, and its handshake's round trips."""
         path = self._path
         if found is None:
-            return Connection(SendWindow()), path.handshake_round_trips
+            return Connection(SendWindow(), anew=True), path.handshake_round_trips
         width = found.window.window_bytes
         if path.slow_start is SlowStart.ALWAYS:
             width = INITIAL_WINDOW_BYTES

@@ -94,12 +94,14 @@ def test_once_one_path_tells_priors_hold_for_the_others() -> None:
 
 def test_endpoints_of_a_region_share_what_is_learned_and_not_their_connections() -> None:
     paths = table("far", "far", "near")
-    told(paths, 0, COLD, 50)
+    for what in (COLD, warm(1.0)):
+        told(paths, 0, what, 25)
     for slot in range(3):
         paths.ended(slot, 10.0)
     paths.started(0, 10.1)
     first, second, other = columns(paths, 10.1, 3)
-    assert first[0] > second[0] > 0.8
+    assert first[0] > 0.8, "none of its own is idle"
+    assert second[0] == pytest.approx(0.5, abs=0.05)
     assert other[0] < 0.1
 
 

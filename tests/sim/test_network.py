@@ -95,3 +95,12 @@ def test_wrong_values_are_refused() -> None:
         NetworkPath(-1.0)
     with pytest.raises(ValueError, match="spike_share"):
         NetworkPath(1.0, spike_share=1.5)
+
+
+def test_a_connection_tells_whether_it_is_new_and_opening_takes_its_handshakes() -> None:
+    path = NetworkPath(100.0, handshake_round_trips=2)
+    connections = Connections(path)
+    first, _ = connections.take(100, 0.0)
+    connections.give_back(first, 1.0)
+    again, _ = connections.take(100, 2.0)
+    assert (first.anew, again.anew, path.opening_ms) == (True, False, 200.0)
