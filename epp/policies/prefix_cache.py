@@ -99,3 +99,16 @@ class PrefixCacheStale(PrefixCache):
     name: ClassVar[str] = "prefix-cache-stale"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
     counts: Counts = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheAndLoad(PrefixCache):
+    """Lodestar's Algorithm 1, the heuristic that its paper compares with and falls back on.
+
+    The rule is that of `PrefixCache`, under the paper's name; the paper matches by ratio, which within one
+    request is the same order. The constants are weights, so that it can be tuned like those that it is
+    compared with; the paper gives letters for them, its code 8 and 1. With ``counts: engine`` and scrapes
+    100 ms apart it is what the paper ran; live counts are the stronger opponent.
+    """
+
+    name: ClassVar[str] = "prefix-cache-and-load"

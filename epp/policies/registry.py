@@ -23,13 +23,15 @@ from epp.policies.least_request_stale import LeastRequestStale
 from epp.policies.llm_d import LlmD
 from epp.policies.llm_d_affinity import LlmDAffinity
 from epp.policies.lmetric import Lmetric
+from epp.policies.lodestar import Lodestar
 from epp.policies.mooncake import Mooncake
 from epp.policies.mooncake_static import MooncakeStatic
 from epp.policies.power_of_two import PowerOfTwo
 from epp.policies.preble_e2 import PrebleE2
-from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
+from epp.policies.prefix_cache import PrefixCache, PrefixCacheAndLoad, PrefixCacheStale
 from epp.policies.prefix_threshold import PrefixThreshold
 from epp.policies.random import Random
+from epp.policies.reward_model import RewardModel
 from epp.policies.round_robin import RoundRobin
 from epp.policies.session_affinity import SessionAffinity
 from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
@@ -56,11 +58,13 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "llm-d": LlmD,
     "llm-d-affinity": LlmDAffinity,
     "lmetric": Lmetric,
+    "lodestar": Lodestar,
     "mooncake": Mooncake,
     "mooncake-static": MooncakeStatic,
     "power-of-two": PowerOfTwo,
     "preble-e2": PrebleE2,
     "prefix-cache": PrefixCache,
+    "prefix-cache-and-load": PrefixCacheAndLoad,
     "prefix-cache-stale": PrefixCacheStale,
     "prefix-hash": PrefixHash,
     "prefix-threshold": PrefixThreshold,
@@ -106,7 +110,10 @@ def create(
 
 
 def params_of(policy: Policy) -> dict[str, object]:
-    """The parameters in which a policy differs from its defaults: what `create` needs to make it again."""
+    """The parameters in which a policy differs from its defaults: what `create` needs to make it again.
+
+    A model is told by its version: whoever makes the policy again has to bring the model itself.
+    """
     if not dataclasses.is_dataclass(policy):
         return {}
     changed: dict[str, object] = {}
@@ -114,7 +121,9 @@ def params_of(policy: Policy) -> dict[str, object]:
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         value = getattr(policy, field.name)
-        if value != default:
+        if isinstance(value, RewardModel):
+            changed[field.name] = value.version
+        elif value != default:
             changed[field.name] = dict(value) if isinstance(value, Mapping) else value
     return changed
 

@@ -62,6 +62,15 @@ PAPER_FEATURES = (
 )
 #: The paper's; the product of length and miss, which its network has to find; distance and upload.
 DEFAULT_FEATURES = (*PAPER_FEATURES, "uncached_tokens", "rtt_ms", "body_bytes")
+#: Features whose values may be unknown and filled, with the column of the view that says so.
+FILLED_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "engine_running": "engine_running",
+        "engine_waiting": "engine_waiting",
+        "kv_usage": "engine_kv_usage",
+        "rtt_ms": "rtt_ms",
+    }
+)
 
 #: What a model may predict, in the order in which its outputs stand.
 HEADS = ("ttft_ms", "itl_ms")
@@ -86,15 +95,15 @@ def inputs(
     Raises:
         KeyError: a feature that does not exist.
     """
-    made = np.zeros((len(fleet), len(features) + len(classes)))
-    for column, name in enumerate(features):
-        made[:, column] = FEATURES[name](request, fleet)
+    count = len(features)
+    made = np.empty((count + len(classes), len(fleet)))  # columns lie together: they are what is worked on
+    for row, name in enumerate(features):
+        made[row] = FEATURES[name](request, fleet)
     if classes:
-        place = {name: column for column, name in enumerate(classes, len(features))}
-        for row, name in enumerate(fleet.engine_classes):
-            if name in place:
-                made[row, place[name]] = 1.0
-    return made
+        place = {name: number for number, name in enumerate(classes)}
+        codes = np.array([place.get(name, -1) for name in fleet.engine_classes])
+        np.equal(codes, np.arange(len(classes))[:, None], out=made[count:], casting="unsafe")
+    return made.T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,8 +179,12 @@ class RewardModel:
         return inputs(request, fleet, self.features, self.classes)
 
     def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Predicted milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``, in one pass."""
-        values = ((x - self.mean) / self.std).astype(np.float32)
+        """Predicted milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``, in one pass.
+
+        Inputs beyond the bounds count as at them.
+        """
+        known = np.minimum(np.maximum(x, self._least), self._most)  # beyond them it would only extrapolate
+        values = ((known - self.mean) / self.std).astype(np.float32)
         last = len(self.layers) - 1
         for number, (weights, bias) in enumerate(self.layers):
             values = values @ weights

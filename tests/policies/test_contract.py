@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create
 from tests.kit.fleets import (
     copied,
@@ -22,12 +23,29 @@ from tests.kit.fleets import (
     requests,
     with_unknown,
 )
+from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.view import FleetView, Ranking, RequestView
 
-every_policy = pytest.mark.parametrize("policy", [create(name) for name in POLICIES], ids=lambda p: p.name)
+#: A learned policy is another one with a model: once without (its entry in the registry), once with.
+WITH_MODEL = Lodestar(
+    model=linear_model(
+        {"running_requests": 3.0, "engine_waiting": -2.0, "uncached_tokens": 0.25, "rtt_ms": 1.0},
+        low={"uncached_tokens": 1500.0},
+        high={"uncached_tokens": 3000.0},
+    ),
+    candidate=linear_model({"engine_running": 1.0}, itl_weights={"kv_usage": 9.0}),
+    near_best=0.0,
+)
+every_policy = pytest.mark.parametrize(
+    "policy",
+    [*(create(name) for name in POLICIES), WITH_MODEL],
+    ids=lambda p: f"{p.name} with a model" if p is WITH_MODEL else p.name,
+)
+#: Weights that do nothing unless there is a model.
+OF_MODELS = {"use_model", "use_candidate"}
 
 #: Turn over the order given: the only policies whose answer depends on it.
 ORDERED = {"round-robin", "session-affinity-hash256"}
@@ -143,6 +161,8 @@ def test_every_weight_moves_some_cost_and_holds_at_its_bounds(policy: Policy) ->
         tried_models=("m-1",),
     )
     for name, spec in policy.weight_specs.items():
+        if name in OF_MODELS and policy is not WITH_MODEL:
+            continue
         answers = set()
         for value in (spec.low, spec.default, spec.high):
             weights = {**default_weights(policy), name: value}

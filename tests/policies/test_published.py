@@ -19,6 +19,7 @@ ELSEWHERE = {
     "gorgo-ms",
     "laar",
     "least-request",
+    "lodestar",
     "power-of-two",
     "prefix-hash",
     "random",

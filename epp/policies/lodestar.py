@@ -1,0 +1,260 @@
+"""Lodestar: predict what the request would feel at every endpoint, take the best; else a heuristic.
+
+Source [L], Algorithm 4, with the defects of its public code put right. `epp.policies.reward_model` predicts
+and knows the bounds of what it was trained on; here is what is done with predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from epp.draw import draw
+from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.judged import judge
+from epp.policies.parts import check_choice, check_number
+from epp.policies.prefix_cache import PrefixCacheAndLoad
+from epp.policies.reward_model import RewardModel
+from epp.policies.session_affinity import session_places
+from epp.view import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from epp.policies.judged import Judged
+    from epp.view import FleetView, RequestView
+
+_HEURISTIC = PrefixCacheAndLoad()
+
+#: Why an endpoint is ranked by the heuristic; the term ``fallback`` holds the place in this list.
+FALLBACKS = (
+    "",
+    "no-model",  # cold start: nothing was trained, or the file is gone
+    "few-samples",  # trained, on fewer requests than are wanted
+    "stale",  # older than allowed
+    "mismatch",  # its normalisation is of other data, or it lacks what the reward needs
+    "switched-off",  # by the weight `use_model`
+    "out-of-distribution",  # this endpoint is unlike anything that the model was trained on
+    "not-drawn",  # a large pool: the model was not asked about this endpoint
+)
+_CODE = {reason: float(code) for code, reason in enumerate(FALLBACKS)}
+#: Reasons for which whoever holds the model takes it away.
+WITHDRAWN = ("", "stale", "mismatch")
+#: By how much a pick's cost is below all others, so that nothing but slow start comes before it.
+_AHEAD_MS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lodestar:
+    """``cost = predicted latency in ms``, by a model learned from this deployment's own requests.
+
+    1. No model that can be used: `PrefixCacheAndLoad` ranks (its place is the cost), and ``fallback`` says
+       why.
+    2. One batch predicts for all endpoints (for `candidates` drawn ones and the heuristic's own in a larger
+       pool).
+    3. An endpoint beyond the bounds of the training is not the model's to judge. It is picked exactly when
+       the heuristic would pick it of all; else it stands behind those that were judged, in the heuristic's
+       order. Where nobody is within the bounds, this is the heuristic.
+    4. When the KV caches are full on average and a cache holds something worth keeping, only the first
+       `k` endpoints of the prefix's own order that have room are asked: consistent hashing with bounded load
+       (`SessionAffinityBounded`), so that a pool that grows moves few prefixes.
+    5. Endpoints within `near_best` of the best are drawn among: ``cost <= best + near_best * |best|``.
+    6. With chance `explore` the pick is drawn evenly from all endpoints instead. This floor holds in the
+       fallback as well: every endpoint's chance is known and never 0.
+
+    Latencies are predicted, and a reward is a latency's negative: the paper's own margin on rewards,
+    ``(1 - delta) * best``, can never be met by a second endpoint.
+
+    Terms: ``predicted_ms``; ``ttft_ms`` and ``itl_ms`` where it is made of both; ``probability``, the chance
+    before slow start that an endpoint is picked, over the draws of exploration and of equals; ``explored``, 1
+    for a pick by exploration; ``fallback``, as `FALLBACKS`.
+
+    Attributes:
+        model: the model in force, None before there is one; not for configuration, which names a file.
+        candidate: one under test, which decides where the weight `use_candidate` says so.
+        withdrawn: why the model may not be used though there is one: ``stale`` or ``mismatch``.
+        reward: ``ttft``, or ``felt``: TTFT and the expected answer at the predicted ITL.
+        explore: chance of a pick at random, over all endpoints.
+        near_best: share of the best prediction within which predictions count as equal.
+        min_samples: requests that a model's learner must have seen.
+        candidates: endpoints that are predicted for in a larger pool.
+        k: endpoints that a prefix may go to while the caches are full; 0 for all.
+        kv_saturated: mean use of the KV caches from which on they count as full.
+        worth_tokens: cached tokens of the prompt that are worth keeping.
+        load_factor: most load of an endpoint of these k, as a multiple of the mean.
+    """
+
+    name: ClassVar[str] = "lodestar"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    ties: ClassVar[Ties] = Ties.EXACT
+    additive_terms: ClassVar[tuple[str, ...]] = ()
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+        {
+            **_HEURISTIC.weight_specs,
+            "use_model": WeightSpec(1.0, 0.0, 1.0, "below 0.5 the heuristic decides"),
+            "use_candidate": WeightSpec(0.0, 0.0, 1.0, "from 0.5 on a candidate decides"),
+        }
+    )
+    model: RewardModel | None = None
+    candidate: RewardModel | None = None
+    withdrawn: str = ""
+    reward: Literal["ttft", "felt"] = "ttft"
+    explore: float = 0.02
+    near_best: float = 0.01
+    min_samples: int = 5000
+    candidates: int = 256
+    k: int = 2
+    kv_saturated: float = 0.8
+    worth_tokens: float = 100.0
+    load_factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that mean nothing."""
+        for name in ("model", "candidate"):
+            if not isinstance(getattr(self, name), RewardModel | None):
+                raise ValueError(f"{name} is read from a file: name it in policy.model_file")  # noqa: TRY004
+        check_choice("withdrawn", self.withdrawn, WITHDRAWN)
+        check_choice("reward", self.reward, ("ttft", "felt"))
+        for name, low, high in (
+            ("explore", 0.0, 1.0),
+            ("near_best", 0.0, 1.0),
+            ("min_samples", 0, math.inf),
+            ("candidates", 1, math.inf),
+            ("k", 0, math.inf),
+            ("kv_saturated", 0.0, 1.0),
+            ("worth_tokens", 0.0, math.inf),
+            ("load_factor", 1.0, math.inf),
+        ):
+            check_number(name, getattr(self, name), low, high)
+
+    def rank(
+        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
+        """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
+        model, reason = self.usable(weights)
+        if model is None:
+            costs = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            fallback = np.full(len(fleet), _CODE[reason])
+            return self._drawn(request, fleet, seed, costs, {"fallback": fallback})
+        heuristic: NDArray[np.float64] | None = None
+        rows = None
+        if len(fleet) > self.candidates:
+            heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            rows = _some(request, len(fleet), int(self.candidates), heuristic, seed)
+        judged = judge(model, request, fleet, rows=rows, felt=self.reward == "felt")
+        if not judged.inside.all():
+            if heuristic is None:
+                heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            if not judged.inside.any():
+                terms = {**judged.terms, "fallback": _reasons(judged)}
+                return self._drawn(request, fleet, seed, heuristic, terms)
+        costs = self._costs(request, fleet, judged, heuristic)
+        return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
+
+    def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
+        """The model that decides under these weights, or None and a word of `FALLBACKS`."""
+        model, withdrawn = self.model, self.withdrawn
+        if weights["use_candidate"] >= 0.5 and self.candidate is not None:
+            model, withdrawn = self.candidate, ""
+        elif weights["use_model"] < 0.5:
+            return None, "switched-off"
+        if model is None:
+            return None, withdrawn or "no-model"
+        if model.seen < self.min_samples:
+            return None, "few-samples"
+        if self.reward == "felt" and len(model.heads) < 2:
+            return None, "mismatch"
+        return (None, withdrawn) if withdrawn else (model, "")
+
+    def _costs(
+        self,
+        request: RequestView,
+        fleet: FleetView,
+        judged: Judged,
+        heuristic: NDArray[np.float64] | None,
+    ) -> NDArray[np.float64]:
+        """Costs before exploration; all that are picked alike have the lowest."""
+        costs, inside = judged.predicted_ms.copy(), judged.inside
+        worst = float(costs.max(where=inside, initial=-math.inf))
+        asked = inside
+        kept = self._kept(request, fleet)
+        if kept is not None and (kept & inside).any():
+            asked = kept & inside
+            costs[~kept] += worst - float(costs.min(where=inside, initial=math.inf)) + _AHEAD_MS
+            worst = float(costs.max(where=inside, initial=-math.inf))
+        best = float(costs.min(where=asked, initial=math.inf))
+        costs[asked & (costs <= best + self.near_best * abs(best))] = best
+        if heuristic is not None:
+            outside = ~inside
+            costs[outside] = worst + _AHEAD_MS * (1.0 + heuristic[outside])
+            first = heuristic == heuristic.min()
+            if not (first & ~judged.foreign).any():
+                costs[first] = best - _AHEAD_MS
+        return costs
+
+    def _kept(self, request: RequestView, fleet: FleetView) -> NDArray[np.bool_] | None:
+        """The endpoints that the prompt's prefix may go to, None for all."""
+        count = len(fleet)
+        if not self.k or count <= self.k or not request.prefix_key:
+            return None
+        full = math.fsum(fleet.engine_kv_usage) / count > self.kv_saturated
+        if not full or float(fleet.cached_tokens.max()) <= self.worth_tokens:
+            return None
+        load = fleet.running_requests
+        bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
+        place = session_places(request.prefix_key, fleet.endpoints)
+        place[load + 1.0 > bound] += count
+        kept: NDArray[np.bool_] = place <= np.partition(place, self.k - 1)[self.k - 1]
+        return kept
+
+    def _drawn(
+        self,
+        request: RequestView,
+        fleet: FleetView,
+        seed: int,
+        costs: NDArray[np.float64],
+        terms: dict[str, NDArray[np.float64]],
+    ) -> Ranking:
+        """The floor of chance under every endpoint, and what came of it."""
+        count = len(fleet)
+        first = costs == costs.min()
+        probability = np.full(count, self.explore / count)
+        probability[first] += (1.0 - self.explore) / np.count_nonzero(first)
+        explored = np.zeros(count)
+        if self.explore and draw(seed, request.decision_id, "lodestar:explore") < self.explore:
+            names = sorted(range(count), key=fleet.endpoints.__getitem__)
+            pick = names[int(draw(seed, request.decision_id, "lodestar:which") * count)]
+            costs[pick] = costs.min() - _AHEAD_MS
+            explored[pick] = 1.0
+        return Ranking(costs, {**terms, "probability": probability, "explored": explored})
+
+
+def _reasons(judged: Judged) -> NDArray[np.float64]:
+    codes = np.zeros(len(judged.inside))
+    if not judged.inside.all():
+        codes[~judged.inside] = _CODE["not-drawn"]
+        codes[judged.foreign] = _CODE["out-of-distribution"]
+    return codes
+
+
+def _some(
+    request: RequestView, count: int, wanted: int, heuristic: NDArray[np.float64], seed: int
+) -> NDArray[np.intp]:
+    """Rows of the endpoints to be predicted for: evenly drawn ones, and the heuristic's own.
+
+    Steps of a drawn length from a drawn start, so that two draws do for any number.
+    """
+    start = int(draw(seed, request.decision_id, "lodestar:start") * count)
+    step = 1 + int(draw(seed, request.decision_id, "lodestar:step") * (count - 1))
+    while math.gcd(step, count) > 1:
+        step += 1
+    taken = np.zeros(count, np.bool_)
+    taken[(start + step * np.arange(wanted)) % count] = True
+    taken[int(heuristic.argmin())] = True
+    return np.flatnonzero(taken)
