@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from epp.signals.metrics_text import parse_metrics
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.server.metrics import Metrics
     from epp.signals.calibration import TokenRatio
+    from epp.signals.engine_sample import EngineSample
     from epp.signals.fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -64,12 +63,11 @@ class SignalFeed:
             self._metrics.ejections.labels(address).inc()
             log.warning("endpoint %s is ejected: %s", address, problem)
 
-    def scraped(self, address: str, text: bytes, now_s: float) -> None:
-        """Metrics of an endpoint."""
+    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
+        """What the metrics of an endpoint tell."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
-        sample = parse_metrics(text)
         if self._fleet.engine.update(slot, sample, now_s):
             self._metrics.restarts.labels(address).inc()
             log.warning("endpoint %s restarted: its cache and leases are forgotten", address)

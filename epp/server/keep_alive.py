@@ -1,16 +1,17 @@
 """One HTTP/1.1 connection that is kept open and asked again and again: what probes and scrapes need of HTTP.
 
 Owns the connection and the framing of answers. A general client costs several times what an engine's metrics
-cost to read, and a picker asks hundreds of engines every second. Rules: one request at a time; bodies are
+cost to read, and a picker asks hundreds of engines every second: so bytes are framed as they arrive, without
+a stream and its buffers between, and a request waits for one future. Rules: one request at a time; bodies are
 bounded; a connection that the other side has closed meanwhile is opened again, once, unseen by the caller but
-for `opened`; whatever else goes wrong closes it and raises.
+for `opened`; whatever else goes wrong closes it and raises. No compression is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from epp.config.address import split_address
 
@@ -48,8 +49,7 @@ class KeepAlive:
     ) -> None:
         self._address, self._tls, self._server_name = address, tls, server_name
         self._max_body_bytes = max_body_bytes
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: _Connection | None = None
         self.opened = 0
 
     async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer:
@@ -62,108 +62,246 @@ class KeepAlive:
         """
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         request = f"GET {path} HTTP/1.1\r\nhost: {self._address}\r\n{fields}\r\n".encode()
+        until_s = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                kept = self._writer is not None
+            if self._connection is not None:
                 try:
-                    return await self._ask(request)
+                    return await self._ask(self._connection, request, until_s)
                 except ConnectionError:
-                    if not kept:
-                        raise
-                self.close()
-                return await self._ask(request)
+                    self.close()
+            async with asyncio.timeout_at(until_s):
+                self._connection = await self._open()
+            return await self._ask(self._connection, request, until_s)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close it; the next request opens another."""
-        if self._writer is not None:
-            self._writer.transport.abort()
-        self._reader = self._writer = None
+        if self._connection is not None:
+            self._connection.abort()
+        self._connection = None
 
-    async def _ask(self, request: bytes) -> Answer:
+    async def _open(self) -> _Connection:
+        host, port = split_address(self._address)
+        name = self._server_name or host if self._tls else None
+        self.opened += 1
         try:
-            return await self._exchange(request)
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionError("the connection broke off") from error
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: _Connection(self._max_body_bytes), host, port, ssl=self._tls, server_hostname=name
+            )
+        except OSError as error:
+            raise type(error)(error.errno, f"Cannot connect to {self._address}: {error}") from error
+        return connection
 
-    async def _exchange(self, request: bytes) -> Answer:
-        if self._reader is None or self._writer is None:
-            host, port = split_address(self._address)
-            name = self._server_name or host if self._tls else None
-            self.opened += 1
-            try:
-                self._reader, self._writer = await asyncio.open_connection(
-                    host, port, limit=_MAX_HEAD_BYTES, ssl=self._tls, server_hostname=name
-                )
-            except OSError as error:
-                raise type(error)(error.errno, f"Cannot connect to {self._address}: {error}") from error
-        reader = self._reader
-        self._writer.write(request)
+    async def _ask(self, connection: _Connection, request: bytes, until_s: float) -> Answer:
+        answer = await connection.ask(request, until_s)
+        if connection.over:
+            self.close()
+        return answer
+
+
+class _Connection(asyncio.Protocol):
+    """The connection's bytes: one request out, one answer in, again and again.
+
+    Attributes:
+        over: whether nothing can be asked here any more.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._waiting: asyncio.Future[Answer] | None = None
+        self._seen: bytes | bytearray = b""
+        self._head: _Head | None = None
+        self.over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep it."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+
+    def ask(self, request: bytes, until_s: float) -> asyncio.Future[Answer]:
+        """Send a request; the answer, or why there is none."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Answer] = loop.create_future()
+        if self.over:
+            waiting.set_exception(ConnectionError("the connection broke off"))
+            return waiting
+        self._waiting, self._head, self._seen = waiting, None, b""
+        limit = loop.call_at(until_s, self._fail, TimeoutError())
+        waiting.add_done_callback(lambda _: limit.cancel())
+        self._transport.write(request)
+        return waiting
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.over = True
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of the answer."""
+        if self._waiting is None or self._waiting.done():
+            self.abort()  # nobody asked
+            return
+        if not self._seen:
+            self._seen = data
+        else:  # one that came in pieces is put together once
+            if not isinstance(self._seen, bytearray):
+                self._seen = bytearray(self._seen)
+            self._seen += data
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            raise ValueError("the head of the answer is too long") from None
-        status, fields = _head(head)
-        if 100 <= status < 200:
-            raise ValueError(f"status {status} was not asked for")
-        body = b""
-        if status not in (204, 304):
-            body = await self._body(reader, fields)
-        if fields.get("connection", "").lower() == "close" or head.startswith(b"HTTP/1.0"):
-            self.close()
-        return Answer(status, body)
+            answer = self._answer(ended=False)
+        except ValueError as error:
+            self._fail(error)
+        else:
+            if answer is not None:
+                self._waiting.set_result(answer)
 
-    async def _body(self, reader: asyncio.StreamReader, fields: Mapping[str, str]) -> bytes:
-        if "chunked" in fields.get("transfer-encoding", "").lower():
-            return await self._chunks(reader)
-        length = fields.get("content-length")
-        if length is None:
-            body = await reader.read(self._max_body_bytes + 1)
-            while more := await reader.read(self._max_body_bytes + 1):
-                body += more
-                self._check(len(body))
-            self.close()
-            return body
-        if not (length.isascii() and length.isdigit()):
-            raise ValueError(f"content-length {length!r}")
-        self._check(int(length))
-        return await reader.readexactly(int(length))
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side has gone: the end of an answer that has no other."""
+        self.over = True
+        if self._waiting is None or self._waiting.done():
+            return
+        try:
+            answer = self._answer(ended=exc is None)
+        except ValueError as error:
+            self._fail(error)
+            return
+        if answer is not None:
+            self._waiting.set_result(answer)
+        else:
+            self._fail(exc if isinstance(exc, OSError) else ConnectionError("the connection broke off"))
 
-    async def _chunks(self, reader: asyncio.StreamReader) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while count := int((await _line(reader)).partition(b";")[0], 16):
-            size += count
-            self._check(size if count > 0 else -1)
-            pieces.append((await reader.readexactly(count + 2))[:-2])
-        while await _line(reader):  # trailers
-            pass
-        return b"".join(pieces)
+    def _fail(self, error: Exception) -> None:
+        self.over = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+    def _answer(self, *, ended: bool) -> Answer | None:
+        """The answer, None while it is not complete.
+
+        Raises:
+            ValueError: it is none, or too long.
+        """
+        seen = self._seen
+        if self._head is None:
+            end = seen.find(b"\r\n\r\n")
+            if end > _MAX_HEAD_BYTES or (end < 0 and len(seen) > _MAX_HEAD_BYTES):
+                raise ValueError("the head of the answer is too long")
+            if end < 0:
+                return None
+            self._head = _Head.read(bytes(seen[:end]), end + 4)
+        head = self._head
+        body = self._body(head, ended=ended)
+        if body is None:
+            return None
+        if head.closes:
+            self.over = True
+        return Answer(head.status, body)
+
+    def _body(self, head: _Head, *, ended: bool) -> bytes | None:
+        seen, begins = self._seen, head.ends
+        if head.status in (204, 304):
+            return b""
+        if head.chunked:
+            return self._chunks(head)
+        if head.length is None:
+            self._check(len(seen) - begins)
+            head.closes = True
+            return bytes(seen[begins:]) if ended else None
+        self._check(head.length)
+        ends = begins + head.length
+        return bytes(seen[begins:ends]) if len(seen) >= ends else None
+
+    def _chunks(self, head: _Head) -> bytes | None:
+        """The body out of its chunks; those that are whole are taken only once."""
+        seen = self._seen
+        while not head.trailers:
+            line = _line(seen, head.ends)
+            if line is None:
+                return None
+            size = int(line.partition(b";")[0], 16)
+            begins = head.ends + len(line) + 2
+            if size == 0:
+                head.ends, head.trailers = begins, True
+                break
+            self._check(head.size + size if size > 0 else -1)
+            if len(seen) < begins + size + 2:
+                return None
+            head.pieces.append(bytes(seen[begins : begins + size]))
+            head.ends, head.size = begins + size + 2, head.size + size
+        while (line := _line(seen, head.ends)) is not None:
+            head.ends += len(line) + 2
+            if not line:
+                return b"".join(head.pieces)
+        return None
 
     def _check(self, size: int) -> None:
         if not 0 <= size <= self._max_body_bytes:
             raise ValueError(f"more than {self._max_body_bytes} bytes of metrics")
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        line = await reader.readuntil(b"\r\n")
-    except asyncio.LimitOverrunError:
-        raise ValueError("a line of the answer is too long") from None
-    if len(line) > _MAX_LINE_BYTES:
+@dataclass(slots=True)
+class _Head:
+    """What an answer's head says, and how far its body has been read.
+
+    Attributes:
+        status: as told.
+        ends: bytes read: the head, then chunks.
+        length: of the body, None when not told.
+        chunked: whether it comes in chunks.
+        closes: whether the connection ends with the answer.
+        pieces: chunks so far.
+        size: bytes of them.
+        trailers: whether the last chunk has come.
+    """
+
+    status: int
+    ends: int
+    length: int | None
+    chunked: bool
+    closes: bool
+    pieces: list[bytes]
+    size: int = 0
+    trailers: bool = False
+
+    @classmethod
+    def read(cls, head: bytes, ends: int) -> _Head:
+        """From the bytes before the empty line.
+
+        Raises:
+            ValueError: this is no answer, or not one to what was asked.
+        """
+        first, *lines = head.decode("latin-1").split("\r\n")
+        words = first.split(" ", 2)
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+            raise ValueError(f"no HTTP/1.1 answer: {first[:60]!r}")
+        status = int(words[1])
+        if 100 <= status < 200:
+            raise ValueError(f"status {status} was not asked for")
+        fields = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            fields[name.lower()] = value.strip()
+        told = fields.get("content-length")
+        if told is not None and not (told.isascii() and told.isdigit()):
+            raise ValueError(f"content-length {told!r}")
+        return cls(
+            status=status,
+            ends=ends,
+            length=None if told is None else int(told),
+            chunked="chunked" in fields.get("transfer-encoding", "").lower(),
+            closes=fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
+            pieces=[],
+        )
+
+
+def _line(seen: bytes | bytearray, at: int) -> bytes | None:
+    """The line at a place, without its end; None while it has not come.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    end = seen.find(b"\r\n", at, at + _MAX_LINE_BYTES)
+    if end < 0 and len(seen) - at >= _MAX_LINE_BYTES:
         raise ValueError("a line of the answer is too long")
-    return line[:-2]
-
-
-def _head(head: bytes) -> tuple[int, dict[str, str]]:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-        raise ValueError(f"no HTTP/1.1 answer: {first[:60]!r}")
-    fields = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        fields[name.lower()] = value.strip()
-    return int(words[1]), fields
+    return None if end < 0 else bytes(seen[at:end])

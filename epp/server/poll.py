@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 from epp.draw import draw
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import listed_names
+from epp.signals.metrics_text import MetricsReader
 
 if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Probe, Scrape
+    from epp.signals.engine_sample import EngineSample
 
 MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
 #: Adapters come and go while engines run, and an engine may be started again with another model.
@@ -36,8 +38,8 @@ class Sink(Protocol):
     def probe_failed(self, address: str, problem: str, now_s: float) -> None:
         """An endpoint did not answer, or with a server error."""
 
-    def scraped(self, address: str, text: bytes, now_s: float) -> None:
-        """Metrics of an endpoint."""
+    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
+        """What the metrics of an endpoint tell."""
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""
@@ -119,6 +121,7 @@ class Poller:
         self._target, self._probe, self._scrape = target, probe, scrape
         self._sink, self._clock = sink, clock
         self._token = TokenFile(target.bearer_token_file)
+        self._reader = MetricsReader()
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -187,7 +190,8 @@ class Poller:
         if answer.status != 200:
             self._failed_scrape(f"status {answer.status}")
             return
-        self._sink.scraped(self._target.address, answer.body, self._clock.mono_s())
+        sample = self._reader.read(answer.body)
+        self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
     async def _check_models(self, connection: KeepAlive) -> None:
         """Once the engine is up, and now and then: does it know the names that it is asked for?"""

@@ -91,3 +91,62 @@ async def test_what_is_no_answer_raises_and_the_next_request_starts_anew(
             await client.get("/", {}, 0.2)
         assert (await client.get("/", {}, 2.0)).body == b"hello"
     assert client.opened == 2
+
+
+@pytest.mark.parametrize("answer", [LENGTH, CHUNKED])
+async def test_an_answer_in_any_pieces_is_the_same(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for cut in range(len(answer)):
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                break
+            writer.write(answer[:cut])
+            await asyncio.sleep(0)
+            writer.write(answer[cut:])
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    client = KeepAlive(address, tls=None, server_name=None, max_body_bytes=5)
+    try:
+        for _ in range(len(answer)):
+            assert (await client.get("/", {}, 15.0)).body == b"hello"
+    finally:
+        client.close()
+        listening.close()
+        await asyncio.sleep(0.01)
+    assert client.opened == 1
+
+
+async def test_who_gives_up_gets_no_answer_of_the_request_before() -> None:
+    late = asyncio.Event()
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        number = asked
+        await reader.readuntil(b"\r\n\r\n")
+        if number == 1:
+            await late.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number)
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    client = KeepAlive(address, tls=None, server_name=None, max_body_bytes=5)
+    try:
+        first = asyncio.ensure_future(client.get("/", {}, 15.0))
+        while not asked:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        late.set()
+        assert (await client.get("/", {}, 15.0)).body == b"2"
+    finally:
+        client.close()
+        listening.close()
+        await asyncio.sleep(0.01)

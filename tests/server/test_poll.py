@@ -20,6 +20,7 @@ from epp.server.metrics import Metrics
 from epp.server.poll import Poller, TokenFile, target_of
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
+from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Seen:
 
     rtts: list[float | None] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    texts: list[bytes] = field(default_factory=list)
+    samples: list[EngineSample] = field(default_factory=list)
     scrape_failures: list[str] = field(default_factory=list)
     listed: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,8 +47,8 @@ class Seen:
         self.failures.append(problem)
         self.event.set()
 
-    def scraped(self, _address: str, text: bytes, _now_s: float) -> None:
-        self.texts.append(text)
+    def scraped(self, _address: str, sample: EngineSample, _now_s: float) -> None:
+        self.samples.append(sample)
         self.event.set()
 
     def scrape_failed(self, _address: str, problem: str, _now_s: float) -> None:
@@ -107,10 +108,10 @@ async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any
 async def test_a_round_trip_counts_only_on_a_warm_connection() -> None:
     async with engine() as address, polling(address) as seen:
         await seen.until("rtts", 5)
-        await seen.until("texts", 2)
+        await seen.until("samples", 2)
     assert seen.rtts[0] is None, "the first one paid for the connection"
     assert all(rtt is not None and 0 < rtt < 500 for rtt in seen.rtts[2:])
-    assert seen.texts[0].startswith(b"vllm:num_requests_running 3")
+    assert seen.samples[0] == EngineSample("vllm", running=3.0)
 
 
 async def test_a_server_error_and_a_closed_port_are_failures() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.signals import metrics_text
-from epp.signals.metrics_text import EngineSample, parse_metrics
+from epp.signals.metrics_text import EngineSample, MetricsReader, parse_metrics
 
 VLLM = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -239,3 +239,68 @@ def test_agrees_with_a_general_parser(text: str) -> None:
     else:
         assert "vllm:num_requests_running{" not in text
         assert "vllm:num_requests_waiting{" not in text
+
+
+def test_a_page_like_the_one_before_gives_the_same_sample() -> None:
+    reader = MetricsReader()
+    first = reader.read(VLLM)
+    assert reader.read(VLLM.replace(b"_bucket{", b"_bucket{x=")) is first
+    assert first == parse_metrics(VLLM)
+
+
+PLACES = [b"} 7.0", b"} 2.0", b"} 0.25", b"} 1.2e+06", b"} 900000", b"} 1.5E6", b"} 2000.0", b"} 0.0"]
+FURTHER = [
+    b'vllm:num_requests_running{engine="1",model_name="Qwen/Qwen3"} 30\n',
+    b'vllm:request_success_total{engine="0",finished_reason="stop"} 5\n',
+    b'vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen3"} 9 1712345678901 # {x="y"} 1\n',
+    b"# a comment\n",
+    b"trtllm_num_requests_running 4\n",
+]
+SHOWN = st.sampled_from([b"0", b"1.0", b"12345.678901", b"NaN", b"-1", b"x", b"", b"  5", b"7 1712345678901"])
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> list[bytes]:
+    """Expositions of one engine: numbers change, lines come and go and change places."""
+    found, lines = [], VLLM.splitlines(keepends=True)
+    for _ in range(draw(st.integers(2, 8))):
+        how = draw(st.sampled_from(["numbers", "numbers", "more", "less", "order", "same"]))
+        if how == "more":
+            lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(FURTHER)))
+        elif how == "less" and lines:
+            del lines[draw(st.integers(0, len(lines) - 1))]
+        elif how == "order":
+            lines = draw(st.permutations(lines))
+        text = b"".join(lines)
+        if how == "numbers":
+            for place in draw(st.lists(st.sampled_from(PLACES), max_size=3)):
+                text = text.replace(place, b"} " + draw(SHOWN))
+        found.append(text)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(pages())
+def test_what_is_remembered_of_a_page_changes_nothing_in_the_next(texts: list[bytes]) -> None:
+    reader = MetricsReader()
+    for text in texts:
+        assert reader.read(text) == parse_metrics(text)
+
+
+def test_a_line_in_another_ones_place_is_noticed_in_time() -> None:
+    wanted = b'vllm:num_requests_running{engine="1",model_name="Qwen/Qwen3"} 5.0\n'
+    before = VLLM + b"#" * (len(wanted) - 1) + b"\n"
+    reader = MetricsReader()
+    assert reader.read(before).running == 7
+    for _ in range(metrics_text.REMEMBERED_READINGS + 1):
+        sample = reader.read(VLLM + wanted)
+    assert sample.running == 12
+
+
+@settings(max_examples=100)
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_no_bytes_make_a_reader_raise_either(noises: list[bytes]) -> None:
+    reader = MetricsReader()
+    for noise in noises:
+        text = b"vllm:num_requests_running 1\n" + noise + b"\nvllm:num_requests_waiting 2\n"
+        assert reader.read(text) == parse_metrics(text)
