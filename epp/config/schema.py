@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from epp.config.kubernetes import Kubernetes  # noqa: TC001  # msgspec reads the annotation at run time
+from epp.config.relays import Relays
 from epp.config.section import NotNegative, Positive, PositiveInt, Section, Share
 
 
@@ -374,6 +375,7 @@ class Config(Section, frozen=True):
     weights_file: str = ""
     overrides_file: str = ""
     regions: list[RegionRule] = []
+    relays: Relays = Relays()
     request: Request = Request()
     protocol: Protocol = Protocol()
     tokens: Tokens = Tokens()

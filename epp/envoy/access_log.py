@@ -21,6 +21,8 @@ _FIELDS = {
     "details": "%RESPONSE_CODE_DETAILS%",
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "upstream": "%UPSTREAM_HOST%",
+    "connection": "%UPSTREAM_CONNECTION_ID%",
+    "served": "%DYNAMIC_METADATA(epp.relay:served)%",
     "duration_ms": "%DURATION%",
     "received_bytes": "%BYTES_RECEIVED%",
     "sent_bytes": "%BYTES_SENT%",

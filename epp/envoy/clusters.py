@@ -16,6 +16,7 @@ from epp.envoy.addresses import (
     socket_name,
     split,
 )
+from epp.envoy.long_links import congestion_control
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.envoy.sockets import upstream_tls
 from epp.errors import ConfigError
@@ -30,7 +31,7 @@ SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
 
 _QUIET_PING_S = 30.0
-_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def metadata_key(key: str) -> api.metadata.MetadataKey:
@@ -40,8 +41,12 @@ def metadata_key(key: str) -> api.metadata.MetadataKey:
     )
 
 
-def clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
+def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[api.cluster.Cluster]:
     """All clusters of a variant.
+
+    Args:
+        settings: of which variant.
+        endpoints: the cluster that requests go to: `replicas`, or the relays before them.
 
     Raises:
         ConfigError: endpoints that its kind of cluster cannot hold.
@@ -52,11 +57,11 @@ def clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
         load_assignment=api.endpoint.ClusterLoadAssignment(cluster_name=NOWHERE),
     )
     closed = settings.variant is Variant.ORIGINAL_DST
-    return [replicas(settings), picker(settings), *([nowhere] if closed else [])]
+    return [endpoints, picker(settings), *([nowhere] if closed else [])]
 
 
 def replicas(settings: EnvoySettings) -> api.cluster.Cluster:
-    """The cluster of endpoints, of the kind that the variant asks for.
+    """The cluster of endpoints, of the kind that the variant asks for, on the way there without relays.
 
     Raises:
         ConfigError: endpoints that this kind of cluster cannot hold.
@@ -79,26 +84,28 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
             http_protocol_options=api.core.Http1ProtocolOptions()
         ),
     )
+    sockets = congestion_control(settings.congestion_control)
     return api.cluster.Cluster(
         name=REPLICAS,
         connect_timeout=api.seconds(settings.connect_timeout_s),
         per_connection_buffer_limit_bytes=1024 * 1024,
-        typed_extension_protocol_options={_HTTP_OPTIONS: api.pack(options)},
-        circuit_breakers=_limits(settings.max_requests),
+        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        circuit_breakers=limits(settings.max_requests),
         outlier_detection=_outlier_detection(settings),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
             per_upstream_preconnect_ratio=settings.preconnect_ratio
         ),
-        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=_tcp_keepalive()),
+        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
+        upstream_bind_config=api.core.BindConfig(socket_options=sockets) if sockets else None,
     )
 
 
-def _tcp_keepalive() -> api.core.TcpKeepalive:
+def tcp_keepalive() -> api.core.TcpKeepalive:
     """Find a vanished peer within 30 s, and keep state in middleboxes on a quiet, long prefill."""
     return api.core.TcpKeepalive(keepalive_time=15, keepalive_interval=5, keepalive_probes=3)
 
 
-def _limits(max_requests: int) -> api.cluster.CircuitBreakers:
+def limits(max_requests: int) -> api.cluster.CircuitBreakers:
     """Envoy's defaults (1,024 requests and connections, 3 retries) are for short requests.
 
     HTTP/1.1 needs a connection a request, and preconnecting up to three. Retries are as many as requests:
@@ -163,16 +170,18 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
     if settings.health_check_path:
         cluster.health_checks = [_health_check(settings)]
     cluster.transport_socket_matches = _transport_sockets(settings)
-    cluster.load_balancing_policy = _override_host(settings)
+    served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
+    cluster.load_balancing_policy = override_host(metadata_key(DESTINATION_KEY), served)
 
 
 #: First version that leaves who served in metadata; before it only the access log tells.
 _SERVED_SINCE = (1, 38)
 
 
-def _override_host(settings: EnvoySettings) -> api.cluster.LoadBalancingPolicy:
-    """The picked endpoints in their order, then least-request; the one that served is left in metadata."""
-    served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
+def override_host(
+    source: api.metadata.MetadataKey, served: api.metadata.MetadataKey | None
+) -> api.cluster.LoadBalancingPolicy:
+    """The hosts named in metadata in their order, then least-request; who served is left in metadata."""
     fallback = _policy(
         "envoy.load_balancing_policies.least_request",
         # A full scan is exact, and pools are small beside the cost of one prompt.
@@ -183,9 +192,7 @@ def _override_host(settings: EnvoySettings) -> api.cluster.LoadBalancingPolicy:
     return _policy(
         "envoy.load_balancing_policies.override_host",
         api.override_host.OverrideHost(
-            override_host_sources=[
-                api.override_host.OverrideHostOverrideHostSource(metadata=metadata_key(DESTINATION_KEY))
-            ],
+            override_host_sources=[api.override_host.OverrideHostOverrideHostSource(metadata=source)],
             selected_host_key=served,
             fallback_policy=fallback,
         ),
@@ -297,9 +304,9 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
         else api.cluster.ClusterDiscoveryType.STRICT_DNS,
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(settings.message_timeout_ms),
-        typed_extension_protocol_options={_HTTP_OPTIONS: api.pack(options)},
-        circuit_breakers=_limits(settings.max_requests),
-        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=_tcp_keepalive()),
+        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        circuit_breakers=limits(settings.max_requests),
+        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         load_assignment=api.endpoint.ClusterLoadAssignment(
             cluster_name=PICKER,
             endpoints=[

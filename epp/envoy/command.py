@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from epp.config.address import UNIX, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
-from epp.envoy.render import render, render_endpoints, write
+from epp.envoy.render import render, render_endpoints, render_relay, write
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.signals.endpoint import Endpoint
+
+GLOBAL, RELAY = "global", "relay:"
+"""Values of ``--tier``; a region follows the second."""
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -37,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VARIANT",
         help=f"one of {', '.join(Variant)} (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tier",
+        default=GLOBAL,
+        metavar="TIER",
+        help="where the configuration has relays: 'global', the Envoy beside the picker, or 'relay:REGION'"
+        " (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument("--listen", help="host:port for clients (default: 127.0.0.1:8080)")
     parser.add_argument(
@@ -49,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picker-cert", default="", help="Envoy's own certificate, where the picker asks for one (mTLS)"
     )
     parser.add_argument("--picker-key", default="", help="its private key")
+    _add_endpoint_arguments(parser)
+
+
+def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of what lies behind Envoy, and of what it tells."""
     parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
     parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
     parser.add_argument(
@@ -91,7 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from_arguments(arguments)
     if arguments.eds_only and not arguments.eds:
         raise ConfigError("<arguments>", "--eds-only", "needs --eds FILE")
-    text = render(settings)
+    if arguments.tier != GLOBAL and not arguments.tier.startswith(RELAY):
+        raise ConfigError(
+            "<arguments>", "--tier", f"{arguments.tier!r} is no tier", "global, or relay:REGION"
+        )
+    region = arguments.tier.removeprefix(RELAY) if arguments.tier != GLOBAL else ""
+    text = render_relay(settings, region) if region else render(settings)
     try:
         if arguments.eds:
             write(arguments.eds, render_endpoints(settings.endpoints))
@@ -175,6 +195,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
         served_model_header=config.capability.tell_model,
+        relays=config.relays if config.relays.regions else None,
         first_token_port=split_address(first_token)[1] if first_token and not by_socket else 0,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,

@@ -1,28 +1,51 @@
-"""The three configurations committed under `deploy/envoy/`, for the pool of the example configuration."""
+"""What is committed under `deploy/envoy/`: one tier in three variants, and two tiers of two regions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from epp.envoy.render import render, write
+from epp.config.relays import Relays
+from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.signals.endpoint import Endpoint
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "envoy"
 ENDPOINTS = tuple(Endpoint(f"127.0.0.1:{port}") for port in (8001, 8002, 8003))
 
+#: Two regions, a relay in each; addresses set aside for documentation.
+REGIONAL_ENDPOINTS = (
+    Endpoint("192.0.2.11:8000", region="eu-central"),
+    Endpoint("192.0.2.12:8000", region="eu-central"),
+    Endpoint("198.51.100.11:8000", region="ap-northeast"),
+)
+RELAYS = Relays(
+    regions={"eu-central": "192.0.2.10:8443", "ap-northeast": "198.51.100.10:8443"},
+    ca_file="/etc/epp-relay/ca.crt",
+    cert_file="/etc/epp-relay/tls.crt",
+    key_file="/etc/epp-relay/tls.key",
+)
+
 
 def examples() -> dict[str, str]:
     """File name to content."""
-    return {
+    found = {
         f"{variant}.yaml": render(EnvoySettings(endpoints=ENDPOINTS, variant=variant)) for variant in Variant
     }
+    tiers = EnvoySettings(endpoints=REGIONAL_ENDPOINTS, relays=RELAYS)
+    found["two-tier/global.yaml"] = render(tiers)
+    for region in RELAYS.regions:
+        # Open to all addresses, and to one certificate.
+        found[f"two-tier/relay-{region}.yaml"] = render_relay(replace(tiers, listener_host="0.0.0.0"), region)
+    return found
 
 
 def main() -> None:
     """Write them: `python -m epp.envoy.examples`."""
     for name, text in examples().items():
-        write(FOLDER / name, text)
+        file = FOLDER / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, text)
 
 
 if __name__ == "__main__":

@@ -50,12 +50,15 @@ def http_filters(
     return [
         api.hcm.HttpFilter(name=EXT_PROC, typed_config=api.pack(external_processor(settings))),
         *observers,
-        api.hcm.HttpFilter(
-            name="envoy.filters.http.router",
-            # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
-            typed_config=api.pack(api.router.Router(suppress_envoy_headers=True)),
-        ),
+        router_filter(),
     ]
+
+
+def router_filter() -> api.hcm.HttpFilter:
+    """The last filter of both tiers."""
+    # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
+    router = api.router.Router(suppress_envoy_headers=True)
+    return api.hcm.HttpFilter(name="envoy.filters.http.router", typed_config=api.pack(router))
 
 
 def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:

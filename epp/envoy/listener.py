@@ -14,6 +14,7 @@ from epp.envoy.addresses import REPLICAS, known_as
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
 from epp.envoy.observe import DECISION_HEADER, decision_header
+from epp.envoy.relays import UNSERVED_HEADER
 from epp.envoy.retry import ASKED, TOLD, retry_headers
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.envoy.sockets import downstream_tls
@@ -108,7 +109,7 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
     if settings.variant is Variant.ORIGINAL_DST:
         routes += [_picked(settings), _not_picked(settings)]
     else:
-        routes.append(_to_replicas(settings, api.route.RouteMatch(prefix="/")))
+        routes.append(to_replicas(settings, api.route.RouteMatch(prefix="/")))
     return api.route.RouteConfiguration(
         name="requests",
         virtual_hosts=[
@@ -129,7 +130,8 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
     )
 
 
-def _to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+def to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+    """The route to endpoints, or to the relays before them."""
     return api.route.Route(
         name="replicas",
         match=match,
@@ -150,8 +152,11 @@ def _retry_policy(settings: EnvoySettings) -> api.route.RetryPolicy:
         name="envoy.retry_host_predicates.previous_hosts",
         typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
     )
+    unserved = api.route.HeaderMatcher(name=UNSERVED_HEADER, present_match=True)
     return api.route.RetryPolicy(
-        retry_on=RETRY_ON,
+        retry_on=f"{RETRY_ON},retriable-headers" if settings.relays else RETRY_ON,
+        # A relay that reached no endpoint says so; another region's may.
+        retriable_headers=[unserved] if settings.relays else [],
         num_retries=settings.retries,
         retry_host_predicate=[predicate] if settings.variant is not Variant.ORIGINAL_DST else [],
         host_selection_retry_max_attempts=5,
@@ -194,7 +199,7 @@ def _picked(settings: EnvoySettings) -> api.route.Route:
             string_match=api.matcher.StringMatcher(safe_regex=api.matcher.RegexMatcher(regex=allowed))
         ),
     )
-    return _to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[destination]))
+    return to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[destination]))
 
 
 def _not_picked(settings: EnvoySettings) -> api.route.Route:

@@ -26,7 +26,12 @@ with warnings.catch_warnings():
     from envoy_data_plane.envoy.config.route import v3 as route
     from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
     from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
+    from envoy_data_plane.envoy.extensions.compression.gzip.compressor import v3 as gzip
+    from envoy_data_plane.envoy.extensions.compression.gzip.decompressor import v3 as gunzip
+    from envoy_data_plane.envoy.extensions.filters.http.compressor import v3 as compressor
+    from envoy_data_plane.envoy.extensions.filters.http.decompressor import v3 as decompressor
     from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+    from envoy_data_plane.envoy.extensions.filters.http.header_to_metadata import v3 as header_to_metadata
     from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
     from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
     from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
@@ -61,7 +66,9 @@ __all__ = [
     "bootstrap",
     "cluster",
     "cluster_provided",
+    "compressor",
     "core",
+    "decompressor",
     "discovery",
     "downstream_connections",
     "early_mutation",
@@ -71,7 +78,10 @@ __all__ = [
     "extension",
     "fixed_heap",
     "grpc_log",
+    "gunzip",
+    "gzip",
     "hcm",
+    "header_to_metadata",
     "least_request",
     "listener",
     "lua",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from epp.envoy.launch import tied_to_parent
-from epp.envoy.render import render, render_endpoints, write
+from epp.envoy.render import render, render_endpoints, render_relay, write
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class EnvoyProcess:
     Args:
         settings: what to run; ports may be 0. With `eds_path` set, the endpoints file is written there. What
             the binary is too old for is left out.
+        relay: a region, to run the relay of it instead of the Envoy beside the picker.
         folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
         concurrency: worker threads.
         start_timeout_s: longest wait until it is ready.
@@ -124,12 +125,13 @@ class EnvoyProcess:
         self,
         settings: EnvoySettings,
         *,
+        relay: str = "",
         folder: Path | None = None,
         concurrency: int = 1,
         start_timeout_s: float = 20.0,
         stop_timeout_s: float = 5.0,
     ) -> None:
-        self._settings = settings
+        self._settings, self._relay = settings, relay
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="epp-envoy-")
@@ -185,7 +187,8 @@ class EnvoyProcess:
             self.write_endpoints(self._settings.endpoints)
         binary = find_envoy()
         known = min(self._settings.envoy_version, await version_of(binary))
-        write(config_file, render(replace(self._settings, envoy_version=known)))
+        settings = replace(self._settings, envoy_version=known)
+        write(config_file, render_relay(settings, self._relay) if self._relay else render(settings))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tied_to_parent(

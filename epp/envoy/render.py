@@ -15,10 +15,12 @@ import yaml
 
 from epp.envoy import messages as api
 from epp.envoy.addresses import discovery_response
-from epp.envoy.clusters import clusters
+from epp.envoy.clusters import clusters, replicas
 from epp.envoy.listener import listener
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.overload import overload_manager
+from epp.envoy.relay import relay_bootstrap
+from epp.envoy.relays import relay_cluster, relay_filters
 from epp.envoy.restore_model import restorers
 
 if TYPE_CHECKING:
@@ -38,14 +40,17 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
     Raises:
         ConfigError: settings that contradict each other.
     """
+    upstream = relay_cluster(settings, settings.relays) if settings.relays else replicas(settings)
     return api.bootstrap.Bootstrap(
         # EDS asks under a name, even from a file.
         node=api.core.Node(id="epp-envoy", cluster="epp"),
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=[listener(settings, [*restorers(settings), *observers(settings)])],
-            clusters=[*clusters(settings), *observer_clusters(settings)],
+            listeners=[
+                listener(settings, [*restorers(settings), *observers(settings), *relay_filters(settings)])
+            ],
+            clusters=[*clusters(settings, upstream), *observer_clusters(settings)],
         ),
     )
 
@@ -57,6 +62,15 @@ def render(settings: EnvoySettings) -> str:
         ConfigError: settings that contradict each other.
     """
     return _HEADER.format(variant=settings.variant) + _yaml(bootstrap(settings))
+
+
+def render_relay(settings: EnvoySettings, region: str) -> str:
+    """The bootstrap of a region's relay as YAML; see `epp.envoy.relay.relay_bootstrap`.
+
+    Raises:
+        ConfigError: no such relay, or settings that contradict each other.
+    """
+    return _HEADER.format(variant=f"relay of {region}") + _yaml(relay_bootstrap(settings, region))
 
 
 def render_endpoints(endpoints: Sequence[Endpoint]) -> str:

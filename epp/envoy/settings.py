@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from epp.config.relays import Relays
     from epp.signals.endpoint import Endpoint
 
 MIB = 1024 * 1024
@@ -113,6 +114,9 @@ class EnvoySettings:
         decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
         served_model_header: whether responses tell the client which model served it, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
+        relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
+        congestion_control: one of the kernel's for connections to endpoints, its default when empty. Of the
+            relays' connections the relays' own setting tells.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -157,6 +161,8 @@ class EnvoySettings:
     restore_model: bool = True
     decision_id_header: bool = True
     served_model_header: bool = False
+    relays: Relays | None = None
+    congestion_control: str = ""
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property
@@ -206,6 +212,10 @@ class EnvoySettings:
             raise ConfigError("envoy", "first_token_port", "must be a port, or 0 for none")
         if not 256 <= self.usage_tail_bytes <= 65536:
             raise ConfigError("envoy", "usage_tail_bytes", "must be from 256 to 65536")
+        if self.variant is not Variant.STANDALONE and self.relays is not None:
+            raise ConfigError(
+                "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"
+            )
         if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
             raise ConfigError(
                 "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"

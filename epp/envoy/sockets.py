@@ -14,8 +14,8 @@ SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 """Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
 
 
-def downstream_tls(files: TlsFiles) -> api.core.TransportSocket:
-    """The listener's certificate; with a ``ca_file``, clients need one as well."""
+def downstream_tls(files: TlsFiles, peer: str = "") -> api.core.TransportSocket:
+    """The listener's certificate; with a ``ca_file`` clients need one for the name ``peer`` if given."""
     common = api.tls.CommonTlsContext(
         alpn_protocols=["h2", "http/1.1"],
         tls_certificates=[
@@ -27,7 +27,8 @@ def downstream_tls(files: TlsFiles) -> api.core.TransportSocket:
     )
     if files.ca_file:
         common.validation_context = api.tls.CertificateValidationContext(
-            trusted_ca=api.core.DataSource(filename=files.ca_file)
+            trusted_ca=api.core.DataSource(filename=files.ca_file),
+            match_typed_subject_alt_names=[_name(peer)] if peer else [],
         )
     context = api.tls.DownstreamTlsContext(
         common_tls_context=common, require_client_certificate=bool(files.ca_file) or None
@@ -41,14 +42,7 @@ def upstream_tls(files: TlsFiles, peer: str, alpn: str = "http/1.1") -> api.core
         trusted_ca=api.core.DataSource(filename=files.ca_file or SYSTEM_CA_FILE)
     )
     if peer:
-        by_ip = is_ip(peer)
-        san = api.tls.SubjectAltNameMatcherSanType
-        validation.match_typed_subject_alt_names = [
-            api.tls.SubjectAltNameMatcher(
-                san_type=san.IP_ADDRESS if by_ip else san.DNS,
-                matcher=api.matcher.StringMatcher(exact=peer),
-            )
-        ]
+        validation.match_typed_subject_alt_names = [_name(peer)]
     certificates = []
     if files.cert_file:
         certificates.append(
@@ -66,3 +60,12 @@ def upstream_tls(files: TlsFiles, peer: str, alpn: str = "http/1.1") -> api.core
         ),
     )
     return api.core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=api.pack(context))
+
+
+def _name(peer: str) -> api.tls.SubjectAltNameMatcher:
+    """A name or address that the certificate must be valid for."""
+    san = api.tls.SubjectAltNameMatcherSanType
+    return api.tls.SubjectAltNameMatcher(
+        san_type=san.IP_ADDRESS if is_ip(peer) else san.DNS,
+        matcher=api.matcher.StringMatcher(exact=peer),
+    )

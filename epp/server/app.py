@@ -34,6 +34,7 @@ from epp.server.http import build_app
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.observation import Observation
 from epp.server.pool import PoolFeed
+from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
 from epp.server.sockets import listening_socket
@@ -100,6 +101,7 @@ class App:
             on_estimate=self.metrics.estimated,
         )
         self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
+        self._relays = RelayPaths(config.relays)
         self.core = self._build_core(hasher, counter)
         self._pool = PoolFeed(
             picker=self.picker,
@@ -152,6 +154,7 @@ class App:
             protocol=config.protocol,
             admission=self._shedding,
             tokenizers=self._tokenizers,
+            relays=self._relays,
             read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
         )
 
@@ -314,6 +317,8 @@ class App:
             self.first_token_address = await self._first_tokens.listen(where, tls)
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
+        if self._relays.resolver.any_names:
+            self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())

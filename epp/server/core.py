@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from epp.prompt.blocks import BlockHasher
     from epp.prompt.types import CountedPrompt, ParsedRequest, Parser, TokenCounter
     from epp.server.metrics import Metrics
+    from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
     from epp.server.tokenizers import Tokenizers
 
@@ -112,6 +113,7 @@ class Core:
         protocol: options of the endpoint picker protocol.
         admission: refuses requests before they are read, nobody when None.
         tokenizers: count where a model has its own; the counter counts all when None.
+        relays: the way to each region, where there are relays.
         read_bodies: read them even where neither the policy nor the pool, nor a rule, asks what is in them.
     """
 
@@ -132,12 +134,14 @@ class Core:
         protocol: Protocol | None = None,
         admission: Admit | None = None,
         tokenizers: Tokenizers | None = None,
+        relays: RelayPaths | None = None,
         read_bodies: bool = True,
     ) -> None:
         self.picker = picker
         self._bodies_wanted = read_bodies or inject_usage or any(rule.model for rule in regions)
         self._tokenizers = tokenizers
         self._admission = admission
+        self._relays = relays
         self.gateway = Gateway(protocol or Protocol(), picker, resolver)
         self.resolver = resolver
         self.recent = RecentDecisions()
@@ -220,6 +224,8 @@ class Core:
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
         pick = self.gateway.pick(decision, self._destination(decision), request)
+        if self._relays is not None:
+            pick = self._relays.through(pick, decision, ask.regions)
         if self._tell_model:
             pick = told(pick, decision)
         return Decided(decision, rewritten(pick, request, decision, ask, inject_usage=self._inject_usage))

@@ -24,6 +24,7 @@ DECISION_NAMESPACE = "epp"
 OBSERVED_NAMESPACE = "epp.observe"
 LB_NAMESPACE = "envoy.lb"
 DESTINATION_KEY = "x-gateway-destination-endpoint"
+RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
 """Namespaces and keys of dynamic metadata, as `epp.envoy` configures them."""
 
 
@@ -73,7 +74,8 @@ class Report:
         flags: Envoy's response flags that are set, by their names in the API.
         details: Envoy's response code details.
         picked: the endpoints that the picker named, in its order.
-        served: address of the endpoint that really answered, or was tried last.
+        served: address of the endpoint that really answered, or was tried last, as its relay tells it where
+            there is one; of a relay that was not reached, the relay's own.
         attempts: tries on endpoints; 0 when none was tried.
         request_bytes: body bytes received from the client.
         response_bytes: body bytes sent to the client.
@@ -146,6 +148,8 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     socket = common.upstream_remote_address.socket_address
     host = f"[{socket.address}]" if ":" in socket.address else socket.address
     served = f"{host}:{socket.port_value}" if host else ""
+    if RELAY_NAMESPACE in namespaces:
+        served = _text(_fields(namespaces[RELAY_NAMESPACE]).get(RELAY_SERVED_KEY)) or served
     chunks = seen.get("chunks")
     streamed = seen.get("streamed")
     usage = seen.get("usage")

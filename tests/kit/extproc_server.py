@@ -43,6 +43,7 @@ class ExtProcServer:
 
     Attributes:
         destination: what to answer, an address or a comma list.
+        relays: relays to go through, as the picker names them in its metadata.
         hang: read, never answer.
         port: where it listens, once started; set it before to listen there again.
         headers: request headers of every exchange, in order.
@@ -51,6 +52,7 @@ class ExtProcServer:
     """
 
     destination: str = ""
+    relays: str = ""
     hang: bool = False
     port: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -137,7 +139,12 @@ class ExtProcServer:
             header = core.HeaderValue(key=_DESTINATION, raw_value=self.destination.encode())
             common.header_mutation = ep.HeaderMutation(set_headers=[core.HeaderValueOption(header=header)])
             pick = protobuf.Struct(fields={_DESTINATION: protobuf.Value(string_value=self.destination)})
-            ours = protobuf.Struct(fields={"decision_id": protobuf.Value(string_value="d-1")})
+            ours = protobuf.Struct(
+                fields={
+                    "decision_id": protobuf.Value(string_value="d-1"),
+                    "relays": protobuf.Value(string_value=self.relays),
+                }
+            )
             metadata = protobuf.Struct(
                 fields={
                     "envoy.lb": protobuf.Value(struct_value=pick),

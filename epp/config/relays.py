@@ -1,0 +1,79 @@
+"""The second tier: where each region's relay is, and how the global Envoy and the relays know each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from epp.config.address import split_address
+from epp.config.section import PositiveInt, Section
+
+#: Envoy and kernels take any number; beyond this it is no longer few long-lived connections.
+MAX_CONNECTIONS = 64
+
+
+class Relays(Section, frozen=True):
+    """One relay per region, an Envoy or several at one address; the global Envoy reaches engines through it.
+
+    Attributes:
+        regions: region -> ``host:port`` of its relay, nearest first; requests that nobody can pick an
+            endpoint for go to any of them. Without regions there is one tier: the Envoy beside the picker
+            reaches engines itself.
+        connections: HTTP/2 connections to a relay for each worker of the global Envoy. Each has a port of
+            its own, from the relay's on upwards: Envoy keeps one connection per worker and address.
+        ca_file: who signs the certificates of both tiers, as a path that Envoy sees; so are the next two.
+        cert_file: certificate of the Envoy that reads it: the global one's or the relay's.
+        key_file: its private key.
+        global_name: DNS name in the global Envoy's certificate. A relay serves nobody else.
+        relay_name: DNS name in every relay's certificate.
+        stream_window_bytes: what of one request's body, or of one answer, may be on its way unacknowledged
+            (HTTP/2 flow control). Less than bandwidth times round trip slows a long body down.
+        connection_window_bytes: the same for all requests of a connection.
+        idle_timeout_s: connections unused for so long are closed, 0 for never: a connection that is closed
+            has to be opened, encrypted and accelerated again.
+        ping_s: connections are asked for a sign of life so often.
+        ping_timeout_s: without it after so long they are given up; more than a round trip and a lost
+            packet's repeat.
+        congestion_control: a congestion control of the kernel's for connections between the tiers, its
+            default when empty.
+        compression: whether JSON bodies of requests are compressed between the tiers.
+        max_streams: requests at once on one connection; more open another one.
+    """
+
+    regions: dict[str, str] = {}
+    connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_CONNECTIONS)] = 4
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    global_name: str = "global.epp.internal"
+    relay_name: str = "relay.epp.internal"
+    stream_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 4 * 1024 * 1024
+    connection_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 16 * 1024 * 1024
+    idle_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ping_s: Annotated[float, msgspec.Meta(ge=0.1)] = 5.0
+    ping_timeout_s: Annotated[float, msgspec.Meta(ge=0.1)] = 5.0
+    congestion_control: str = ""
+    compression: Literal["none", "gzip"] = "none"
+    max_streams: PositiveInt = 1000
+
+    def __post_init__(self) -> None:
+        """Addresses with room for the ports of all connections, and certificates, once there are relays."""
+        for region, address in self.regions.items():
+            if not region or not region.isprintable():
+                raise ValueError(f"{region!r} is not a region's name")
+            port = split_address(address)[1]
+            if not 0 < port <= 65_536 - self.connections:
+                raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
+        if self.regions and not (self.ca_file and self.cert_file and self.key_file):
+            raise ValueError("ca_file, cert_file and key_file are needed: relays serve nobody without them")
+        if len(self.congestion_control) > 15:  # TCP_CA_NAME_MAX of the kernel, with its end
+            raise ValueError("congestion_control is the short name of a kernel's, e.g. bbr")
+
+    def addresses(self, region: str) -> tuple[str, ...]:
+        """All addresses of a region's relay, one a connection; none for a region without one."""
+        if region not in self.regions:
+            return ()
+        host, port = split_address(self.regions[region])
+        bracketed = f"[{host}]" if ":" in host else host
+        return tuple(f"{bracketed}:{port + offset}" for offset in range(self.connections))

@@ -1,0 +1,242 @@
+"""A hub and its regions: network namespaces joined by links of the length asked for.
+
+Owns the namespaces and the process that is the distance (`epp.wan.delay`). Their names carry this process's
+number, so that a later run finds and removes what a killed one left. Needs Linux, root and ``/dev/net/tun``;
+`why_not` says which is missing. The delay is made here and not by the kernel's netem, because many kernels
+come without that.
+
+The hub sees region number i (from 0) as 198.18.i.2 and is seen from there as 198.18.i.1, addresses set apart
+for tests of networks (RFC 2544). Regions do not see each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epp.wan.shape import Shape
+
+HUB = "hub"
+_PREFIX = "epp-wan-"
+_NAMESPACES = Path("/run/netns")
+_STOP_S = 10.0
+# <sched.h>
+_CLONE_NEWNET = 0x40000000
+
+
+class WanError(EppError):
+    """No network can be made here, or it broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A region and how far from the hub it is.
+
+    Attributes:
+        name: short, lower case; names its namespace.
+        shape: both directions of its link: the round trip is twice the delay.
+    """
+
+    name: str
+    shape: Shape
+
+
+def why_not() -> str:
+    """What keeps this machine from having such a network; empty when nothing does."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces and TUN devices need root"
+    if shutil.which("ip") is None:
+        return "there is no `ip` (package iproute2)"
+    if not Path("/dev/net/tun").exists():
+        return "there is no /dev/net/tun"
+    name = f"{_PREFIX}{os.getpid()}-try"
+    try:
+        _run("ip", "netns", "add", name)
+    except WanError as error:
+        return f"no right to make network namespaces: {error}"
+    _run("ip", "netns", "del", name)
+    return ""
+
+
+def remove_stale() -> list[str]:
+    """Remove namespaces whose makers are gone; their names."""
+    stale = []
+    for path in _NAMESPACES.glob(f"{_PREFIX}*") if _NAMESPACES.is_dir() else ():
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            _delete(path.name)
+            stale.append(path.name)
+    return stale
+
+
+class Network:
+    """A hub and regions, as a context manager.
+
+    Args:
+        sites: the regions, nearest first or in any order.
+        seed: which packets are lost.
+    """
+
+    def __init__(self, sites: Sequence[Site], *, seed: int = 1) -> None:
+        self.sites = tuple(sites)
+        self._shapes = {site.name: site.shape for site in sites}
+        self._seed = seed
+        self._made: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Make it; whatever fails is taken down again.
+
+        Raises:
+            WanError: saying what failed.
+        """
+        if reason := why_not():
+            raise WanError(reason)
+        remove_stale()
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take it down: the process, its devices, the namespaces. What still runs in them keeps running."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        while self._made:
+            _delete(self._made.pop())
+
+    def namespace(self, place: str) -> str:
+        """The namespace of a region or of `HUB`."""
+        return f"{_PREFIX}{os.getpid()}-{place}"
+
+    def address(self, region: str) -> str:
+        """Where the hub finds a region."""
+        return f"198.18.{self._index(region)}.2"
+
+    def command(self, place: str, *arguments: str) -> tuple[str, ...]:
+        """The command that runs a program there; it becomes the program, under the same process number."""
+        return ("ip", "netns", "exec", self.namespace(place), *arguments)
+
+    def change(self, region: str, **changes: float | bool) -> None:
+        """Change a link's shape from now on: fields of `Shape`.
+
+        Raises:
+            WanError: the process is gone.
+        """
+        shape = replace(self._shapes[region], **changes)  # type: ignore[arg-type]  # checked by Shape
+        self._shapes[region] = shape
+        self._tell({"name": region, "shape": asdict(shape)})
+
+    def kernel(self, place: str, values: Mapping[str, str]) -> None:
+        """Set kernel parameters of one namespace, by their names under ``net.``.
+
+        Raises:
+            WanError: the kernel does not take one.
+        """
+        for name, value in values.items():
+            script = 'printf %s "$1" > "/proc/sys/net/$0"'
+            _run(*self.command(place, "sh", "-c", script, name.replace(".", "/"), value))
+
+    def initial_window(self, place: str, region: str, segments: int) -> None:
+        """Let new connections over a region's link begin with so many segments, by its route.
+
+        Raises:
+            WanError: the kernel does not take it.
+        """
+        device = self._device(region) if place == HUB else "wan"
+        peer = self.address(region) if place == HUB else f"198.18.{self._index(region)}.1"
+        windows = ("initcwnd", str(segments), "initrwnd", str(segments))
+        _run("ip", "-n", self.namespace(place), "route", "replace", peer, "dev", device, *windows)
+
+    @contextlib.contextmanager
+    def joined(self, place: str) -> Iterator[None]:
+        """This thread, and what it starts, inside a namespace."""
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        inside = os.open(_NAMESPACES / self.namespace(place), os.O_RDONLY)
+        try:
+            _enter(inside)
+            yield
+        finally:
+            _enter(before)
+            os.close(inside)
+            os.close(before)
+
+    def _index(self, region: str) -> int:
+        return [site.name for site in self.sites].index(region)
+
+    def _device(self, region: str) -> str:
+        return f"wan{self._index(region)}"
+
+    def _make(self) -> None:
+        for place in (HUB, *self._shapes):
+            name = self.namespace(place)
+            _run("ip", "netns", "add", name)
+            self._made.append(name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        # Its own session: a terminal's Ctrl-C is for us, who then close its input.
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "epp.wan.delay"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._tell([self._link(index, site) for index, site in enumerate(self.sites)])
+        if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
+            raise WanError("the links did not come up")
+
+    def _link(self, index: int, site: Site) -> dict[str, object]:
+        here, there = f"198.18.{index}.1", f"198.18.{index}.2"
+        near = {"namespace": self.namespace(HUB), "device": f"wan{index}", "address": here, "peer": there}
+        far = {"namespace": self.namespace(site.name), "device": "wan", "address": there, "peer": here}
+        seed = self._seed + index
+        return {"name": site.name, "seed": seed, "shape": asdict(site.shape), "ends": [near, far]}
+
+    def _tell(self, message: object) -> None:
+        if self._process is None or self._process.stdin is None or self._process.poll() is not None:
+            raise WanError("the links are down")
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # names of ours
+    if done.returncode:
+        raise WanError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _delete(name: str) -> None:
+    with contextlib.suppress(WanError):
+        _run("ip", "netns", "del", name)
+
+
+def _enter(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        raise WanError(f"setns: {os.strerror(ctypes.get_errno())}")

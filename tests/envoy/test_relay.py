@@ -1,0 +1,249 @@
+"""Two tiers of real Envoys on loopback: who is believed, where requests go, what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+
+from epp.envoy.process import EnvoyProcess
+from epp.signals.endpoint import Endpoint
+from tests.envoy.conftest import Answer, ask
+from tests.kit.envoy import Replica, require_envoy, settings
+from tests.kit.extproc_server import ExtProcServer
+from tests.kit.relays import certificates, relays
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from epp.config.relays import Relays
+    from epp.envoy.settings import EnvoySettings
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+NEAR, FAR = "near", "far"
+SERVED = "x-gateway-destination-endpoint-served"
+
+
+@dataclass
+class Tiers:
+    """Two regions of two replicas each, a relay in each, the global Envoy and its picker."""
+
+    picker: ExtProcServer
+    replicas: dict[str, list[Replica]]
+    relays: Relays
+    settings: EnvoySettings
+    relay: dict[str, EnvoyProcess]
+    envoy: EnvoyProcess
+    folder: Path
+
+    async def ask(self, *, body: bytes = b"{}", headers: dict[str, str] | None = None) -> Answer:
+        return await ask(self.envoy.listener_url, body=body, headers=headers)
+
+    def pick(self, *replicas: Replica, through: tuple[str, ...]) -> None:
+        """What the picker answers from now on."""
+        self.picker.destination = ",".join(replica.address for replica in replicas)
+        self.picker.relays = ",".join(self.relays.addresses(region)[0] for region in through)
+
+    async def logged(self, count: int) -> list[dict[str, Any]]:
+        """The global Envoy's last access-log lines, once there are so many."""
+        async with asyncio.timeout(20):
+            while True:
+                lines = [
+                    line for line in self.envoy.log_file.read_text().splitlines() if line.startswith("{")
+                ]
+                if len(lines) >= count:
+                    return [json.loads(line) for line in lines]
+                await asyncio.sleep(0.05)
+
+
+def as_seen_by(relays: Relays, who: str, folder: Path) -> Relays:
+    """The same relays with another side's certificate."""
+    cert, key = str(folder / f"{who}.crt"), str(folder / f"{who}.key")
+    return msgspec.structs.replace(relays, cert_file=cert, key_file=key)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tiers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiers]:
+    require_envoy()
+    folder = certificates(tmp_path_factory.mktemp("two-tiers"))
+    async with AsyncExitStack() as stack:
+        replicas = {
+            region: [await stack.enter_async_context(Replica()) for _ in range(2)] for region in (NEAR, FAR)
+        }
+        picker = await stack.enter_async_context(ExtProcServer())
+        known = relays(folder, (NEAR, FAR))
+        chosen = settings(
+            [Endpoint(replica.address, region=region) for region in replicas for replica in replicas[region]],
+            picker.port,
+            relays=known,
+            access_log=True,
+            message_timeout_ms=10_000,
+        )
+        local = replace(chosen, relays=as_seen_by(known, "relay", folder), access_log=False)
+        running = {
+            region: await stack.enter_async_context(EnvoyProcess(local, relay=region, folder=folder / region))
+            for region in (NEAR, FAR)
+        }
+        envoy = await stack.enter_async_context(EnvoyProcess(chosen, folder=folder / "global"))
+        yield Tiers(picker, replicas, known, local, running, envoy, folder)
+
+
+async def test_a_pick_is_served_by_the_endpoint_picked(tiers: Tiers) -> None:
+    for region in (NEAR, FAR):
+        for replica in tiers.replicas[region]:
+            tiers.pick(replica, through=(region,))
+            answer = await tiers.ask(body=b"x" * 300_000)
+            assert (answer.status, answer.served, answer.body_bytes) == (200, replica.address, 300_000)
+            assert "x-gateway-destination-endpoint" not in replica.headers[-1]
+
+
+async def test_endpoints_of_other_regions_in_the_list_are_passed_over(tiers: Tiers) -> None:
+    near, far = tiers.replicas[NEAR][0], tiers.replicas[FAR][1]
+    tiers.pick(near, far, through=(FAR, NEAR))
+    assert (await tiers.ask()).served == far.address
+
+
+async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tiers: Tiers) -> None:
+    replica = tiers.replicas[FAR][0]
+    tiers.pick(replica, through=(FAR,))
+    before = len(await tiers.logged(0))
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(tiers.envoy.listener_url, data=b"{}") as answer,
+    ):
+        assert answer.status == 200
+        assert not [name for name in answer.headers if name.lower().startswith(("x-gateway", "x-epp-relay"))]
+    entry = (await tiers.logged(before + 1))[-1]
+    assert entry["served"] == replica.address
+    assert entry["upstream"] == tiers.relays.addresses(FAR)[0]
+
+
+async def test_a_dead_endpoint_is_replaced_within_its_region(tiers: Tiers) -> None:
+    dead, alive = tiers.replicas[FAR]
+    before = len(await tiers.logged(0))
+    await dead.stop()
+    try:
+        tiers.pick(dead, through=(FAR,))
+        answer = await tiers.ask(body=b"x" * 100_000)
+    finally:
+        await dead.start()
+    assert (answer.status, answer.served, answer.body_bytes) == (200, alive.address, 100_000)
+    assert (await tiers.logged(before + 1))[-1]["served"] == alive.address
+
+
+async def test_a_region_without_a_live_endpoint_hands_over_to_the_next(tiers: Tiers) -> None:
+    near = tiers.replicas[NEAR][1]
+    for replica in tiers.replicas[FAR]:
+        await replica.stop()
+    try:
+        tiers.pick(tiers.replicas[FAR][0], near, through=(FAR, NEAR))
+        answer = await tiers.ask()
+    finally:
+        for replica in tiers.replicas[FAR]:
+            await replica.start()
+    assert (answer.status, answer.served) == (200, near.address)
+
+
+async def test_many_requests_share_a_connection_for_each_address(tiers: Tiers) -> None:
+    replica = tiers.replicas[NEAR][0]
+    tiers.pick(replica, through=(NEAR,))
+    await tiers.ask()
+    before = await tiers.envoy.stats("cluster.replicas.upstream_cx_total")
+    answers = await asyncio.gather(*(tiers.ask(body=b"x" * 10_000) for _ in range(20)))
+    assert [answer.status for answer in answers] == [200] * 20
+    assert await tiers.envoy.stats("cluster.replicas.upstream_cx_total") == before
+
+
+async def test_without_a_pick_some_region_serves(tiers: Tiers) -> None:
+    tiers.picker.destination = ""
+    assert (await tiers.ask()).status == 200
+
+
+async def test_a_client_cannot_choose(tiers: Tiers) -> None:
+    first, second = tiers.replicas[NEAR]
+    tiers.pick(first, through=(NEAR,))
+    forged = {"x-gateway-destination-endpoint": second.address, SERVED: second.address}
+    assert (await tiers.ask(headers=forged)).served == first.address
+
+
+async def knock(tiers: Tiers, context: ssl.SSLContext | None) -> None:
+    """Ask a relay directly; which endpoint, says the header that it believes its peer."""
+    scheme = "https" if context else "http"
+    url = f"{scheme}://{tiers.relays.addresses(NEAR)[0]}/v1/models"
+    header = {"x-gateway-destination-endpoint": tiers.replicas[NEAR][0].address}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, headers=header, ssl=context or False) as answer,
+    ):
+        await answer.read()
+
+
+def client(certificate: Path | None) -> ssl.SSLContext:
+    """A client that checks nothing itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate is not None:
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return context
+
+
+@pytest.mark.parametrize("who", ["plaintext", "no certificate", "stranger", "relay"])
+async def test_a_relay_refuses_whoever_is_not_the_global_envoy(tiers: Tiers, who: str) -> None:
+    """Also one whose certificate is signed by the same authority, and another region's relay."""
+    before = sum(len(replica.requests) for replica in tiers.replicas[NEAR])
+    certificate = tiers.folder / f"{who}.crt" if who in ("stranger", "relay") else None
+    context = None if who == "plaintext" else client(certificate)
+    with pytest.raises(aiohttp.ClientError):
+        await knock(tiers, context)
+    assert sum(len(replica.requests) for replica in tiers.replicas[NEAR]) == before
+
+
+async def test_a_relay_serves_the_global_envoys_certificate(tiers: Tiers) -> None:
+    await knock(tiers, client(tiers.folder / "global.crt"))
+
+
+async def test_compressed_bodies_arrive_as_they_were_sent(tiers: Tiers) -> None:
+    """Also one that shrinks as far as any can. The relay and the global Envoy are this test's own."""
+    known = relays(tiers.folder, (NEAR,), connections=1, compression="gzip")
+    replica = tiers.replicas[NEAR][0]
+    chosen = settings([Endpoint(replica.address, region=NEAR)], tiers.picker.port, relays=known)
+    local = replace(chosen, relays=as_seen_by(known, "relay", tiers.folder))
+    tiers.picker.destination, tiers.picker.relays = replica.address, known.addresses(NEAR)[0]
+    prose = "".join(f"{number} makes {number * number} and no play. " for number in range(20_000))
+    bodies = [json.dumps({"prompt": text}).encode() for text in (prose, "a" * 1_000_000)]
+    async with EnvoyProcess(local, relay=NEAR), EnvoyProcess(chosen) as envoy:
+        for body in bodies:
+            answer = await ask(
+                envoy.listener_url, body=io.BytesIO(body), headers={"content-type": "application/json"}
+            )
+            assert (answer.status, answer.body_bytes) == (200, len(body))
+        sent = await envoy.stats("cluster.replicas.upstream_cx_tx_bytes_total")
+    assert next(iter(sent.values())) < sum(len(body) for body in bodies) / 4
+    assert "content-encoding" not in replica.headers[-1]
+
+
+async def test_a_relay_killed_and_back(tiers: Tiers) -> None:
+    """Requests for its region go to another meanwhile, none fails that had not begun, and it is used again."""
+    near, far = tiers.replicas[NEAR][0], tiers.replicas[FAR][0]
+    tiers.pick(near, far, through=(NEAR, FAR))
+    await tiers.relay[NEAR].__aexit__()
+    for _ in range(5):
+        answer = await tiers.ask()
+        assert (answer.status, answer.served) == (200, far.address)
+    async with (
+        EnvoyProcess(tiers.settings, relay=NEAR, folder=tiers.folder / "near-again"),
+        asyncio.timeout(60),
+    ):
+        while (await tiers.ask()).served != near.address:
+            await asyncio.sleep(0.1)
