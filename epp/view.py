@@ -9,8 +9,10 @@ terms it is the sum of.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +57,7 @@ def upload_doublings(body_bytes: float) -> float:
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of the request.
 
@@ -92,7 +94,7 @@ class RequestView:
     tried_models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class FleetView:
     """Signals about every eligible endpoint at one instant.
 
@@ -195,7 +197,7 @@ NUMERIC_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Ranking:
     """A policy's answer.
 

@@ -14,12 +14,13 @@ PACKAGE = ROOT / "epp"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "pb" not in path.relative_to(PACKAGE).parts)
 
 #: What each part may import of ours besides itself. `config` is read by whoever is configured by it.
-BASE = {"errors", "clock", "draw", "view"}
+BASE = {"errors", "clock", "draw", "fast_dataclass", "view"}
 ALLOWED = {
     "errors": set(),
     "clock": set(),
     "draw": set(),
-    "view": set(),
+    "fast_dataclass": set(),
+    "view": {"fast_dataclass"},
     "policies": {"view", "draw", "errors"},
     "prompt": BASE,
     "signals": BASE | {"prompt"},
@@ -44,7 +45,10 @@ ALLOWED = {
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
 
-PURE = {"errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner", "learner"}
+PURE = {
+    "errors", "clock", "draw", "fast_dataclass", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner",
+    "learner",
+}  # fmt: skip
 PURE_FILES = {
     "decide/select.py",
     "decide/arms.py",

@@ -14,6 +14,7 @@ import numpy as np
 
 from epp.decide.subset import hosts_of
 from epp.errors import NoEndpointError
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Wants:
     """What a request asks of an endpoint.
 
@@ -44,7 +45,7 @@ class Wants:
     subset: Subset | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Candidates:
     """Slots that may serve, and who was removed by which rule.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.decide.records import Outcome, Source, usage_sources, with_itl
+from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from epp.signals.paths import Travelled
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Ask:
     """What a request asks, after parsing and measuring.
 
@@ -59,7 +60,7 @@ class Ask:
     tried_models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Sent:
     """The endpoint's state when the request was sent, without it.
 

@@ -7,11 +7,12 @@ A `Decision` holds columns, not a record per candidate: it is built on the reque
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from epp.decide.select import probabilities
+from epp.fast_dataclass import fast_dataclass
 from epp.view import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Basis(Enum):
     BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Decision:
     """One pick, with everything that it was made from.
 
@@ -224,7 +225,7 @@ class Source(Enum):
     PREDICTED = "predicted"  # nobody saw it: what the picker expected
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended. What nobody saw is NaN, None or empty, and has no source.
 

@@ -11,12 +11,12 @@ Pure functions over columns. The order of events, which `probabilities` describe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.draw import draw
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ _FEW = 64
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Selection:
     """Indices into the ranked columns.
 

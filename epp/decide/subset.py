@@ -12,11 +12,11 @@ Pure; knows no fleet. Source: endpoint picker protocol (proposal 004), request d
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ NAMESPACE = "envoy.lb.subset_hint"
 KEY = "x-gateway-destination-endpoint-subset"
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Entry:
     """One endpoint, or all of a host when ``port`` is None; hosts in canonical form."""
 
@@ -56,7 +56,7 @@ def hosts_of(addresses: Iterable[str]) -> Hosts:
     return hosts
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Subset:
     """Entries in the order in which they were listed; none at all allows nobody."""
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from epp.fast_dataclass import fast_dataclass
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,7 +46,7 @@ class Assumption:
     response_body: BodyMode = BodyMode.FULL_DUPLEX_STREAMED
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Modes:
     """The body modes of one stream.
 

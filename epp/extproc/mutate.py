@@ -10,12 +10,12 @@ Pure construction; which reply is due when is `request_modes` and `stream`. Rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from google.protobuf.struct_pb2 import Struct
 
 from epp.extproc.headers import LB_NAMESPACE
+from epp.fast_dataclass import fast_dataclass
 from epp.pb.core_pb2 import HeaderValueOption
 from epp.pb.ext_proc_pb2 import CommonResponse, ImmediateResponse, ProcessingResponse
 
@@ -38,7 +38,7 @@ DECISION_KEY = "decision_id"
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Change:
     """What the answer to a request changes in it.
 

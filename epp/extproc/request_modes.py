@@ -31,11 +31,11 @@ follow as they came.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
 from epp.extproc.modes import BodyMode
+from epp.fast_dataclass import fast_dataclass
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 from epp.pb.processing_mode_pb2 import ProcessingMode
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 HELD_BYTES = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Received:
     """What has come of a request by the time it is answered.
 

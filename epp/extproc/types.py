@@ -8,9 +8,11 @@ the shell to end the RPC. `PickNeeded` is the one event that asks for an answer:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
+
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +50,7 @@ class Observe(Enum):
     LEAVE = "leave"  # the stream ends with the pick, where that is safe; else as CARRY
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A request as far as Envoy has shown it.
 
@@ -78,7 +80,7 @@ class BodyRewriter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Pick:
     """The shell's answer: where the request goes.
 
@@ -109,7 +111,7 @@ class Pick:
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Refusal:
     """An HTTP answer instead of a pick."""
 
@@ -120,14 +122,14 @@ class Refusal:
     details: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class PickNeeded:
     """What a pick waits for is here; the machine waits for `picked`, `refused` or `pass_through`."""
 
     request: HttpRequest
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ResponseStarted:
     """Response headers arrived.
 
@@ -143,14 +145,14 @@ class ResponseStarted:
     served: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ResponseData:
     """A piece of the response body, in order; may be empty at the end of the stream."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ExchangeEnded:
     """Nothing more will come; said exactly once per stream."""
 
@@ -158,7 +160,7 @@ class ExchangeEnded:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Finish:
     """Marker, last of its list: end the RPC with status OK, in one write with the reply before it.
 
@@ -167,7 +169,7 @@ class Finish:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Abort:
     """Marker, last of its list: end the RPC with an error; Envoy's failure mode decides what follows.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """One API request in canonical form.
 
@@ -61,7 +62,7 @@ class Parser(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class MeasuredPrompt:
     """A prompt reduced to numbers: safe to keep, impossible to read back.
 
@@ -87,7 +88,7 @@ class MeasuredPrompt:
         return blocks * self.block_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class CountedPrompt:
     """What a tokenizer says of a prompt.
 

@@ -12,10 +12,11 @@ result does not depend on how the bytes were cut; memory is bounded by `MAX_OBJE
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ _OBJECT, _MAYBE = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\{"), re.compile(rb"[ \t\
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}]', re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Usage:
     """What the engine says a request cost; None is unknown, never zero.
 

@@ -15,6 +15,7 @@ from epp.decide.picker import Ask
 from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt
+from epp.fast_dataclass import fast_dataclass
 from epp.policies.base import Need
 from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
@@ -87,7 +88,7 @@ class Reading:
     counted: CountedPrompt | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Decided:
     """A decision and the answer that tells Envoy of it."""
 

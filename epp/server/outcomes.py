@@ -8,11 +8,12 @@ its stream told. Leases never wait for a report: they end with the stream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epp.decide.records import Source, usage_sources, with_itl
 from epp.extproc.types import Cause
+from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
 from epp.signals.paths import Travelled
@@ -38,7 +39,7 @@ _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class _Waiting:
     outcome: Outcome
     until_s: float

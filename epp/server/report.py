@@ -8,10 +8,10 @@ client is read.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _RESET = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Report:
     """How a request went. Times are NaN, counts and texts None or empty, where Envoy did not see them.
 

@@ -16,6 +16,7 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.fast_dataclass import fast_dataclass
 from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LONGEST = 3.0
 IN_TRANSIT_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class _Sent:
     endpoint: str
     rtt_s: float

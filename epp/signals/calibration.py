@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.fast_dataclass import fast_dataclass
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _PRIOR_TOKENS = 2048.0
 _MOST = 1.5
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Finished:
     """A request that an engine has answered.
 

@@ -9,9 +9,9 @@ ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.fast_dataclass import fast_dataclass
 from epp.signals.paths import cold_body_ms
 from epp.view import upload_doublings
 
@@ -25,7 +25,7 @@ _UPLOAD_ROUNDS = 0.7
 _WAITED = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Duration:
     """Seconds after the pick, the first not later than the second."""
 

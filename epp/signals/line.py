@@ -20,6 +20,10 @@ BOUND = 16.0
 #: Usual relative error before any was seen.
 _FIRST_SPREAD = 0.5
 
+#: Weighted sums of uu, ux, xx, uy and xy.
+_Sums = tuple[float, float, float, float, float]
+_NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
 
 class Line:
     """``y = base * u + slope * x`` for positive u, x and y.
@@ -38,10 +42,10 @@ class Line:
         self.samples = 0
         self._spread = _FIRST_SPREAD
         self._low, self._high = (base / BOUND, slope / BOUND), (base * BOUND, slope * BOUND)
-        self._prior, self._data = [0.0] * 5, [0.0] * 5
+        self._prior = self._data = _NOTHING
         for u, x in design:
             y = base * u + slope * x
-            _add(self._prior, u, x, y, PRIOR_SAMPLES / len(design) / (y * y))
+            self._prior = _added(self._prior, u, x, y, weight=PRIOR_SAMPLES / len(design) / (y * y))
 
     def predict(self, u: float, x: float) -> float:
         """What the line says."""
@@ -65,19 +69,22 @@ class Line:
             y: what was measured, above 0.
             weight: how much it counts, 0..1.
         """
-        said = self.predict(u, x)
-        error = (y - said) / said
-        clipped = max(-CLIP * self._spread, min(error, CLIP * self._spread))
-        self._spread += 0.02 * weight * (min(abs(error), 4.0 * self._spread) - self._spread)
+        said = self.base * u + self.slope * x
+        error, spread = (y - said) / said, self._spread
+        clipped = max(-CLIP * spread, min(error, CLIP * spread))
+        self._spread = spread + 0.02 * weight * (min(abs(error), 4.0 * spread) - spread)
         keep = 1.0 - weight / MEMORY_SAMPLES
-        self._data = [keep * value for value in self._data]
-        _add(self._data, u, x, said * (1.0 + clipped), weight / (said * said))
+        self._data = _added(
+            self._data, u, x, said * (1.0 + clipped), weight=weight / (said * said), keep=keep
+        )
         self.samples += 1
         self._solve()
         return error
 
     def _solve(self) -> None:
-        uu, ux, xx, uy, xy = (a + b for a, b in zip(self._prior, self._data, strict=True))
+        uu, ux, xx, uy, xy = self._data
+        prior = self._prior
+        uu, ux, xx, uy, xy = uu + prior[0], ux + prior[1], xx + prior[2], uy + prior[3], xy + prior[4]
         determinant = uu * xx - ux * ux
         if not determinant > 0.0 or not math.isfinite(determinant):
             return
@@ -93,6 +100,13 @@ class Line:
         self.slope = max(self._low[1], min(slope, self._high[1]))
 
 
-def _add(sums: list[float], u: float, x: float, y: float, weight: float) -> None:
-    for index, value in enumerate((u * u, u * x, x * x, u * y, x * y)):
-        sums[index] += weight * value
+def _added(sums: _Sums, u: float, x: float, y: float, *, weight: float, keep: float = 1.0) -> _Sums:
+    """What is kept of the sums and one more sample; spelled out, because every answer comes by here twice."""
+    uu, ux, xx, uy, xy = sums
+    return (
+        keep * uu + weight * (u * u),
+        keep * ux + weight * (u * x),
+        keep * xx + weight * (x * x),
+        keep * uy + weight * (u * y),
+        keep * xy + weight * (x * y),
+    )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.signals.line import Line
-from epp.signals.slots import grown
+from epp.signals.slots import grown, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,13 +81,16 @@ _JUDGED_EVERY = 5
 class _Class:
     """The two lines of one engine class."""
 
-    __slots__ = ("decode", "prefill", "refused", "slots")
+    __slots__ = ("decode", "prefill", "refused", "rows", "slots")
 
     def __init__(self, prior: Rates) -> None:
         self.prefill = Line(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
         self.decode = Line(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
         self.refused = 0
-        self.slots = np.zeros(0, np.intp)
+        self.set_slots([])
+
+    def set_slots(self, slots: list[int]) -> None:
+        self.slots, self.rows = slots, rows_of(np.array(slots, np.intp))
 
     @property
     def rates(self) -> Rates:
@@ -138,18 +141,19 @@ class RateTable:
         self._changed: set[str] = set()  # classes whose rates are not in the block yet
         # How an endpoint's times compare with its class' word, as logarithms that fade: weight of the
         # samples, their mean, the sum of squares around it, and the factor that follows.
-        self._weight = np.zeros(0, np.float64)
-        self._mean = np.zeros(0, np.float64)
-        self._square = np.zeros(0, np.float64)
+        # Lists: they are read and written one by one, where an array's element costs an object.
+        self._weight: list[float] = []
+        self._mean: list[float] = []
+        self._square: list[float] = []
         self._factor = np.zeros(0, np.float64)
+        self._slow: set[int] = set()  # endpoints whose factor is not 1
         self._samples: dict[int, int] = {}
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self._block = grown(self._block, capacity, 1.0)
-        self._weight = grown(self._weight, capacity, 0.0)
-        self._mean = grown(self._mean, capacity, 0.0)
-        self._square = grown(self._square, capacity, 0.0)
+        for column in (self._weight, self._mean, self._square):
+            column.extend([0.0] * (capacity - len(column)))
         self._factor = grown(self._factor, capacity, 1.0)
 
     def assign(self, slot: int, engine_class: str) -> None:
@@ -159,7 +163,7 @@ class RateTable:
         if known is None:
             known = self._classes[engine_class] = _Class(self._prior(engine_class))
         self._of[slot] = engine_class
-        known.slots = np.append(known.slots, slot)
+        known.set_slots([*known.slots, slot])
         self._show(known)
 
     def forget(self, slot: int) -> None:
@@ -167,10 +171,10 @@ class RateTable:
         name = self._of.pop(slot, None)
         if name is not None:
             known = self._classes[name]
-            known.slots = known.slots[known.slots != slot]
+            known.set_slots([other for other in known.slots if other != slot])
         self._samples.pop(slot, None)
         self._weight[slot] = self._mean[slot] = self._square[slot] = 0.0
-        self._factor[slot] = 1.0
+        self._set_factor(slot, 1.0)
 
     def block(self) -> NDArray[np.float64]:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
@@ -234,15 +238,13 @@ class RateTable:
         """By engine class, for people; ``addresses`` by slot."""
         rows: dict[str, ClassRates] = {}
         for name, known in self._classes.items():
-            if not known.slots.size:
+            if not known.slots:
                 continue
             state = State.MEASURED if known.prefill.samples + known.decode.samples else State.PRIORS
             if known.prefill.at_bound or known.decode.at_bound:
                 state = State.AT_BOUND
             slow = {
-                addresses[slot]: float(self._factor[slot])
-                for slot in known.slots.tolist()
-                if self._factor[slot] > 1.0
+                addresses[slot]: float(self._factor[slot]) for slot in known.slots if self._factor[slot] > 1.0
             }
             rows[name] = ClassRates(
                 known.rates, known.prefill.samples, known.decode.samples, known.refused, state, slow
@@ -263,8 +265,8 @@ class RateTable:
         """Add to the evidence on one endpoint, and judge it now and then."""
         keep = 1.0 - 1.0 / _EVIDENCE_MEMORY
         log_ratio = math.log(max(1.0 + error, 0.02))
-        weight = keep * float(self._weight[slot]) + 1.0
-        away = log_ratio - float(self._mean[slot])
+        weight = keep * self._weight[slot] + 1.0
+        away = log_ratio - self._mean[slot]
         self._square[slot] = keep * self._square[slot] + away * away * (1.0 - 1.0 / weight)
         self._mean[slot] += away / weight
         self._weight[slot] = weight
@@ -275,19 +277,32 @@ class RateTable:
 
     def _judge(self, slot: int, known: _Class) -> None:
         """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
-        equals = known.slots[(known.slots != slot) & (self._weight[known.slots] > 0.0)]
-        weight = float(self._weight[slot])
-        if not equals.size or weight < _LEAST_EVIDENCE:
+        weights, means, weight = self._weight, self._mean, self._weight[slot]
+        if weight < _LEAST_EVIDENCE:
+            return
+        equals = [means[other] for other in known.slots if other != slot and weights[other] > 0.0]
+        if not equals:
             return  # nobody to be compared with: a class of one is as fast as it is
-        beyond = float(self._mean[slot] - np.median(self._mean[equals]))
-        error = math.sqrt(float(self._square[slot])) / weight
-        if self._factor[slot] > 1.0:
+        beyond = means[slot] - _median(equals)
+        error = math.sqrt(self._square[slot]) / weight
+        if slot in self._slow:
             slow = beyond > math.log(_EQUAL)
         else:
             slow = beyond > math.log(_SLOW) and beyond - _SIGNIFICANT * error > math.log(_EQUAL)
-        self._factor[slot] = min(math.exp(beyond), _SLOWEST) if slow else 1.0
+        self._set_factor(slot, min(math.exp(beyond), _SLOWEST) if slow else 1.0)
+
+    def _set_factor(self, slot: int, factor: float) -> None:
+        self._factor[slot] = factor
+        (self._slow.discard if factor == 1.0 else self._slow.add)(slot)
 
     def _show(self, known: _Class) -> None:
-        slots, rates = known.slots, known.rates
-        values = np.array([getattr(rates, name) for name in Rates.__slots__])
-        self._block[:, slots] = values[:, None] * self._factor[slots]
+        prefill, decode, rows = known.prefill, known.decode, known.rows
+        values = np.array((prefill.base, prefill.slope, decode.base, decode.slope))[:, None]
+        self._block[:, rows] = values * self._factor[rows] if self._slow else values
+
+
+def _median(values: list[float]) -> float:
+    """The middle of them, or between its two neighbours: of few values, for less than a call of NumPy's."""
+    values.sort()
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2.0
