@@ -228,6 +228,21 @@ PICKER = (
 )
 ENDPOINTS = (
     Panel("RTT", "s", gauge("epp_endpoint_rtt_seconds")),
+    Panel(
+        "Requests on cold connections",
+        "percentunit",
+        ((f"max by (path) (epp_path_cold_share{_WHO})", "{{path}}"),),
+        "Share of requests by region that had a connection opened for them.",
+    ),
+    Panel(
+        "Network to the first byte",
+        "s",
+        (
+            (f"max by (path, connection) (epp_path_network_seconds{_WHO})", "{{path}} {{connection}}"),
+            (f"max by (path) (epp_path_connect_seconds{_WHO})", "{{path}} connect"),
+        ),
+        "As estimated for a body of mean size, on a warm connection and on a cold one with its opening.",
+    ),
     Panel("Engine queue", "short", gauge("epp_endpoint_engine_waiting")),
     Panel("Engine batch", "short", gauge("epp_endpoint_engine_running")),
     Panel("KV cache in use", "percentunit", gauge("epp_endpoint_engine_kv_usage")),

@@ -25,6 +25,7 @@ from epp.server.observation import families as observation_families
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.signals.paths import Travelled
 from epp.signals.prefix_index import PrefixIndex
 from epp.tuner.plan import Plan, Split, render_plan
 
@@ -98,8 +99,10 @@ def example() -> Metrics:
         settings=PickerSettings(),
         new_id=lambda: "example",
     )
-    picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
+    picker.set_pool([Endpoint("10.0.0.1:8000", region="eu")], 0.0)
     picker.fleet.assume_rtt("10.0.0.1:8000", 20.0)
+    for told in (Travelled(anew=True, opened_ms=40.0), Travelled(anew=False, first_byte_ms=25.0)):
+        picker.fleet.paths.observe(0, 0, told, rtt_ms=20.0, body_bytes=20_000)
     picker.fleet.engine.update(0, EngineSample("vllm", 1.0, 0.0, 0.5, 1000), 0.0)
     ask = Ask(model="m", prompt=MeasuredPrompt(0, 128, [1, 2], 64.0), stream=True)
     metrics.decided(picker.pick(ask, 0.0, 0.0), streamed=True)

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from epp.server.metrics_hot import Capped
+from epp.server.metrics_paths import path_families
 from epp.server.metrics_requests import FAIRNESS_ID, MAX_MODELS, PRIORITY
 from epp.server.metrics_weights import weight_families
 from epp.signals.rates import Rates
@@ -106,6 +107,7 @@ class PickerCollector(Collector):
         yield from self._per_endpoint(now_s)
         yield from self._whole_pool(now_s)
         yield from self._learned(now_s)
+        yield from path_families(self._picker.fleet, now_s)
 
     def _learned(self, now_s: float) -> Iterator[Metric]:
         """What the estimates have become, and where the round trips come from."""
