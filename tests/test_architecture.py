@@ -50,6 +50,8 @@ PURE = {
     "learner",
 }  # fmt: skip
 PURE_FILES = {
+    "decide/model_watch.py",
+    "decide/rerun.py",
     "decide/select.py",
     "decide/arms.py",
     "decide/prompt_roots.py",

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epp.config.schema import Config, PolicySection
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
+from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
@@ -69,6 +71,8 @@ Some things that the names do not tell:
   of TTFT the picker's signals explain.
 * `promtool check metrics` takes the `_d_` in llm-d's prefix for the unit of days and says so for each of
   its names. It has nothing to say about ours.
+* `epp_learned_*` and `epp_reward_model_*` are there where `lodestar` decides or stands in shadow, and
+  `epp_shadow_*` where `shadow` names policies (docs/lodestar.md).
 
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -80,6 +84,14 @@ class _Receiver:
     received: int = 1
     malformed: int = 0
     failed: int = 0
+
+
+class _Clock:
+    def mono_s(self) -> float:
+        return 0.0
+
+    def wall_s(self) -> float:
+        return 0.0
 
 
 def example() -> Metrics:
@@ -127,6 +139,8 @@ def example() -> Metrics:
     )
     metrics.registry.register(FamilyCollector(observation_families()))
     metrics.registry.register(FamilyCollector(ProtocolMetrics().families()))
+    config = Config(policy=PolicySection(model_file="reward.json"), shadow=["lodestar"])
+    Learning(config, picker, metrics, _Clock(), "example")
     return metrics
 
 

@@ -109,6 +109,8 @@ class PolicySection(Section, frozen=True):
         seed: seed of every keyed draw.
         fallbacks: further endpoints sent after the picked one, in order of cost (0 for gateways that take
             a single endpoint).
+        model_file: reward model of `lodestar`, as `epp learn` writes it, watched; none when empty.
+        model_max_age_s: after so long without a new one the heuristic decides.
     """
 
     name: str = "gorgo-ms"
@@ -118,6 +120,8 @@ class PolicySection(Section, frozen=True):
     tie_band: Share = 0.01
     seed: int = 0
     fallbacks: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+    model_file: str = ""
+    model_max_age_s: Positive = 21600.0
 
 
 class RegionRule(Section, frozen=True):
@@ -364,6 +368,8 @@ class Config(Section, frozen=True):
         regions: rules that bind requests to regions; all that match apply.
         observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
             a section.
+        shadow: policies that score live decisions without a say in them (docs/lodestar.md).
+        shadow_per_s: decisions a second that they score, at most.
         drain_s: seconds that streams may go on after SIGTERM.
         drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
             picker is leaving.
@@ -387,5 +393,7 @@ class Config(Section, frozen=True):
     observe: ObserveSection | ObserveMode = ObserveSection()
     records: Records = Records()
     saturation: Saturation = Saturation()
+    shadow: list[str] = []
+    shadow_per_s: Positive = 20.0
     drain_s: NotNegative = 30.0
     drain_accept_s: NotNegative = 0.0

@@ -104,6 +104,16 @@ class Picker:
         self.fleet.apply(endpoints, now_s)
         self._eligibility.set_pool(self.fleet.members)
 
+    def replace_policy(self, policy: Policy) -> None:
+        """From the next decision on the policy is this one: the same, with other parameters.
+
+        Raises:
+            ValueError: it is another policy, whose weights these are not.
+        """
+        if policy.name != self.policy.name:
+            raise ValueError(f"the weights in force are those of {self.policy.name}, not of {policy.name}")
+        self.policy, self._params = policy, params_of(policy)
+
     def addresses(self, subset: Subset) -> tuple[str, ...]:
         """Endpoints of the pool that a subset names, in its order."""
         return self._eligibility.addresses(subset)

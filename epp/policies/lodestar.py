@@ -77,7 +77,6 @@ class Lodestar:
 
     Attributes:
         model: the model in force, None before there is one; not for configuration, which names a file.
-        candidate: one under test, which decides where the weight `use_candidate` says so.
         withdrawn: why the model may not be used though there is one: ``stale`` or ``mismatch``.
         reward: ``ttft``, or ``felt``: TTFT and the expected answer at the predicted ITL.
         explore: chance of a pick at random, over all endpoints.
@@ -98,11 +97,9 @@ class Lodestar:
         {
             **_HEURISTIC.weight_specs,
             "use_model": WeightSpec(1.0, 0.0, 1.0, "below 0.5 the heuristic decides"),
-            "use_candidate": WeightSpec(0.0, 0.0, 1.0, "from 0.5 on a candidate decides"),
         }
     )
     model: RewardModel | None = None
-    candidate: RewardModel | None = None
     withdrawn: str = ""
     reward: Literal["ttft", "felt"] = "ttft"
     explore: float = 0.02
@@ -116,9 +113,8 @@ class Lodestar:
 
     def __post_init__(self) -> None:
         """Refuse parameters that mean nothing."""
-        for name in ("model", "candidate"):
-            if not isinstance(getattr(self, name), RewardModel | None):
-                raise ValueError(f"{name} is read from a file: name it in policy.model_file")  # noqa: TRY004
+        if not isinstance(self.model, RewardModel | None):
+            raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
         check_choice("withdrawn", self.withdrawn, WITHDRAWN)
         check_choice("reward", self.reward, ("ttft", "felt"))
         for name, low, high in (
@@ -159,18 +155,16 @@ class Lodestar:
 
     def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
         """The model that decides under these weights, or None and a word of `FALLBACKS`."""
-        model, withdrawn = self.model, self.withdrawn
-        if weights["use_candidate"] >= 0.5 and self.candidate is not None:
-            model, withdrawn = self.candidate, ""
-        elif weights["use_model"] < 0.5:
+        model = self.model
+        if weights["use_model"] < 0.5:
             return None, "switched-off"
         if model is None:
-            return None, withdrawn or "no-model"
+            return None, self.withdrawn or "no-model"
         if model.seen < self.min_samples:
             return None, "few-samples"
         if self.reward == "felt" and len(model.heads) < 2:
             return None, "mismatch"
-        return (None, withdrawn) if withdrawn else (model, "")
+        return (None, self.withdrawn) if self.withdrawn else (model, "")
 
     def _costs(
         self,

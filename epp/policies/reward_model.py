@@ -195,12 +195,16 @@ class RewardModel:
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Rows of inputs ``[rows, d]`` unlike the training's: beyond a bound, or of a class not seen."""
-        count = len(self.features)
-        beyond = (x[:, :count] < self._least[:count]) | (x[:, :count] > self._most[:count])
-        outside: NDArray[np.bool_] = np.logical_or.reduce(beyond, axis=1)
+        outside: NDArray[np.bool_] = np.logical_or.reduce(self.beyond(x), axis=1)
         if self.classes:
-            outside |= ~np.logical_or.reduce(x[:, count:] > 0.0, axis=1)
+            outside |= ~np.logical_or.reduce(x[:, len(self.features) :] > 0.0, axis=1)
         return outside
+
+    def beyond(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which features of inputs ``[rows, d]`` are beyond a bound of the training, ``[rows, features]``."""
+        count = len(self.features)
+        known = x[:, :count]
+        return (known < self._least[:count]) | (known > self._most[:count])
 
 
 def _check(model: RewardModel) -> None:

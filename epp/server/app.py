@@ -31,6 +31,7 @@ from epp.server.files import WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.http import build_app
+from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.observation import Observation
 from epp.server.pool import PoolFeed
@@ -102,6 +103,7 @@ class App:
         )
         self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self._relays = RelayPaths(config.relays)
+        self._learning = Learning(config, self.picker, self.metrics, clock, source)
         self.core = self._build_core(hasher, counter)
         self._pool = PoolFeed(
             picker=self.picker,
@@ -155,6 +157,7 @@ class App:
             admission=self._shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
+            observers=self._learning.observers,
             read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
         )
 
@@ -254,7 +257,7 @@ class App:
         if name := self._config.capability.file:
             feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, name)
             files.append(WatchedFile(self._base / name, feed.content))
-        return files
+        return files + self._learning.files(self._base)
 
     def _weights_setter(self, layer: str, name: str) -> Callable[[bytes | None], None]:
         label = "weights" if layer == "tuner" else "overrides"
@@ -323,6 +326,7 @@ class App:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
         self.tasks.start("observation", self._observation.run())
+        self._learning.start(self.tasks)
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
         await self._grpc.set_serving(serving=not self.not_ready())

@@ -28,7 +28,7 @@ from epp.server.retry import told
 from epp.server.rewrite import rewritten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.clock import Clock
     from epp.config.schema import RegionRule
@@ -115,6 +115,7 @@ class Core:
         admission: refuses requests before they are read, nobody when None.
         tokenizers: count where a model has its own; the counter counts all when None.
         relays: the way to each region, where there are relays.
+        observers: told of every decision; they take note and do no work.
         read_bodies: read them even where neither the policy nor the pool, nor a rule, asks what is in them.
     """
 
@@ -136,9 +137,11 @@ class Core:
         admission: Admit | None = None,
         tokenizers: Tokenizers | None = None,
         relays: RelayPaths | None = None,
+        observers: Sequence[Callable[[Decision], None]] = (),
         read_bodies: bool = True,
     ) -> None:
         self.picker = picker
+        self._observers = observers
         self._bodies_wanted = read_bodies or inject_usage or any(rule.model for rule in regions)
         self._tokenizers = tokenizers
         self._admission = admission
@@ -224,6 +227,8 @@ class Core:
         self._metrics.decided(decision, streamed=ask.stream, priority=self._priority(request))
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
+        for observe in self._observers:
+            observe(decision)
         pick = self.gateway.pick(decision, self._destination(decision), request)
         if self._relays is not None:
             pick = self._relays.through(pick, decision, ask.regions)

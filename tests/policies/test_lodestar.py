@@ -101,18 +101,6 @@ def test_without_a_model_to_trust_the_heuristic_decides_and_says_why(
     assert reasons(ranking) == [reason] * 3
 
 
-def test_a_candidate_decides_where_its_weight_says_so() -> None:
-    policy = Lodestar(BY_BATCH, candidate=linear_model({"engine_running": -1.0}), explore=0.0)
-    assert best(ranked(policy, FLEET)) == [1]
-    assert best(ranked(policy, FLEET, use_candidate=1.0)) == [2]
-    # A first model is tried against the heuristic.
-    first = Lodestar(candidate=BY_BATCH, explore=0.0)
-    assert reasons(ranked(first, FLEET)) == ["no-model"] * 3
-    assert best(ranked(first, FLEET, use_candidate=1.0)) == [1]
-    # And no model in force is too old for its successor.
-    assert best(ranked(Lodestar(candidate=BY_BATCH, withdrawn="stale"), FLEET, use_candidate=1.0)) == [1]
-
-
 class TestBounds:
     """Endpoints unlike the training's are the heuristic's to judge, one by one."""
 

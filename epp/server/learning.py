@@ -1,0 +1,103 @@
+"""Learned decisions and shadow scoring, put together from the configuration.
+
+Owns which parts there are: a model file is watched where a policy, or one in shadow, uses a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from epp.decide.model_watch import ModelWatch
+from epp.errors import ConfigError
+from epp.policies.lodestar import Lodestar
+from epp.server.files import WatchedFile
+from epp.server.learned import ModelFeed
+from epp.server.metrics_hot import FamilyCollector
+from epp.server.metrics_learned import LearnedMetrics, ModelCollector
+from epp.server.shadow import Shadow, ShadowMetrics, shadows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from epp.clock import Clock
+    from epp.config.schema import Config
+    from epp.decide.picker import Picker
+    from epp.decide.records import Decision
+    from epp.server.metrics import Metrics
+    from epp.server.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+class Learning:
+    """All that learns or watches beside the picker.
+
+    Args:
+        config: the configuration.
+        picker: gets the models.
+        metrics: counted into.
+        clock: the time.
+        source: name of the configuration file, for errors.
+
+    Raises:
+        ConfigError: a policy in shadow is not one, or a model file is of no use to anybody.
+    """
+
+    def __init__(self, config: Config, picker: Picker, metrics: Metrics, clock: Clock, source: str) -> None:
+        #: To be told of every decision, on the request path: they only take note.
+        self.observers: list[Callable[[Decision], None]] = []
+        self._model_file = config.policy.model_file
+        self._feed: ModelFeed | None = None
+        shadow_metrics = ShadowMetrics()
+        self._shadow = Shadow(
+            shadows(config.shadow, source),
+            config.shadow_per_s,
+            shadow_metrics,
+            lambda: self._feed.model if self._feed is not None else None,
+        )
+        if config.shadow:
+            self.observers.append(self._shadow.decided)
+            metrics.registry.register(FamilyCollector(shadow_metrics.families()))
+        takers: list[tuple[Lodestar, Callable[[Lodestar], None]]] = []
+        for policies, take in (([picker.policy], picker.replace_policy), (
+            self._shadow.policies, self._shadow.replace_policy
+        )):  # fmt: skip
+            takers += [(policy, take) for policy in policies if isinstance(policy, Lodestar)]
+        self._watch_model(config, takers, metrics, clock, source)
+
+    def _watch_model(
+        self,
+        config: Config,
+        takers: list[tuple[Lodestar, Callable[[Lodestar], None]]],
+        metrics: Metrics,
+        clock: Clock,
+        source: str,
+    ) -> None:
+        if not takers:
+            if self._model_file:
+                fix = "policy.name: lodestar, or lodestar in shadow"
+                raise ConfigError(source, "policy.model_file", "no policy uses a model", fix)
+            return
+        if not self._model_file:
+            log.warning("policy.model_file is not set: lodestar decides by its heuristic alone")
+        watch = ModelWatch(config.policy.model_max_age_s)
+        self._feed = ModelFeed(takers, watch, metrics, clock, self._model_file)
+        counted = LearnedMetrics()
+        self.observers += [self._feed.decided, counted.decided]
+        metrics.registry.register(FamilyCollector(counted.families()))
+        metrics.registry.register(ModelCollector(self._feed, clock))
+
+    def files(self, base: Path) -> list[WatchedFile]:
+        """The model file, where there is one."""
+        if self._feed is None or not self._model_file:
+            return []
+        return [WatchedFile(base / self._model_file, self._feed.content)]
+
+    def start(self, tasks: Tasks) -> None:
+        """Start what goes on beside the requests."""
+        if self._feed is not None:
+            tasks.start("check the model", self._feed.run())
+        if self._shadow.policies:
+            tasks.start("score in shadow", self._shadow.run())

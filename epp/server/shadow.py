@@ -1,0 +1,208 @@
+"""Shadow scoring: what other policies would have done with live decisions, without a say in them.
+
+Owns the queue of decisions that wait to be scored and what became of them. Scoring is done between requests,
+a few decisions a second, the newest first; a policy that fails is counted and goes on being asked. Nothing of
+it is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.decide.records import Basis
+from epp.decide.rerun import rerun
+from epp.errors import ConfigError
+from epp.policies.gorgo_ms import GorgoMs
+from epp.policies.lodestar import Lodestar
+from epp.policies.registry import create
+from epp.server.metrics_hot import Counters, Gauges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.decide.records import Decision
+    from epp.policies.base import Policy
+    from epp.policies.reward_model import RewardModel
+    from epp.server.metrics_hot import Value
+
+    _Judges = list[tuple[str, NDArray[np.float64], NDArray[np.bool_]]]
+
+log = logging.getLogger(__name__)
+
+#: Decisions that wait: a burst is sampled, not stored.
+_WAITING = 8
+#: The mean of differences fades over so many decisions.
+_HORIZON = 500.0
+_MS = 1e-3
+_BY_RATES = GorgoMs()
+_AS_MEASURED = dict.fromkeys(GorgoMs.weight_specs, 1.0)
+#: Judges of a difference, the better first.
+JUDGES = ("model", "gorgo-ms")
+
+
+@dataclass(slots=True)
+class _Scored:
+    """One policy's account."""
+
+    policy: Policy
+    scored: Value
+    agreed: Value
+    failed: Value
+    difference: dict[str, Value]
+    seen: dict[str, int]
+    told: bool = False
+
+    def differs(self, judge: str, seconds: float) -> None:
+        """One more estimate of a difference."""
+        self.seen[judge] += 1
+        mean = self.difference[judge]
+        mean.inc((seconds - mean.value) / min(float(self.seen[judge]), _HORIZON))
+
+
+class ShadowMetrics:
+    """What came of it, by policy."""
+
+    def __init__(self) -> None:
+        self.scored = Counters(
+            "epp_shadow_decisions_total", "Live decisions that a policy in shadow has scored.", ("policy",)
+        )
+        self.agreed = Counters(
+            "epp_shadow_agreed_total", "Those where it would have picked the same endpoint.", ("policy",)
+        )
+        self.failed = Counters(
+            "epp_shadow_errors_total",
+            "Live decisions that it failed on; users saw nothing of it.",
+            ("policy",),
+        )
+        self.difference = Gauges(
+            "epp_shadow_estimated_difference_seconds",
+            "Estimated latency of its picks less that of the live picks, a fading mean over 500 decisions;"
+            " below 0 it would have been faster. By the reward model (TTFT) where it judges both, else by"
+            " learned rates.",
+            ("policy", "judge"),
+        )
+
+    def account(self, policy: Policy) -> _Scored:
+        """A new policy's."""
+        name = policy.name
+        return _Scored(
+            policy,
+            self.scored.child(name),
+            self.agreed.child(name),
+            self.failed.child(name),
+            {judge: self.difference.child(name, judge) for judge in JUDGES},
+            dict.fromkeys(JUDGES, 0),
+        )
+
+    def families(self) -> tuple[Counters | Gauges, ...]:
+        """For the registry."""
+        return self.scored, self.agreed, self.failed, self.difference
+
+
+class Shadow:
+    """Scores live decisions.
+
+    Args:
+        policies: that are asked.
+        per_s: decisions a second that are scored, at most.
+        metrics: counted into.
+        model: the reward model in force, None while there is none.
+    """
+
+    def __init__(
+        self,
+        policies: Iterable[Policy],
+        per_s: float,
+        metrics: ShadowMetrics,
+        model: Callable[[], RewardModel | None] = lambda: None,
+    ) -> None:
+        self._accounts = [metrics.account(quiet(policy)) for policy in policies]
+        self._pause_s, self._model = 1.0 / per_s, model
+        self._waiting: deque[Decision] = deque(maxlen=_WAITING)
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """Those that are asked."""
+        return [account.policy for account in self._accounts]
+
+    def replace_policy(self, policy: Policy) -> None:
+        """From now on the policy of that name is this one."""
+        for account in self._accounts:
+            if account.policy.name == policy.name:
+                account.policy = policy
+
+    def decided(self, decision: Decision) -> None:
+        """A live decision; what exploration drew is nobody's opinion and is passed over."""
+        explored = decision.ranking.terms.get("explored")
+        if decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen]):
+            self._waiting.append(decision)
+
+    async def run(self) -> None:
+        """Score for ever, one policy of one decision at a time, so that requests come in between."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            if not self._waiting:
+                continue
+            decision = self._waiting.pop()
+            judges = self._estimates(decision)
+            for account in self._accounts:
+                await asyncio.sleep(0)
+                self._score(account, decision, judges)
+
+    def score(self, decision: Decision) -> None:
+        """Score a decision now."""
+        judges = self._estimates(decision)
+        for account in self._accounts:
+            self._score(account, decision, judges)
+
+    def _score(self, account: _Scored, decision: Decision, judges: _Judges) -> None:
+        try:
+            chosen = rerun(decision, account.policy).chosen
+        except Exception:  # a policy in shadow may be anybody's; it must not reach users
+            account.failed.inc()
+            if not account.told:
+                log.exception("%s cannot score a live decision in shadow", account.policy.name)
+                account.told = True
+            return
+        account.scored.inc()
+        account.agreed.inc(float(chosen == decision.chosen))
+        for judge, estimated_ms, inside in judges:
+            if inside[chosen] and inside[decision.chosen]:
+                account.differs(judge, float(estimated_ms[chosen] - estimated_ms[decision.chosen]) * _MS)
+                return
+
+    def _estimates(self, decision: Decision) -> _Judges:
+        """What each endpoint would have meant, by each judge, and of which endpoints it knows."""
+        request, fleet, model = decision.request, decision.fleet, self._model()
+        found = []
+        if model is not None:
+            x = model.inputs(request, fleet)
+            found.append((JUDGES[0], model.predict(x)[:, 0], ~model.out_of_distribution(x)))
+        by_rates = _BY_RATES.rank(request, fleet, _AS_MEASURED, decision.seed).costs
+        return [*found, (JUDGES[1], by_rates, np.ones(len(fleet), np.bool_))]
+
+
+def quiet(policy: Policy) -> Policy:
+    """The policy without its exploration: asked for its opinion, not for a draw."""
+    return replace(policy, explore=0.0) if isinstance(policy, Lodestar) else policy
+
+
+def shadows(names: Sequence[str], source: str) -> list[Policy]:
+    """The policies of a configuration's list, with their defaults.
+
+    Raises:
+        ConfigError: one is not registered, or told twice.
+    """
+    made = [create(name, source=source, key=f"shadow[{place}]") for place, name in enumerate(names)]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(source, f"shadow[{place}]", f"{name} is told twice", "name each once")
+    return made

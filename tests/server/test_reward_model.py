@@ -1,0 +1,222 @@
+"""The model file in a picker: good ones decide at once, bad ones change nothing, old and foreign ones go."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from epp.clock import ManualClock
+from epp.config.load import parse_config
+from epp.config.reward_model import dump_reward_model
+from epp.decide.model_watch import WINDOW
+from epp.decide.records import to_record
+from epp.errors import ConfigError
+from epp.extproc.types import HttpRequest
+from epp.policies.lodestar import FALLBACKS
+from epp.server.app import App
+from epp.server.core import Decided
+from epp.server.learned import PER_CHECK
+from epp.signals.endpoint import Endpoint
+from tests.kit.reward_models import linear_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.decide.records import Decision
+    from epp.policies.reward_model import RewardModel
+
+NOW_S = 1_800_000_000.0
+POOL = ("10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1")
+#: Likes the endpoint that is farthest away, which no heuristic of ours does.
+FAR = linear_model({"rtt_ms": -1.0})
+
+
+def app(folder: Path, clock: ManualClock | None = None, **sections: Any) -> App:
+    config = {
+        "policy": {"name": "lodestar", "params": {"explore": 0.0}, "model_file": "reward.json"},
+        "pool": {"warmup_s": 0},
+        **sections,
+    }
+    clock = clock or ManualClock(wall_s=NOW_S)
+    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", clock)
+    made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
+    for address, rtt_ms in zip(POOL, (10.0, 50.0, 200.0), strict=True):
+        made.picker.fleet.assume_rtt(address, rtt_ms)
+    return made
+
+
+def ask(made: App, text: str = "hello") -> Decision:
+    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
+    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+    assert isinstance(found, Decided), found
+    return found.decision
+
+
+def write(made: App, folder: Path, content: RewardModel | bytes | None) -> None:
+    path = folder / "reward.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else dump_reward_model(content))
+    for file in made._files:
+        if file.path == path:
+            file.check(first=True)
+
+
+def reason(decision: Decision) -> str:
+    return FALLBACKS[int(decision.ranking.terms["fallback"][decision.chosen])]
+
+
+def metrics(made: App) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in made.metrics.registry.collect()
+        for sample in family.samples
+    }
+
+
+def check(made: App) -> None:
+    feed = made._learning._feed
+    assert feed is not None
+    feed.check()
+
+
+def test_a_good_file_decides_from_the_next_request_on_and_is_named_in_it(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    before = ask(made)
+    assert (reason(before), before.params) == ("no-model", {"explore": 0.0})
+    write(made, tmp_path, FAR)
+    after = ask(made)
+    assert (reason(after), after.endpoint) == ("", POOL[2])
+    assert after.params == {"explore": 0.0, "model": FAR.version}
+    assert to_record(after)["params"]["model"] == FAR.version
+    write(made, tmp_path, linear_model({"rtt_ms": 1.0}))
+    assert ask(made).endpoint == POOL[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", dump_reward_model(FAR)[:-200], b'{"format": 9}'])
+def test_a_bad_file_changes_nothing_and_says_so(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, FAR)
+    assert metrics(made)["epp_file_ok", "model"] == 1.0
+    with caplog.at_level(logging.ERROR):
+        write(made, tmp_path, content)
+    assert "reward.json" in caplog.text
+    assert "last good model stays" in caplog.text
+    assert ask(made).params["model"] == FAR.version
+    assert metrics(made)["epp_file_ok", "model"] == 0.0
+    write(made, tmp_path, FAR)
+    assert metrics(made)["epp_file_ok", "model"] == 1.0
+
+
+def test_a_file_that_is_gone_withdraws_the_model(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, FAR)
+    write(made, tmp_path, None)
+    assert reason(ask(made)) == "no-model"
+    assert not [name for name, *_ in metrics(made) if name == "epp_reward_model_info"]
+
+
+def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
+    clock = ManualClock(wall_s=NOW_S)
+    policy = {"name": "lodestar", "model_file": "reward.json", "model_max_age_s": 60}
+    made = app(tmp_path, clock, policy={**policy, "params": {"explore": 0.0}})
+    write(made, tmp_path, FAR)
+    clock.advance(59.0)
+    check(made)
+    assert reason(ask(made)) == ""
+    clock.advance(2.0)
+    check(made)
+    stale = ask(made)
+    assert (reason(stale), stale.params["withdrawn"]) == ("stale", "stale")
+    assert metrics(made)["epp_reward_model_withdrawn", "stale"] == 1.0
+    assert metrics(made)["epp_reward_model_age_seconds",] == 61.0
+    write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + 60.0))
+    fresh = ask(made)
+    assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
+
+
+def test_a_model_of_other_data_is_withdrawn_and_comes_back_with_its_data(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    elsewhere = linear_model(
+        {"rtt_ms": 1.0, "body_bytes": 0.0}, low={"rtt_ms": 900.0}, high={"rtt_ms": 1100.0},
+        mean=np.array([1000.0, 0.0]), std=np.array([30.0, 1.0]),
+    )  # fmt: skip
+    write(made, tmp_path, elsewhere)
+    for _ in range(WINDOW // 2 // PER_CHECK):
+        assert reason(ask(made)) == "out-of-distribution"
+        for _ in range(PER_CHECK):
+            ask(made)
+        check(made)
+    assert reason(ask(made)) == "mismatch"
+    assert metrics(made)["epp_reward_model_withdrawn", "mismatch"] == 1.0
+    for address in POOL:
+        made.picker.fleet.assume_rtt(address, 1000.0)
+    for _ in range(WINDOW // PER_CHECK):
+        for _ in range(PER_CHECK):
+            ask(made)
+        check(made)
+    assert reason(ask(made)) == ""
+
+
+def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
+    made = app(tmp_path)
+    for _ in range(3):
+        ask(made)
+    write(made, tmp_path, FAR)
+    for _ in range(2):
+        ask(made)
+    found = metrics(made)
+    assert found["epp_reward_model_info", FAR.version, "ttft_ms"] == 1.0
+    assert found["epp_reward_model_trained_timestamp_seconds",] == FAR.trained_at_s
+    assert found["epp_reward_model_training_samples",] == 10_000
+    assert found["epp_reward_model_seen_samples",] == 20_000
+    assert found["epp_learned_decisions_total", "no-model"] == 3.0
+    assert found["epp_learned_decisions_total", "model"] == 2.0
+    assert found["epp_learned_candidates_total", "no-model"] == 9.0
+    assert found["epp_learned_candidates_total", "model"] == 6.0
+
+
+def test_exploration_is_counted_as_such_and_strangers_one_by_one(tmp_path: Path) -> None:
+    policy = {"name": "lodestar", "model_file": "reward.json", "params": {"explore": 1.0}}
+    made = app(tmp_path, policy=policy)
+    write(made, tmp_path, linear_model({"rtt_ms": 1.0}, low={"rtt_ms": 5.0}, high={"rtt_ms": 60.0}))
+    for _ in range(4):
+        ask(made)
+    found = metrics(made)
+    assert found["epp_learned_decisions_total", "explored"] == 4.0
+    assert found["epp_learned_candidates_total", "model"] == 8.0
+    assert found["epp_learned_candidates_total", "out-of-distribution"] == 4.0
+
+
+def test_without_lodestar_there_is_nothing_of_it(tmp_path: Path) -> None:
+    made = app(tmp_path, policy={"name": "gorgo"})
+    ask(made)
+    assert not [name for name, *_ in metrics(made) if name.startswith(("epp_learned", "epp_reward"))]
+
+
+def test_a_model_file_that_nobody_reads_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no policy uses a model") as caught:
+        app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"})
+    assert caught.value.key == "policy.model_file"
+    app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"}, shadow=["lodestar"])
+
+
+def test_lodestar_without_a_file_says_that_it_cannot_learn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        app(tmp_path, policy={"name": "lodestar"})
+    assert "policy.model_file is not set" in caplog.text
+
+
+def test_a_picker_takes_no_other_policy_than_its_own(tmp_path: Path) -> None:
+    made = app(tmp_path, policy={"name": "gorgo"})
+    with pytest.raises(ValueError, match="those of gorgo"):
+        made.picker.replace_policy(app(tmp_path).picker.policy)
