@@ -38,6 +38,7 @@ COMMANDS = (
     Command(("laar", "demo"), "epp.demo.laar", "five models that answer wrongly, and retries, end to end"),
     Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
     Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
+    Command(("learn",), "epp.learn.command", "train the model of a learned policy from live traffic, safely"),
     Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
     Command(("weights", "pin"), "epp.tune.weights.pin", "fix weights by hand; they win over the tuner's"),
     Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),

@@ -107,7 +107,13 @@ def _held_out(
         return {}, "no answered request held out to judge it on"
     mine = errors_ms(candidate, held_out, quantile)
     constant = errors_of(np.full(len(held_out), constant_ms), held_out, quantile)
-    figures = {"error_ms": float(mine.mean()), "constant_error_ms": float(constant.mean())}
+    seen_ms = [sample.ttft_ms for sample in held_out if sample.answered]
+    hindsight = errors_of(np.full(len(held_out), np.median(seen_ms)), held_out, quantile)
+    figures = {
+        "error_ms": float(mine.mean()),
+        "constant_error_ms": float(constant.mean()),
+        "hindsight_error_ms": float(hindsight.mean()),
+    }
     if incumbent is None:
         return figures, _worse(mine, constant, 0.0, "the error of one constant number")
     theirs = errors_ms(incumbent, held_out, quantile)
@@ -180,17 +186,15 @@ def choices_of(logged: Sequence[Logged], candidate: RewardModel, judge_model: Re
 
 
 def predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Floats:
-    """What a model expects users to feel: TTFT, and ITL for every further token where it predicts that."""
+    """What a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
     predicted = model.predict(x)
     if predicted.shape[1] == 1:
         return predicted[:, 0]
-    further = max(output_tokens - 1.0, 0.0)
-    return np.asarray(predicted[:, 0] + further * predicted[:, 1], np.float64)
+    return np.asarray(predicted[:, 0] + output_tokens * predicted[:, 1], np.float64)
 
 
 def _cost_ms(sample: Sample, model: RewardModel) -> float:
     """What the request felt, in the model's own terms; NaN when not known."""
-    further = max(sample.output_tokens - 1.0, 0.0)
-    if len(model.heads) == 1 or not further:
+    if len(model.heads) == 1 or not sample.output_tokens:
         return sample.ttft_ms
-    return sample.ttft_ms + further * sample.itl_ms
+    return sample.ttft_ms + sample.output_tokens * sample.itl_ms

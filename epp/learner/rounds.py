@@ -262,8 +262,8 @@ class Learner:
 
     def _withdraws(self, verdict: Verdict) -> bool:
         error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
-        constant_ms = verdict.figures.get("constant_error_ms", math.nan)
-        return error_ms > self.settings.monitors.withdraw * constant_ms
+        one_number_ms = verdict.figures.get("hindsight_error_ms", math.nan)
+        return error_ms > self.settings.monitors.withdraw * one_number_ms
 
     def _told(self, now_wall_s: float, trained: int, held_out: int, verdict: Verdict) -> Round:
         memory = self.memory

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from epp.decide.record_schema import decision_of
+import numpy as np
+
 from epp.decide.records import Basis, outcome_record
 from epp.policies.reward_model import inputs
 from epp.tuner.samples import sample_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from epp.decide.records import Decision, Outcome
@@ -85,6 +85,53 @@ class Logged:
     served_pick: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What is kept of a decision until its outcome comes.
+
+    Attributes:
+        at_wall_s: Unix time.
+        endpoints: candidates.
+        rows: their inputs, ``[candidates, features]``.
+        engine_classes: theirs.
+        chances: of each to be chosen; all 0 where slow start blurs them.
+        chosen: index of the pick.
+        output_tokens: expected of the answer.
+    """
+
+    at_wall_s: float
+    endpoints: tuple[str, ...]
+    rows: NDArray[np.float64]
+    engine_classes: tuple[str, ...]
+    chances: NDArray[np.float64]
+    chosen: int
+    output_tokens: float
+
+
+def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
+    """What a decision is kept as; None for one that no policy priced."""
+    if decision.basis is not Basis.POLICY:
+        return None
+    fleet = decision.fleet
+    return Pending(
+        at_wall_s=decision.at_wall_s,
+        endpoints=fleet.endpoints,
+        rows=inputs(decision.request, fleet, features, ()),
+        engine_classes=fleet.engine_classes,
+        chances=_chances(decision),
+        chosen=decision.chosen,
+        output_tokens=decision.request.expected_output_tokens,
+    )
+
+
+def _chances(decision: Decision) -> NDArray[np.float64]:
+    """A policy that explores tells the chances itself; of others they follow from the costs."""
+    told = decision.ranking.terms.get("probability")
+    if told is None:
+        return decision.probabilities()
+    return told if decision.shares is None else np.zeros(len(told))
+
+
 def log_of(
     decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
 ) -> Logged | None:
@@ -99,6 +146,9 @@ def log_of(
     Returns:
         None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
     """
+    choice = pending_of(decision, features)
+    if choice is None:
+        return None
     at_s = decision.at_wall_s
     told = {
         "basis": decision.basis.value,
@@ -109,27 +159,15 @@ def log_of(
         "endpoints": [decision.endpoint],
         "chosen": 0,
     }
-    ended = sample_of(
-        told, None if outcome is None else outcome_record(outcome, at_s), at_s + waited_ms / 1000.0
-    )
-    return None if ended is None else _logged(decision, ended, features)
+    record = None if outcome is None else outcome_record(outcome, at_s)
+    ended = sample_of(told, record, at_s + waited_ms / 1000.0)
+    return None if ended is None else logged(choice, ended)
 
 
-def log_of_records(decision: Mapping[str, Any], ended: Ended, features: Sequence[str]) -> Logged | None:
-    """The same from a decision's record and what the tuner's reader made of its outcome.
-
-    Raises:
-        RecordError: the record is not what the recorder writes.
-    """
-    return _logged(decision_of(decision), ended, features)
-
-
-def _logged(decision: Decision, ended: Ended, features: Sequence[str]) -> Logged | None:
-    if decision.basis is not Basis.POLICY:
-        return None
-    fleet = decision.fleet
+def logged(choice: Pending, ended: Ended) -> Logged | None:
+    """A choice and how its request ended; None where that says nothing of the endpoint's state."""
     try:
-        served = fleet.endpoints.index(ended.endpoint)
+        served = choice.endpoints.index(ended.endpoint)
     except ValueError:  # somebody who was no candidate: nothing is known of its state
         return None
     waited_ms = math.nan
@@ -139,22 +177,21 @@ def _logged(decision: Decision, ended: Ended, features: Sequence[str]) -> Logged
             waited_ms = max((ended.ended_wall_s - ended.dispatched_wall_s) * 1000.0, 0.0)
         if math.isnan(waited_ms) or not (ended.failed or ended.censored):
             return None  # it ended somehow, and nobody saw the first token
-    rows = inputs(decision.request, fleet, features, ())
     sample = Sample(
-        at_wall_s=decision.at_wall_s,
-        row=rows[served],
-        engine_class=fleet.engine_classes[served],
+        at_wall_s=choice.at_wall_s,
+        row=choice.rows[served].copy(),  # not all rows, for as long as this one is kept
+        engine_class=choice.engine_classes[served],
         ttft_ms=ended.ttft_ms,
         itl_ms=ended.itl_ms,
         waited_ms=waited_ms,
         failed=ended.failed and math.isnan(ended.ttft_ms),
-        output_tokens=decision.request.expected_output_tokens,
+        output_tokens=choice.output_tokens,
     )
     return Logged(
         sample=sample,
-        rows=rows,
-        engine_classes=fleet.engine_classes,
-        chances=decision.probabilities(),
-        chosen=decision.chosen,
-        served_pick=served == decision.chosen,
+        rows=choice.rows,
+        engine_classes=choice.engine_classes,
+        chances=choice.chances,
+        chosen=choice.chosen,
+        served_pick=served == choice.chosen,
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from epp.config.section import NotNegative, Positive, PositiveInt, Section
 from epp.policies.reward_model import DEFAULT_FEATURES, FEATURES
+from epp.tuner.settings import TunerSettings
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -100,7 +101,7 @@ class Monitors(Section, frozen=True):
         bins: of predictions, in the comparison of predicted with seen.
         frozen: samples that each round leaves for later ones to be tried on.
         rounds: so many rounds' are kept.
-        withdraw: an incumbent whose held-out error exceeds this many times that of one constant number is
+        withdraw: an incumbent whose held-out error exceeds this many times that of their own median is
             withdrawn when its round's candidate is refused too.
     """
 
@@ -121,7 +122,9 @@ class LearnerSettings(Section, frozen=True):
         monitors: after it.
         promotion: ``switchback`` tries the learned policy against the heuristic before it decides for users;
             ``screen`` lets it decide as soon as a model passed the gate.
+        trial: how that is tried: goal, evidence, stages (docs/tuner.md).
         retry_s: after a trial that came to nothing, the next one waits so long.
+        late_s: a request without an outcome is waited for so long.
         keep: versions of the model that are kept beside the file.
         seed: of all draws.
     """
@@ -132,6 +135,8 @@ class LearnerSettings(Section, frozen=True):
     gate: Gate = Gate()
     monitors: Monitors = Monitors()
     promotion: Literal["switchback", "screen"] = "switchback"
+    trial: TunerSettings = TunerSettings()
     retry_s: NotNegative = 3600.0
+    late_s: Positive = 300.0
     keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
     seed: int = 0

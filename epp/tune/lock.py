@@ -92,6 +92,7 @@ class TunerLock:
         pause: sleeps; what a foreign lock is watched with.
         wall_s: Unix time, for people who read the file.
         boot: id of this machine's start.
+        who: what holds it, for people.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class TunerLock:
         pause: Callable[[float], None] = time.sleep,
         wall_s: Callable[[], float] = time.time,
         boot: str | None = None,
+        who: str = "tuner",
     ) -> None:
+        self._who = who
         self._path, self._tell, self._pause, self._wall_s = path, tell, pause, wall_s
         self._host, self._boot = socket.gethostname(), _boot_id() if boot is None else boot
         self._own: _Own | None = None
@@ -178,8 +181,8 @@ class TunerLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = read_holder(self._path)
-            who = f"{holder}" if holder else "another process"
-            raise LockHeldError(f"{self._path}: a tuner runs on this file already: {who}") from None
+            other = f"{holder}" if holder else "another process"
+            raise LockHeldError(f"{self._path}: a {self._who} runs on this file already: {other}") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -193,7 +196,7 @@ class TunerLock:
             LockHeldError: it lives.
         """
         if before.boot == self._boot and locked:
-            self._tell(f"{self._path}: the tuner that held it, {before}, is gone; taking over")
+            self._tell(f"{self._path}: the {self._who} that held it, {before}, is gone; taking over")
             return
         self._tell(f"{self._path}: held by {before}; watching for {STALE_S:g} s whether it lives")
         watched_s, last = 0.0, before
@@ -204,7 +207,7 @@ class TunerLock:
             if now is None:
                 continue  # given back, or half a word: the next look tells
             if now != last:
-                raise LockHeldError(f"{self._path}: a tuner runs on this file already: {now}")
+                raise LockHeldError(f"{self._path}: a {self._who} runs on this file already: {now}")
         self._tell(f"{self._path}: no sign of life of {before} for {STALE_S:g} s; the lock is broken")
 
     def _check(self, holder: Holder) -> None:

@@ -51,12 +51,12 @@ def status_lines(
         now_wall_s: the time.
     """
     holder = read_holder(places.lock)
-    runs = "not running" if holder is None else f"{holder}, last sign {_ago(now_wall_s - holder.beat_wall_s)}"
+    runs = "not running" if holder is None else f"{holder}, last sign {ago(now_wall_s - holder.beat_wall_s)}"
     if state is None:
         return [f"tuner: {runs}", f"no state beside {places.weights}: no tuner has run on this file"]
     lines = [
         f"tuner: {runs}; policy {state.policy}",
-        f"phase: {state.phase}, since {_ago(now_wall_s - state.since_wall_s)}: {state.reason}",
+        f"phase: {state.phase}, since {ago(now_wall_s - state.since_wall_s)}: {state.reason}",
         f"incumbent: {values(state.incumbent, state.pins)}",
     ]
     if state.phase == "probation" and state.previous is not None:
@@ -84,7 +84,7 @@ def values(weights: Mapping[str, float], pins: Mapping[str, float]) -> str:
 def history_lines(state: State, now_wall_s: float) -> list[str]:
     """One line an incumbent, oldest first."""
     return [
-        f"{change.number}: {_ago(now_wall_s - change.at_wall_s)} {change.how}: {values(change.weights, {})}"
+        f"{change.number}: {ago(now_wall_s - change.at_wall_s)} {change.how}: {values(change.weights, {})}"
         f" - {change.reason}"
         for change in state.history
     ]
@@ -139,7 +139,8 @@ def _span(figures: Mapping[str, float], measure: str) -> str:
     return f"[{figures[f'{measure}_low']:+.2%}, {figures[f'{measure}_high']:+.2%}]"
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
+    """How long something is past, for people."""
     for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name} ago"

@@ -1,0 +1,99 @@
+"""`epp learn status`: samples, the model in force, the last round, and the trial, for people.
+
+Owns the words. Everything comes from files, so that it can be asked on any machine that sees the shared
+folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.tune.lock import read_holder
+from epp.tune.status import ago
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from epp.learn.places import ModelPlaces
+    from epp.tune.disk import Disk
+
+_BINS_SHOWN = 10
+
+
+def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str]:
+    """The learner's part of the answer."""
+    holder = read_holder(places.lock)
+    runs = "not running" if holder is None else f"{holder}, last sign {ago(now_wall_s - holder.beat_wall_s)}"
+    lines = [f"learner: {runs}"]
+    told = _read(places, disk)
+    if told is None:
+        return [*lines, f"no status beside {places.model}: no learner has run on this file"]
+    lines += [
+        f"requests seen: {told['seen']}; {told['silent']} said nothing, {told['damaged']} lines were damaged",
+        f"kept: {told['recent']} newest, {told['older']} older; {told['waiting']} under way",
+        f"rounds: {told['rounds']}, {told['passed']} passed the gate; the next in {told['missing']} requests",
+    ]
+    model = told["model"]
+    if model is None:
+        lines.append("model: none in force, the heuristic decides")
+    else:
+        lines.append(
+            f"model: {model['version']}, round {model['round']}, {model['samples']} samples, trained "
+            f"{ago(now_wall_s - model['trained_at_s'])}; predicts {' and '.join(model['heads'])}"
+            + (f"; classes {', '.join(map(repr, model['classes']))}" if model["classes"] else "")
+        )
+    if told["last"] is not None:
+        lines += round_lines(told["last"])
+    return lines
+
+
+def _read(places: ModelPlaces, disk: Disk) -> dict[str, Any] | None:
+    try:
+        content = disk.read(places.status)
+        told = None if not content else msgspec.json.decode(content)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def round_lines(held: Mapping[str, Any]) -> list[str]:
+    """A round in lines."""
+    verdict = held["verdict"]
+    of = f"trained on {held['trained']} samples ({held['replayed']} older), judged on {held['held_out']}"
+    lines = [f"round {held['round']}: {of}: {verdict['reason']}"]
+    if held["withdrawn"]:
+        lines.append("  the model in force was withdrawn")
+    return [*lines, *_figures(verdict["figures"]), *_watched(held)]
+
+
+def _figures(figures: Mapping[str, float]) -> Iterator[str]:
+    if "error_ms" in figures:
+        against = f", one number {figures['constant_error_ms']:.1f} ms"
+        if "incumbent_error_ms" in figures:
+            against = f", the incumbent {figures['incumbent_error_ms']:.1f} ms" + against
+        yield f"  held-out error: {figures['error_ms']:.1f} ms{against}"
+    if "choices" in figures:
+        snips = f"{figures['snips_cost_ms']:.1f} ms" if "snips_cost_ms" in figures else "not known"
+        yield (
+            f"  off policy, {figures['choices']:.0f} logged choices, {figures['effective_samples']:.0f} "
+            f"effective, overlap {figures['overlap_share']:.0%}: logged {figures['logged_cost_ms']:.1f} ms, "
+            f"switch-DR {figures['dr_cost_ms']:.1f} ms "
+            f"({figures['cost_rise_ms']:+.1f}, standard error {figures.get('cost_rise_error_ms', 0.0):.1f}), "
+            f"SNIPS {snips}"
+        )
+    elif "effective_samples" in figures:
+        yield "  off policy: 0 effective samples"
+
+
+def _watched(held: Mapping[str, Any]) -> Iterator[str]:
+    bins = held["calibration"]
+    if bins:
+        shown = ", ".join(f"{part['predicted_ms']:.0f}/{part['seen_ms']:.0f}" for part in bins[:_BINS_SHOWN])
+        yield f"  calibration, predicted/seen ms by tenths of the predictions: {shown}"
+    if held["forgetting"]:
+        yield (
+            f"  forgetting: on {len(held['forgetting'])} past rounds' frozen samples the error is "
+            f"{held['forgotten_ms']:+.1f} ms against then"
+        )

@@ -1,0 +1,249 @@
+"""A learner's life: when it trains, what it learns, what its gate lets pass, what it remembers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from epp.learner.fitting import Origin, fit, stack
+from epp.learner.gate import judge
+from epp.learner.pools import Pools
+from epp.learner.rounds import Learner
+from tests.kit.learning import Traffic, settings_of, ttft_of
+from tests.kit.reward_models import linear_model
+
+if TYPE_CHECKING:
+    from epp.learner.samples import Sample
+    from epp.policies.reward_model import RewardModel
+
+ORIGIN = Origin(seen=1000, round=1, trained_at_s=1.0, seed=3)
+
+
+def error_share(model: RewardModel, samples: list[Sample]) -> float:
+    """Mean absolute error over the mean."""
+    truth = np.array([ttft_of(sample.row, sample.engine_class) for sample in samples])
+    found = model.predict(stack(samples, model.classes))[:, 0]
+    return float(np.abs(found - truth).mean() / truth.mean())
+
+
+def fed(learner: Learner, traffic: Traffic, count: int) -> int:
+    """Feed and train when due; how many rounds were held."""
+    held = 0
+    for logged in traffic.many(count):
+        learner.add(logged)
+        if learner.due():
+            learner.train(1.0 + held)
+            held += 1
+    return held
+
+
+def test_it_learns_what_each_class_of_engine_needs() -> None:
+    samples = [logged.sample for logged in Traffic(explore=1.0).many(400)]
+    model = fit(samples, settings_of(), ORIGIN)
+    fresh = [logged.sample for logged in Traffic(7, explore=1.0).many(200)]
+    assert model.classes == ("fast", "slow")
+    assert error_share(model, fresh) < 0.2
+    linear = fit(samples, settings_of(network={"hidden": ()}), ORIGIN)
+    assert error_share(model, fresh) < 0.7 * error_share(linear, fresh)
+
+
+def test_the_same_samples_and_seed_give_the_same_model() -> None:
+    samples = [logged.sample for logged in Traffic().many(100)]
+    first, second = (fit(samples, settings_of(), ORIGIN) for _ in range(2))
+    assert first.version == second.version
+    assert fit(samples, settings_of(), replace(ORIGIN, seed=4)).version != first.version
+
+
+def test_normalisation_and_bounds_are_of_what_was_trained_on_and_constants_do_no_harm() -> None:
+    samples = [
+        replace(logged.sample, row=logged.sample.row * [1.0, 1.0, 0.0]) for logged in Traffic().many(200)
+    ]
+    model = fit(samples, settings_of(network={"tail": 0.0}), ORIGIN)
+    rows = np.stack([sample.row for sample in samples])
+    assert np.allclose(model.mean[:3], rows.mean(axis=0))
+    assert np.allclose(model.std[:3], [*rows.std(axis=0)[:2], 1.0])
+    assert np.allclose(model.low[:3], rows.min(axis=0))
+    inside = stack(samples, model.classes)
+    assert not model.out_of_distribution(inside).any()
+    assert model.out_of_distribution(
+        inside + np.array([0.0, 0.0, 30.0, 0.0, 0.0])
+    ).all()  # a constant that moved
+
+
+def test_a_class_of_too_few_requests_is_not_known() -> None:
+    traffic = Traffic()
+    samples = [logged.sample for logged in traffic.many(100)]
+    rare = [replace(sample, engine_class="new") for sample in samples[:3]]
+    model = fit([*samples, *rare], settings_of(), ORIGIN)
+    assert "new" not in model.classes
+    assert model.out_of_distribution(stack(rare, model.classes)).all()
+    nameless = [replace(sample, engine_class="") for sample in samples]
+    assert fit(nameless, settings_of(), ORIGIN).classes == ()
+
+
+def test_a_bound_pulls_a_prediction_up_and_never_down() -> None:
+    samples = [logged.sample for logged in Traffic(noise=0.0).many(300)]
+    slow = [replace(s, ttft_ms=float("nan"), waited_ms=6000.0) for s in samples if s.engine_class == "slow"]
+    fast = [s for s in samples if s.engine_class == "fast"]
+    low = [replace(s, ttft_ms=float("nan"), waited_ms=1.0) for s in samples if s.engine_class == "slow"]
+    raised = fit([*fast, *slow], settings_of(), ORIGIN).predict(stack(slow, ("fast", "slow")))
+    assert raised.mean() > 4000.0
+    kept = fit([*samples, *low], settings_of(), ORIGIN)
+    assert error_share(kept, samples) < 0.25  # bounds far below what is true teach nothing
+
+
+def test_felt_latency_has_two_heads_where_itls_are_told() -> None:
+    samples = [logged.sample for logged in Traffic().many(200)]
+    model = fit(samples, settings_of(reward="felt"), ORIGIN)  # type: ignore[arg-type]
+    assert model.heads == ("ttft_ms", "itl_ms")
+    assert np.allclose(model.predict(stack(samples, model.classes))[:, 1], 10.0, atol=3.0)
+    silent = [replace(sample, itl_ms=float("nan")) for sample in samples]
+    assert fit(silent, settings_of(reward="felt"), ORIGIN).heads == ("ttft_ms",)  # type: ignore[arg-type]
+
+
+def test_rounds_come_at_the_first_number_and_then_at_each_further_one() -> None:
+    learner = Learner(settings_of())
+    held_at = []
+    for number, logged in enumerate(Traffic().many(560), 1):
+        learner.add(logged)
+        if learner.due():
+            held_at.append(number)
+            learner.train(float(number))
+    assert held_at == [300, 400, 500]
+
+
+def test_older_samples_wait_for_the_choice_and_are_bounded() -> None:
+    pools = Pools(10, 5)
+    samples = [logged.sample for logged in Traffic().many(200)]
+    for sample in samples:
+        pools.add(sample)
+    assert list(pools.recent) == samples[-10:]
+    assert len(pools.older) <= 20
+    before = list(pools.older)
+    pools.choose(lambda _, count: np.arange(count)[::-1])
+    assert pools.older == before[:5]  # chosen ones stay in the order of time
+    training, held_out = pools.training(3)
+    assert held_out == samples[-3:]
+    assert training == [*before[:5], *samples[-10:-3]]
+    assert Pools(10, 0).older == []
+
+
+def test_a_model_passes_and_is_better_than_what_ran() -> None:
+    learner = Learner(settings_of())
+    assert fed(learner, Traffic(), 300) == 1
+    assert learner.incumbent is not None
+    assert learner.last is not None
+    figures = learner.last.verdict.figures
+    assert learner.last.verdict.passed
+    assert figures["error_ms"] < 0.5 * figures["constant_error_ms"]
+    assert figures["cost_rise_ms"] < 0.0
+    assert figures["effective_samples"] > 10.0
+    assert dict(learner.incumbent.validation)["error_ms"] == figures["error_ms"]
+    assert [part.count for part in learner.last.calibration] == [10] * 10
+    assert learner.incumbent.samples == 300  # trained once more, with what it was judged by
+
+
+def test_too_little_overlap_refuses_and_holds_out_more_the_next_time() -> None:
+    settings = settings_of(gate={"held_out": 50, "min_effective": 60.0, "clip": 1.0})
+    learner, traffic = Learner(settings), Traffic(explore=0.2)
+    fed(learner, traffic, 300)
+    assert learner.last is not None
+    assert not learner.last.verdict.passed
+    assert "effective samples of 60" in learner.last.verdict.reason
+    assert learner.last.held_out == 50
+    assert learner.incumbent is None
+    fed(learner, traffic, 100)
+    assert learner.last.held_out == 100
+    fed(learner, traffic, 100)
+    assert learner.last.held_out == 150
+
+
+def test_a_model_of_noise_is_refused_and_the_incumbent_stays() -> None:
+    learner, traffic = Learner(settings_of()), Traffic()
+    fed(learner, traffic, 300)
+    incumbent = learner.incumbent
+    assert incumbent is not None
+    learner.settings = settings_of(network={"epochs": 1, "learning_rate": 1e-9})  # a training gone astray
+    fed(learner, traffic, 100)
+    assert learner.last is not None
+    assert not learner.last.verdict.passed
+    assert "above the incumbent's" in learner.last.verdict.reason
+    assert learner.incumbent is incumbent
+    assert learner.last.version == incumbent.version
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_model_that_would_choose_what_costs_more_is_refused_off_policy(wrong: bool) -> None:
+    logged = Traffic(explore=0.5).many(400)
+    rest = {"uncached_tokens": 0.0, "rtt_ms": 1.0}
+    right = linear_model({"running_requests": 30.0, **rest}, classes={"fast": 225.0, "slow": 820.0})
+    mistaken = linear_model({"running_requests": -30.0, **rest}, classes={"fast": 820.0, "slow": 225.0})
+    verdict = judge(
+        mistaken if wrong else right,
+        None,
+        right,
+        held_out=[entry.sample for entry in logged],
+        logged=logged,
+        settings=settings_of(),
+        constant_ms=1e6,  # so that errors do not matter here
+    )
+    assert verdict.passed is not wrong
+    assert (verdict.figures["cost_rise_ms"] > 0.0) is wrong
+    if wrong:
+        assert "off policy it would cost" in verdict.reason
+
+
+def test_an_incumbent_that_predicts_worse_than_one_number_is_withdrawn() -> None:
+    learner, traffic = Learner(settings_of()), Traffic()
+    fed(learner, traffic, 300)
+    assert learner.incumbent is not None
+    traffic.factor = 30.0  # the fleet became another one
+    learner.settings = settings_of(network={"epochs": 1, "learning_rate": 1e-9}, gate={"min_effective": 1e6})
+    fed(learner, traffic, 100)
+    assert learner.last is not None
+    assert learner.last.withdrawn
+    assert learner.incumbent is None
+    assert learner.last.version == ""
+
+
+def test_after_a_shift_it_learns_the_new_and_tells_what_it_forgot() -> None:
+    learner, traffic = Learner(settings_of()), Traffic(explore=1.0)
+    fed(learner, traffic, 400)
+    before = learner.last
+    traffic.factor = 5.0
+    fed(learner, traffic, 500)
+    model, after = learner.incumbent, learner.last
+    assert before is not None
+    assert after is not None
+    assert model is not None
+    fresh = [replace(x.sample, ttft_ms=x.sample.ttft_ms) for x in Traffic(9, explore=1.0).many(100)]
+    predicted = model.predict(stack(fresh, model.classes))[:, 0]
+    truth = np.array([5.0 * ttft_of(sample.row, sample.engine_class) for sample in fresh])
+    assert np.abs(predicted - truth).mean() < 0.35 * truth.mean()
+    assert set(after.forgetting) == {1, 2, 3, 4, 5, 6}
+    assert after.forgotten_ms > 0.0  # the world of the first rounds is gone
+    assert len(learner.memory.pools.older) <= 100
+
+
+def test_without_answers_there_is_no_round_and_no_harm() -> None:
+    learner = Learner(settings_of())
+    for logged in Traffic().many(300):
+        unanswered = replace(logged.sample, ttft_ms=float("nan"), waited_ms=100.0)
+        learner.add(replace(logged, sample=unanswered))
+    assert learner.due()
+    assert learner.train(1.0) is None
+    assert learner.last is not None
+    assert "no answered requests" in learner.last.verdict.reason
+    assert not learner.due()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_an_open_gate_lets_everything_pass_and_says_what_it_would_have_said(on: bool) -> None:
+    learner = Learner(settings_of(gate={"min_effective": 1e6, "on": on}))
+    fed(learner, Traffic(), 300)
+    assert learner.last is not None
+    assert learner.last.verdict.passed is not on
+    assert "effective samples of" in learner.last.verdict.reason
