@@ -246,15 +246,12 @@ class Fleet:
         # No `take` or `dot`: they let go of the interpreter, which another thread then holds meanwhile.
         endpoints, regions, engine_classes, rows = self._names_of(slots)
         prefill_base, prefill_token, decode_base, decode_request = taken(self.rates.block(), rows)
-        load = taken(self.ledger.block, rows)
         values, unknown = self._measured(rows, len(slots), now_s)
         if success is not None and success.unknown is not None:
             unknown = {**unknown, "success": success.unknown}
-        cached = np.zeros(len(slots))
-        if cached_tokens is not None:
-            cached = np.minimum(cached_tokens, float(prompt_tokens))
+        cached = np.zeros(len(slots)) if cached_tokens is None else np.minimum(cached_tokens, prompt_tokens)
         rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
-        queued, pending, running_requests, decoding, decoding_tokens = load
+        queued, pending, running_requests, decoding, context = taken(self.ledger.block, rows)
         cold_chance, connect_ms, upload_rounds = self.paths.columns(rows, rtt_ms, now_s)
         return FleetView(
             endpoints=endpoints,
@@ -267,7 +264,7 @@ class Fleet:
             pending_uncached_tokens=pending,
             running_requests=running_requests,
             decoding_requests=decoding,
-            decoding_tokens=decoding_tokens,
+            decoding_tokens=context,
             engine_running=running,
             engine_waiting=waiting,
             engine_kv_usage=kv_usage,
