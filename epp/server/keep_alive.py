@@ -10,6 +10,7 @@ for `opened`; whatever else goes wrong closes it and raises. No compression is a
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 4096
+#: What of a head says how its body is framed.
+_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class KeepAlive:
         self._address, self._tls, self._server_name = address, tls, server_name
         self._max_body_bytes = max_body_bytes
         self._connection: _Connection | None = None
+        self._asked: tuple[str, Mapping[str, str]] = "", {}
+        self._request = b""
         self.opened = 0
 
     async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer:
@@ -60,8 +65,11 @@ class KeepAlive:
             TimeoutError: it takes too long.
             ValueError: its answer is no HTTP, or too long.
         """
-        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        request = f"GET {path} HTTP/1.1\r\nhost: {self._address}\r\n{fields}\r\n".encode()
+        if self._asked != (path, headers):
+            fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self._asked = path, dict(headers)
+            self._request = f"GET {path} HTTP/1.1\r\nhost: {self._address}\r\n{fields}\r\n".encode()
+        request = self._request
         until_s = asyncio.get_running_loop().time() + timeout_s
         try:
             if self._connection is not None:
@@ -110,7 +118,10 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
+        self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[Answer] | None = None
+        self._until_s = self._limit_s = 0.0
+        self._limit: asyncio.TimerHandle | None = None
         self._seen: bytes | bytearray = b""
         self._head: _Head | None = None
         self.over = False
@@ -121,20 +132,38 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, request: bytes, until_s: float) -> asyncio.Future[Answer]:
         """Send a request; the answer, or why there is none."""
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[Answer] = loop.create_future()
+        waiting: asyncio.Future[Answer] = self._loop.create_future()
         if self.over:
             waiting.set_exception(ConnectionError("the connection broke off"))
             return waiting
-        self._waiting, self._head, self._seen = waiting, None, b""
-        limit = loop.call_at(until_s, self._fail, TimeoutError())
-        waiting.add_done_callback(lambda _: limit.cancel())
+        self._waiting, self._until_s = waiting, until_s
+        if self._limit is not None and self._limit_s > until_s:
+            self._limit.cancel()
+            self._limit = None
+        if self._limit is None:
+            self._watch()
         self._transport.write(request)
         return waiting
+
+    def _watch(self) -> None:
+        self._limit_s = self._until_s
+        self._limit = self._loop.call_at(self._limit_s, self._check_limit)
+
+    def _check_limit(self) -> None:
+        """One timer stands for the requests of a while: most are answered when it comes."""
+        self._limit = None
+        if self._waiting is None or self._waiting.done():
+            return
+        if self._limit_s < self._until_s:
+            self._watch()
+        else:
+            self._fail(TimeoutError())
 
     def abort(self) -> None:
         """Close it at once."""
         self.over = True
+        if self._limit is not None:
+            self._limit.cancel()
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -154,6 +183,7 @@ class _Connection(asyncio.Protocol):
             self._fail(error)
         else:
             if answer is not None:
+                self._head, self._seen = None, b""  # pages are long, and kept for no one
                 self._waiting.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -271,26 +301,23 @@ class _Head:
         Raises:
             ValueError: this is no answer, or not one to what was asked.
         """
-        first, *lines = head.decode("latin-1").split("\r\n")
-        words = first.split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-            raise ValueError(f"no HTTP/1.1 answer: {first[:60]!r}")
+        first = head.partition(b"\r\n")[0]
+        words = first.split(b" ", 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise ValueError(f"no HTTP/1.1 answer: {first[:60].decode('latin-1')!r}")
         status = int(words[1])
         if 100 <= status < 200:
             raise ValueError(f"status {status} was not asked for")
-        fields = {}
-        for line in lines:
-            name, _, value = line.partition(":")
-            fields[name.lower()] = value.strip()
-        told = fields.get("content-length")
-        if told is not None and not (told.isascii() and told.isdigit()):
-            raise ValueError(f"content-length {told!r}")
+        framing = {name.lower(): value.strip() for name, value in _FRAMING.findall(head)}
+        told = framing.get(b"content-length")
+        if told is not None and not told.isdigit():
+            raise ValueError(f"content-length {told.decode('latin-1')!r}")
         return cls(
             status=status,
             ends=ends,
             length=None if told is None else int(told),
-            chunked="chunked" in fields.get("transfer-encoding", "").lower(),
-            closes=fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
+            chunked=b"chunked" in framing.get(b"transfer-encoding", b"").lower(),
+            closes=framing.get(b"connection", b"").lower() == b"close" or words[0] == b"HTTP/1.0",
             pieces=[],
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
-from epp.server.poll import Poller, target_of
+from epp.server.poll import Beat, Poller, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +60,7 @@ class PoolFeed:
         self._metrics, self._clock, self._source = metrics, clock, source
         self._specs: dict[str, EndpointSpec] = {}
         self._pollers: dict[str, Target] = {}
+        self._beat = Beat()
 
     @property
     def size(self) -> int:
@@ -94,6 +95,7 @@ class PoolFeed:
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 
     def _run_pollers(self) -> None:
+        self._beat.share(self._scrape.interval_s, len(self._specs))
         wanted = {address: target_of(address, spec, self._scrape) for address, spec in self._specs.items()}
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
@@ -101,7 +103,12 @@ class PoolFeed:
         for address, target in wanted.items():
             if address not in self._pollers:
                 poller = Poller(
-                    target, probe=self._probe, scrape=self._scrape, sink=self._sink, clock=self._clock
+                    target,
+                    probe=self._probe,
+                    scrape=self._scrape,
+                    sink=self._sink,
+                    clock=self._clock,
+                    beat=self._beat,
                 )
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target

@@ -54,6 +54,10 @@ class EngineMetrics:
             start time is told, its token counters went back. An earlier start time is no restart: several
             processes may answer behind one address, and only the newest counts.
         """
+        if sample is self._last.get(slot) and now_s - self._updated_s[slot] <= self._stale_after_s:
+            self._updated_s[slot] = now_s  # the block has it
+            self._failures.pop(slot, None)
+            return False
         restarted = self._is_restart(slot, sample)
         self._block[_RUNNING, slot] = _known(sample.running)
         self._block[_WAITING, slot] = _known(sample.waiting)

@@ -150,3 +150,14 @@ async def test_who_gives_up_gets_no_answer_of_the_request_before() -> None:
         client.close()
         listening.close()
         await asyncio.sleep(0.01)
+
+
+async def test_each_request_has_the_time_that_it_is_given() -> None:
+    silent = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe"
+    async with server(LENGTH, LENGTH, silent) as (client, _):
+        await client.get("/", {}, 60.0)
+        await client.get("/", {}, 60.0)
+        async with asyncio.timeout(15):
+            with pytest.raises(TimeoutError):
+                await client.get("/", {}, 0.05)
+    assert client.opened == 1

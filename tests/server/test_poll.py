@@ -17,7 +17,7 @@ from epp.server.command import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.listed import listed_names
 from epp.server.metrics import Metrics
-from epp.server.poll import Poller, TokenFile, target_of
+from epp.server.poll import BEATS, TOGETHER, Beat, Poller, TokenFile, target_of
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -230,3 +230,25 @@ def test_a_manual_clock_does_not_run_backwards() -> None:
     clock = ManualClock(5.0, wall_s=100.0)
     clock.advance(2.5)
     assert (clock.mono_s(), clock.wall_s()) == (7.5, 102.5)
+
+
+@pytest.mark.parametrize(("endpoints", "moments"), [(1, BEATS), (100, BEATS), (1000, 1000 / TOGETHER)])
+def test_scrapes_begin_a_few_at_a_time_and_keep_their_interval(endpoints: int, moments: float) -> None:
+    beat = Beat()
+    assert beat.pause_s(3.21, 0.77) == 0.77, "alone, any moment will do"
+    beat.share(2.0, endpoints)
+    assert beat.period_s == pytest.approx(2.0 / moments)
+    first_s = now_s = 7.0 + beat.pause_s(7.0, 0.6)
+    for _ in range(50):  # answers take their time, timers are late
+        started_s = now_s + beat.period_s * 0.1
+        answered_s = started_s + beat.period_s * 0.3
+        now_s = answered_s + beat.pause_s(answered_s, 2.0 - (answered_s - started_s))
+    assert now_s - first_s == pytest.approx(100.0)
+    assert now_s / beat.period_s == pytest.approx(round(now_s / beat.period_s))
+
+
+def test_a_beat_ends_no_pause_before_it_began() -> None:
+    beat = Beat()
+    beat.share(1.0, 10)
+    for at in range(100):
+        assert 0.0 < beat.pause_s(at * 0.0137, 0.01) <= beat.period_s * 1.5
