@@ -9,17 +9,20 @@ import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from epp.config.address import join_address, split_address
+from epp.config.address import is_ip, join_address, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.decide.record_files import read_records, record_files
 from epp.server.doctor.engines import SKEW_S, check_engines
-from epp.server.doctor.envoy import check_envoy
+from epp.server.doctor.envoy import LOOPBACK, check_envoy
 from epp.server.doctor.fetch import fetch
 from epp.server.doctor.findings import Report
+from epp.server.doctor.kernel import read_kernel
+from epp.server.doctor.network import check_kernel, check_paths, check_windows, far_regions
 from epp.server.doctor.picker import Page, check_picker
 from epp.server.doctor.traffic import Traffic, check_traffic, measure
 from epp.server.files import required_file
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
+    from epp.server.doctor.network import Far
 
 #: How much of the records is read.
 RECORD_BYTES = 64 * 1024 * 1024
@@ -96,13 +100,17 @@ async def examine(
     report = Report()
     traffic = _traffic(report, records, config)
     async with aiohttp.ClientSession() as http:
-        await _picker(report, http, picker, config, specs)
+        page = await _picker(report, http, picker, config, specs)
+        far = far_regions(page, config, specs) if page is not None else {}
+        if page is not None:
+            check_paths(report, page, far)
         known = traffic.cached_known & specs.keys() if traffic is not None else frozenset()
         await check_engines(report, http, config, specs, known=known, ask=ask)
         if envoy_admin is None:
             report.note("envoy", "no --envoy-admin given, so Envoy was not looked at")
         else:
-            await _envoy(report, http, envoy_admin.rstrip("/"), specs)
+            await _envoy(report, http, envoy_admin.rstrip("/"), specs, far)
+            await _kernel(report, envoy_admin, far, config)
     return report
 
 
@@ -147,10 +155,10 @@ async def _picker(
     url: str,
     config: Config,
     specs: dict[str, EndpointSpec],
-) -> None:
+) -> Page | None:
     if not url:
         report.note("picker", "listen.http has port 0: tell where it listens with --picker, to look at it")
-        return
+        return None
     ready = await fetch(http, f"{url.rstrip('/')}/readyz")
     if ready.status == 0:
         report.error(
@@ -159,7 +167,7 @@ async def _picker(
             "Envoy balances without it",
             "start it, or say where it listens with --picker",
         )
-        return
+        return None
     if ready.status != 200:
         report.error(
             "picker",
@@ -186,12 +194,28 @@ async def _picker(
             "nothing can be said of it",
             "say where the picker listens with --picker",
         )
-        return
+        return None
     check_picker(report, page, config, specs)
+    return page
+
+
+async def _kernel(report: Report, admin: str, far: dict[str, Far], config: Config) -> None:
+    """Settings are those of the machine here: they say something of Envoy where it is here, too."""
+    if not far:
+        return
+    if not (urlsplit(admin).hostname or "").startswith(LOOPBACK):
+        report.note("network", "run the doctor where Envoy runs, to look at the kernel's settings")
+        return
+    hosts = [host for one in far.values() for host in one.hosts if is_ip(host)]
+    check_kernel(report, far, await read_kernel(hosts), config)
 
 
 async def _envoy(
-    report: Report, http: aiohttp.ClientSession, admin: str, specs: dict[str, EndpointSpec]
+    report: Report,
+    http: aiohttp.ClientSession,
+    admin: str,
+    specs: dict[str, EndpointSpec],
+    far: dict[str, Far],
 ) -> None:
     dump = await fetch(http, f"{admin}/config_dump?include_eds")
     clusters = await fetch(http, f"{admin}/clusters?format=json")
@@ -207,6 +231,7 @@ async def _envoy(
         return
     hosts = clusters.json()
     check_envoy(report, config, hosts if isinstance(hosts, dict) else {}, frozenset(specs))
+    check_windows(report, config, far)
 
 
 def _as_json(report: Report) -> str:

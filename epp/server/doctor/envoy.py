@@ -30,7 +30,7 @@ MESSAGE_TIMEOUT_S = 0.2
 #: Default of Envoy's circuit breakers; an LLM's answers are long, so it is reached early.
 DEFAULT_REQUESTS = 1024
 _THROUGH = ("STREAMED", "FULL_DUPLEX_STREAMED")
-_LOOPBACK = ("127.", "::1", "localhost")
+LOOPBACK = ("127.", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def _admin(report: Report, dump: Tree) -> None:
     for config in dump.get("configs", []):
         admin: Any = config.get("bootstrap", {}).get("admin", {})
         address = admin.get("address", {}).get("socket_address", {}).get("address", "")
-        if address and not address.startswith(_LOOPBACK):
+        if address and not address.startswith(LOOPBACK):
             report.warning(
                 "envoy",
                 f"the admin interface listens on {address}",
