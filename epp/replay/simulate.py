@@ -7,10 +7,13 @@ function of its values, and what comes back is put in the order that was asked f
 from __future__ import annotations
 
 import multiprocessing
+import os
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from epp.policies.lodestar import Lodestar
+from epp.replay.learned import Learning, Lesson, run_learned
 from epp.replay.measure import METRICS, Figures, Run, counted, figures, from_window
 from epp.sim.run import policy_named, run_window
 from epp.sim.scenario import FleetSpec, WindowOptions
@@ -37,11 +40,13 @@ class PolicyChoice:
         name: registered policy or yardstick.
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
+        learning: how it learns during the run, for a policy that does.
     """
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)
+    learning: Learning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +76,12 @@ class Outcome:
         figures: what the run is summed up to.
         latencies: per metric, the column of counted requests, and when each ended (``end_ms``, since the
             start of the run); empty unless asked for.
+        lesson: what a policy learned meanwhile, None for those that do not.
     """
 
     figures: Figures
     latencies: Mapping[str, Floats]
+    lesson: Lesson | None = None
 
 
 def run_task(task: Task) -> Outcome:
@@ -90,9 +97,17 @@ def run_task(task: Task) -> Outcome:
         report_delay_ms=cell.reports.delay_ms,
         report_connections=cell.reports.connections,
     )
-    policy = policy_named(task.policy.name, task.policy.params)
-    result = run_window(requests, task.fleet, policy, task.policy.weights, seed=task.seed, options=options)
-    return outcome_of(cell, task.seed, from_window(result, len(requests)), columns=task.columns)
+    policy, weights = policy_named(task.policy.name, task.policy.params), task.policy.weights
+    lesson = None
+    if isinstance(policy, Lodestar):
+        learning = task.policy.learning or Learning()
+        result, lesson = run_learned(
+            requests, task.fleet, policy, learning, weights=weights, seed=task.seed, options=options
+        )
+    else:
+        result = run_window(requests, task.fleet, policy, weights, seed=task.seed, options=options)
+    outcome = outcome_of(cell, task.seed, from_window(result, len(requests)), columns=task.columns)
+    return replace(outcome, lesson=lesson)
 
 
 def outcome_of(cell: Cell, seed: int, run: Run, *, columns: bool) -> Outcome:
@@ -129,6 +144,8 @@ def run_all(
             if on_done is not None:
                 on_done(len(results))
         return results
+    # Each worker has a core at most: threads of linear algebra would only be in each other's way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Not forked: a fork of a process that has threads (progress bars have) may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:

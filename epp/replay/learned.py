@@ -1,0 +1,243 @@
+"""A policy that learns while it serves, in virtual time: a simulated fleet and a learner beside it.
+
+Owns who hears what when. Picker, policy and learner are the production objects: the learner is told every
+decision and outcome that the flight recorder would hold, trains when its settings say so, and a model that
+its gate lets through decides so many seconds later as training and the hand-over of the file take. Nothing
+is learned before the run unless a model is given: the first requests are the heuristic's.
+
+What differs from a live learner: there is no trial between gate and promotion (`promotion: screen`),
+because a trial takes hours; and samples come at once, not when a file is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.learner.rounds import Learner, Round
+from epp.learner.settings import LearnerSettings
+from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.sim.fleet import ZERO_WALL_S, FleetSim
+from epp.sim.loop import Rank
+from epp.sim.scenario import WindowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.decide.picker import Picker
+    from epp.decide.records import Decision, Outcome
+    from epp.policies.reward_model import RewardModel
+    from epp.sim.results import WindowResult
+    from epp.sim.scenario import FleetSpec, WindowRequest
+
+#: Virtual time from a round's beginning to its model's first decision: reading records each second, two or
+#: three trainings of one or two seconds each on one core, the file, and the picker's look at it.
+TRAINING_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How a policy learns during a run.
+
+    Attributes:
+        settings: the learner's.
+        training_s: from the beginning of a round to its model's first decision.
+        freeze_at_s: no round begins later, in seconds after the start of the window; None for ever.
+        model: decides from the start; None for a cold start.
+    """
+
+    settings: LearnerSettings = field(default_factory=LearnerSettings)
+    training_s: float = TRAINING_S
+    freeze_at_s: float | None = None
+    model: RewardModel | None = None
+
+    @property
+    def least(self) -> int:
+        """Samples that a model must rest on: those of the first round, unless a model is given."""
+        return 0 if self.model is not None else self.settings.data.first
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A round as it came about in a run.
+
+    Attributes:
+        at_s: when it began, in seconds after the start of the window.
+        in_force_s: when its model began to decide, NaN where it never did.
+        told: what the learner says of it.
+    """
+
+    at_s: float
+    in_force_s: float
+    told: Round
+
+
+@dataclass(slots=True)
+class Lesson:
+    """What a run says of its learning.
+
+    Attributes:
+        rounds: every training.
+        picks: decisions by who made them: ``model``, ``explored``, or a word of `FALLBACKS`.
+        foreign: endpoints that were judged, and how many of them were unlike the training.
+        chosen: per request, in the order of decisions: seconds after the start, the pick's fallback code, the
+            prediction for it (NaN without one).
+    """
+
+    rounds: list[Held] = field(default_factory=list)
+    picks: dict[str, int] = field(default_factory=dict)
+    foreign: list[int] = field(default_factory=lambda: [0, 0])
+    chosen: list[tuple[float, int, float]] = field(default_factory=list)
+
+    @property
+    def first_model_s(self) -> float:
+        """When the first learned model began to decide, NaN for never."""
+        return min((h.in_force_s for h in self.rounds if not math.isnan(h.in_force_s)), default=math.nan)
+
+    @property
+    def passed(self) -> int:
+        """Rounds whose model was let through."""
+        return sum(held.told.verdict.passed for held in self.rounds)
+
+    def share(self, word: str) -> float:
+        """Share of decisions made by this, among those made once there was a model."""
+        after = sum(self.picks.values()) - self.picks.get("no-model", 0)
+        return self.picks.get(word, 0) / after if after else math.nan
+
+
+class LearnedSim(FleetSim):
+    """A window in which the policy's model changes while it runs.
+
+    Args:
+        requests: the load.
+        spec: the fleet.
+        policy: the policy; its model is replaced.
+        learning: how it learns.
+        weights: those that differ from the policy's defaults.
+        seed: of network, draws and training.
+        options: how the load is sent.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[WindowRequest],
+        spec: FleetSpec,
+        policy: Lodestar,
+        learning: Learning,
+        *,
+        weights: Mapping[str, float] | None = None,
+        seed: int,
+        options: WindowOptions | None = None,
+    ) -> None:
+        self.learner = Learner(learning.settings, seed)
+        self.learner.memory.incumbent = learning.model
+        self.lesson = Lesson()
+        self._learning = learning
+        self._learned = replace(policy, model=learning.model, min_samples=learning.least)
+        self._pending: dict[str, Decision] = {}
+        self._training = False
+        self._decider: Picker
+        super().__init__(
+            requests,
+            spec,
+            self._learned,
+            weights=weights or {},
+            seed=seed,
+            options=options or WindowOptions(),
+        )
+
+    @property
+    def now_s(self) -> float:
+        """Seconds after the start of the window."""
+        return (self.loop.now_ms - self.start_ms) / 1e3
+
+    def decided(self, decision: Decision) -> None:
+        """Remember it until its outcome comes."""
+        self._pending[decision.id] = decision
+        lesson, terms, chosen = self.lesson, decision.ranking.terms, decision.chosen
+        codes = terms["fallback"]
+        code = int(codes[chosen])
+        explored = bool(terms["explored"][chosen])
+        word = "explored" if explored else FALLBACKS[code] or "model"
+        lesson.picks[word] = lesson.picks.get(word, 0) + 1
+        predicted = math.nan
+        if "predicted_ms" in terms:
+            lesson.foreign[0] += len(codes)
+            lesson.foreign[1] += int((codes == FALLBACKS.index("out-of-distribution")).sum())
+            predicted = float(terms["predicted_ms"][chosen])
+        lesson.chosen.append((self.now_s, code, predicted))
+
+    def ended(self, outcome: Outcome) -> None:
+        """Tell the learner, and let it train when it is due."""
+        decision = self._pending.pop(outcome.id, None)
+        if decision is None:
+            return
+        self.learner.take(decision, outcome)
+        late = self._learning.freeze_at_s
+        if self._training or (late is not None and self.now_s >= late) or not self.learner.due():
+            return
+        self._train()
+
+    def _build_picker(self, weights: Mapping[str, float]) -> Picker:
+        self._decider = super()._build_picker(weights)
+        return self._decider
+
+    def _train(self) -> None:
+        before = self.learner.incumbent
+        began_s = self.now_s
+        self.learner.train(ZERO_WALL_S + self.loop.now_ms / 1e3)
+        told = self.learner.last
+        after = self.learner.incumbent
+        if told is None:
+            return
+        changes = after is not before
+        in_force_s = began_s + self._learning.training_s if changes and after is not None else math.nan
+        self.lesson.rounds.append(Held(began_s, in_force_s, told))
+        if changes:
+            self._training = True
+            due_ms = self.loop.now_ms + self._learning.training_s * 1e3
+            self.loop.at(due_ms, Rank.SIGNAL, self._put_in_force, after)
+
+    def _put_in_force(self, model: RewardModel | None) -> None:
+        self._training = False
+        self._learned = replace(self._learned, model=model)
+        self._decider.policy = self._learned
+
+
+def run_learned(
+    requests: Sequence[WindowRequest],
+    fleet: FleetSpec,
+    policy: Lodestar,
+    learning: Learning,
+    *,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    options: WindowOptions | None = None,
+) -> tuple[WindowResult, Lesson]:
+    """Simulate a window in which the policy learns; equal arguments give equal results on one machine."""
+    sim = LearnedSim(requests, fleet, policy, learning, weights=weights, seed=seed, options=options)
+    return sim.run(), sim.lesson
+
+
+def trained_on(
+    requests: Sequence[WindowRequest],
+    fleet: FleetSpec,
+    policy: Lodestar,
+    settings: LearnerSettings,
+    *,
+    seed: int,
+) -> RewardModel | None:
+    """The model of one training on a run that the heuristic served: a policy learned offline.
+
+    None when the run says too little to train on.
+    """
+    whole = msgspec.structs.replace(
+        settings,
+        data=msgspec.structs.replace(settings.data, first=len(requests) + 1, recent=len(requests) + 1),
+    )
+    sim = LearnedSim(requests, fleet, replace(policy, model=None), Learning(whole), seed=seed)
+    sim.run()
+    return sim.learner.train(ZERO_WALL_S)
