@@ -15,9 +15,11 @@ from rich.table import Table
 from epp.decide.record_files import read_records
 from epp.decide.record_query import DEFAULT_FOLDER, number
 from epp.errors import EppError
+from epp.policies.lodestar import FALLBACKS
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Mapping
 
     from rich.console import RenderableType
 
@@ -104,11 +106,13 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
     """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
     request = record["request"]
     weights = ", ".join(f"{name} {value:g}" for name, value in record["weights"].items())
+    model = record.get("params", {}).get("model")
     head = (
         f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
         f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
         + _counted(record)
         + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
+        + (f"\nreward model {escape(str(model))}" if model else "")
     )
     parts: list[RenderableType] = [head, _table(record), _verdict(record)]
     return parts if outcome is None else [*parts, _ending(record, outcome)]
@@ -119,6 +123,21 @@ def _counted(record: dict[str, Any]) -> str:
     size, tokens = record.get("text_bytes", 0), record["request"]["prompt_tokens"]
     return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
 
+
+def _by(code: float) -> str:
+    """Who judged an endpoint, by a learned policy's term; records may be of a later version."""
+    return FALLBACKS[int(code)] or "model" if code < len(FALLBACKS) else f"reason {code:g}"
+
+
+#: Terms of learned policies that are no costs: title and how a value is shown.
+_OF_LEARNED: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "predicted_ms": ("predicted ms", "{:,.1f}".format),
+    "ttft_ms": ("- of it TTFT", "{:,.1f}".format),
+    "itl_ms": ("- and ITL", "{:,.1f}".format),
+    "probability": ("with exploration", "{:.1%}".format),
+    "explored": ("explored", lambda value: "drawn" if value else "-"),
+    "fallback": ("judged by", _by),
+}
 
 #: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.
 _SIDE_BY_SIDE = 4
@@ -163,7 +182,8 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
             column = record["signals"][name]
             lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
     for name, column in record["terms"].items():
-        lines.append((f"{name} term", [f"{column[row]:,.1f}" for row in order], None))
+        title, cell = _OF_LEARNED.get(name, (f"{name} term", "{:,.1f}".format))
+        lines.append((title, [cell(column[row]) for row in order], None))
     lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))
     lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
     return lines
@@ -172,6 +192,13 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
 def _verdict(record: dict[str, Any]) -> str:
     names, chosen = record["endpoints"], record["chosen"]
     words = [f"-> [bold green]{names[chosen]}[/bold green]"]
+    terms = record["terms"]
+    if terms.get("explored", [0.0] * len(names))[chosen]:
+        words.append("drawn from all, to learn")
+    elif "fallback" in terms and terms["fallback"][chosen]:
+        words.append(f"by the heuristic: {_by(terms['fallback'][chosen])}")
+    elif "predicted_ms" in terms:
+        words.append(f"predicted {terms['predicted_ms'][chosen]:,.1f} ms")
     if record["tied"] > 1:
         words.append(f"drawn among {record['tied']} within {record['tie_band']:.1%} of the best cost")
     if record["fallbacks"]:

@@ -1,31 +1,39 @@
 """`epp records verify`: run every recorded decision again and prove that it comes out the same.
 
 The same policy code, on the snapshot that was recorded, with the weights and the seed that were recorded: the
-choice, its fallbacks, the draw and every cost must be what they were. Numbers are compared bit for bit.
+choice, its fallbacks, the draw and every cost must be what they were. Numbers are compared bit for bit; those
+of a learned model are not, because a product of matrices differs in its last bits from processor to
+processor. A decision whose model is no longer kept proves nothing either way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from epp.decide.model_versions import ModelVersions
 from epp.decide.record_files import read_records
 from epp.decide.record_query import add_decision_conditions, add_folder, query_of
 from epp.decide.record_schema import RecordError, decision_of
 from epp.decide.rerun import rerun
 from epp.errors import ConfigError, EppError
+from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping
 
+    from numpy.typing import NDArray
+
     from epp.decide.records import Decision
     from epp.policies.base import Policy
 
 _TOLD = 20
+_NO_MODELS = ModelVersions(())
 
 
 @dataclass(slots=True)
@@ -35,10 +43,12 @@ class Verdict:
     Attributes:
         identical: decisions that came out the same.
         differences: one sentence for every other one.
+        models_gone: decisions that cannot be run again, by the version of the model that is gone.
     """
 
     identical: int = 0
     differences: list[str] = field(default_factory=list)
+    models_gone: dict[str, int] = field(default_factory=dict)
 
     @property
     def decisions(self) -> int:
@@ -46,8 +56,8 @@ class Verdict:
         return self.identical + len(self.differences)
 
 
-def verify(records: Iterable[Mapping[str, Any]]) -> Verdict:
-    """Run the decisions among the records again."""
+def verify(records: Iterable[Mapping[str, Any]], models: ModelVersions = _NO_MODELS) -> Verdict:
+    """Run the decisions among the records again, with the models that they name."""
     verdict = Verdict()
     policies: dict[tuple[str, str], Policy] = {}
     for record in records:
@@ -55,9 +65,13 @@ def verify(records: Iterable[Mapping[str, Any]]) -> Verdict:
             continue
         try:
             decision = decision_of(record)
+            params, gone = with_model(decision, models)
+            if gone:
+                verdict.models_gone[gone] = verdict.models_gone.get(gone, 0) + 1
+                continue
             made = (decision.policy, repr(sorted(decision.params.items())))
             if made not in policies:
-                policies[made] = create(decision.policy, decision.params)
+                policies[made] = create(decision.policy, params)
             problem = compare(decision, rerun(decision, policies[made]), record)
         except (RecordError, ConfigError) as error:
             problem = str(error)
@@ -68,6 +82,20 @@ def verify(records: Iterable[Mapping[str, Any]]) -> Verdict:
         else:
             verdict.identical += 1
     return verdict
+
+
+def with_model(decision: Decision, models: ModelVersions) -> tuple[Mapping[str, object], str]:
+    """The policy's parameters with the model that they name, and the version of one that is gone."""
+    version = _model_of(decision)
+    if not version:
+        return decision.params, ""
+    model = models.get(version)
+    return {**decision.params, "model": model}, "" if model is not None else version
+
+
+def _model_of(decision: Decision) -> str:
+    named = decision.params.get("model") if decision.policy == Lodestar.name else None
+    return named if isinstance(named, str) else ""
 
 
 def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> str:
@@ -87,14 +115,24 @@ def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> s
         for name, column in recorded.ranking.terms.items()
     ]
     columns.append(("probabilities", np.array(record["probabilities"]), again.probabilities()))
-    found += [f"{name} differ" for name, then, now in columns if not np.array_equal(then, now)]
+    same = _nearly_equal if _model_of(recorded) else np.array_equal
+    found += [f"{name} differ" for name, then, now in columns if not same(then, now)]
     return f"{recorded.id}: {'; '.join(found)}" if found else ""
+
+
+def _nearly_equal(then: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
+    return then.shape == now.shape and np.allclose(then, now, rtol=1e-4, atol=1e-3)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     add_folder(parser)
     add_decision_conditions(parser)
+    parser.add_argument(
+        "--models",
+        type=Path,
+        help="folder with the versions of the reward model (the folder above the records, and models in it)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,9 +147,14 @@ def run(arguments: argparse.Namespace) -> int:
         for record in read_records(arguments.folder)
         if record["kind"] == "decision" and query.decision(record)
     )
-    verdict = verify(wanted)
+    above = arguments.folder.resolve().parent
+    folders = [above, above / "models"] if arguments.models is None else [arguments.models]
+    verdict = verify(wanted, ModelVersions(folders))
+    for version, count in verdict.models_gone.items():
+        where = " or ".join(map(str, folders))
+        print(f"{count} decisions of reward model {version} not verifiable: it is not in {where}")
     if not verdict.decisions:
-        raise EppError(f"no decisions in {arguments.folder}: nothing was verified")
+        raise EppError(f"no decisions in {arguments.folder} that can be run again: nothing was verified")
     for line in verdict.differences[:_TOLD]:
         print(line)
     if len(verdict.differences) > _TOLD:
