@@ -24,7 +24,7 @@ from epp.policies.registry import create
 from epp.server.metrics_hot import Counters, Gauges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from epp.policies.reward_model import RewardModel
     from epp.server.metrics_hot import Value
 
-    _Judges = list[tuple[str, NDArray[np.float64], NDArray[np.bool_]]]
+    _Judge = tuple[str, NDArray[np.float64], NDArray[np.bool_]]
+    _Judges = list[_Judge]
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +182,19 @@ class Shadow:
 
     def _estimates(self, decision: Decision) -> _Judges:
         """What each endpoint would have meant, by each judge, and of which endpoints it knows."""
+        try:
+            return list(self._judged(decision))
+        except Exception:  # as below: nothing here may reach users
+            log.exception("the judges of policies in shadow cannot judge decision %s", decision.id)
+            return []
+
+    def _judged(self, decision: Decision) -> Iterator[_Judge]:
         request, fleet, model = decision.request, decision.fleet, self._model()
-        found = []
         if model is not None:
             x = model.inputs(request, fleet)
-            found.append((JUDGES[0], model.predict(x)[:, 0], ~model.out_of_distribution(x)))
+            yield JUDGES[0], model.predict(x)[:, 0], ~model.out_of_distribution(x)
         by_rates = _BY_RATES.rank(request, fleet, _AS_MEASURED, decision.seed).costs
-        return [*found, (JUDGES[1], by_rates, np.ones(len(fleet), np.bool_))]
+        yield JUDGES[1], by_rates, np.ones(len(fleet), np.bool_)
 
 
 def quiet(policy: Policy) -> Policy:

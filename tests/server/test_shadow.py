@@ -1,0 +1,156 @@
+"""Policies in shadow: they score what was decided, disturb nobody and decide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+from epp.errors import ConfigError
+from epp.policies.lodestar import Lodestar
+from epp.policies.random import Random
+from epp.policies.registry import POLICIES, create
+from epp.server.shadow import Shadow, ShadowMetrics, quiet, shadows
+from tests.kit.records import ask_of, decided, picker_of
+from tests.kit.reward_models import linear_model
+from tests.server.test_reward_model import app, ask, metrics, write
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from epp.view import FleetView, Ranking, RequestView
+
+
+def shadow(*names: str, per_s: float = 1000.0, **options: Any) -> tuple[Shadow, ShadowMetrics]:
+    counted = ShadowMetrics()
+    return Shadow([create(name) for name in names], per_s, counted, **options), counted
+
+
+def values(counted: ShadowMetrics) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in counted.families()
+        for sample in family.metric().samples
+    }
+
+
+def test_the_policy_that_decides_agrees_with_itself() -> None:
+    scoring, counted = shadow("gorgo", "random")
+    for decision, _ in decided(60, "gorgo"):
+        scoring.score(decision)
+    found = values(counted)
+    assert found["epp_shadow_decisions_total", "gorgo"] == 60.0
+    assert found["epp_shadow_agreed_total", "gorgo"] == 60.0
+    assert found["epp_shadow_estimated_difference_seconds", "gorgo", "gorgo-ms"] == 0.0
+    assert 0.0 < found["epp_shadow_agreed_total", "random"] < 60.0
+    assert found["epp_shadow_estimated_difference_seconds", "random", "gorgo-ms"] > 0.0
+
+
+def test_the_reward_model_judges_where_it_knows_both() -> None:
+    model = linear_model({"rtt_ms": 2.0}, low={"rtt_ms": 10.0}, high={"rtt_ms": 42.0})
+    far = linear_model({"rtt_ms": -1.0})
+    decision = picker_of("gorgo").pick(ask_of(1), 0.0, 0.0)
+    assert decision.chosen == 0  # 20 ms away
+    for judge, policy, seconds in (
+        ("model", Lodestar(linear_model({"rtt_ms": -1.0}, high={"rtt_ms": 42.0}, low={"rtt_ms": 0.0})), 0.04),
+        ("gorgo-ms", Lodestar(far), None),
+    ):
+        counted = ShadowMetrics()
+        Shadow([policy], 1.0, counted, lambda: model).score(decision)
+        difference = values(counted)["epp_shadow_estimated_difference_seconds", "lodestar", judge]
+        if seconds is not None:
+            assert difference == pytest.approx(seconds)
+        else:
+            assert difference > 0.0  # 60 ms away: the model does not know such a place
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(Random):
+    name: ClassVar[str] = "broken"
+
+    def rank(
+        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
+        raise ZeroDivisionError(request, fleet, weights, seed)
+
+
+def test_a_policy_that_fails_is_counted_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(POLICIES, "broken", Broken)
+    scoring, counted = shadow("broken", "gorgo")
+    with caplog.at_level(logging.ERROR):
+        for decision, _ in decided(5):
+            scoring.score(decision)
+    found = values(counted)
+    assert found["epp_shadow_errors_total", "broken"] == 5.0
+    assert found["epp_shadow_decisions_total", "broken"] == 0.0
+    assert found["epp_shadow_decisions_total", "gorgo"] == 5.0
+    assert len([record for record in caplog.records if "broken" in record.getMessage()]) == 1
+
+
+def test_a_judge_that_fails_spoils_no_score() -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    scoring, counted = shadow("gorgo", model=broken)
+    scoring.score(decided(1)[0][0])
+    assert values(counted)["epp_shadow_agreed_total", "gorgo"] == 1.0
+
+
+async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note() -> None:
+    scoring, counted = shadow("gorgo")
+    decisions = [decision for decision, _ in decided(100)]
+    for decision in decisions:
+        scoring.decided(decision)
+    assert values(counted)["epp_shadow_decisions_total", "gorgo"] == 0.0
+    running = asyncio.get_running_loop().create_task(scoring.run())
+    async with asyncio.timeout(30.0):
+        while values(counted)["epp_shadow_decisions_total", "gorgo"] < 8.0:
+            await asyncio.sleep(0.005)
+    for _ in range(20):
+        await asyncio.sleep(0.002)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert values(counted)["epp_shadow_decisions_total", "gorgo"] == 8.0
+
+
+def test_exploration_is_nobodys_opinion() -> None:
+    scoring, _ = shadow("gorgo")
+    picker = picker_of("lodestar")
+    picker.replace_policy(Lodestar(explore=1.0))
+    scoring.decided(picker.pick(ask_of(1), 0.0, 0.0))
+    assert not scoring._waiting
+    assert quiet(Lodestar()) == Lodestar(explore=0.0)
+    assert quiet(create("gorgo")) == create("gorgo")
+
+
+@pytest.mark.parametrize(
+    ("names", "key"), [(["gorgo", "gorg"], "shadow[1]"), (["gorgo", "random", "gorgo"], "shadow[2]")]
+)
+def test_a_list_that_cannot_be_is_refused_by_its_place(names: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shadows(names, "epp.yaml")
+    assert (caught.value.source, caught.value.key) == ("epp.yaml", key)
+
+
+def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
+    policy = {"name": "gorgo", "model_file": "reward.json"}
+    made = app(tmp_path, policy=policy, shadow=["lodestar", "prefix-cache-and-load"])
+    write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
+    decision = ask(made)
+    assert decision.policy == "gorgo"
+    shadowing = made._learning._shadow
+    shadowing.score(decision)
+    found = metrics(made)
+    assert found["epp_shadow_decisions_total", "lodestar"] == 1.0
+    assert found["epp_shadow_agreed_total", "lodestar"] == 0.0
+    # By the model's own word its pick, 200 ms away, is 190 ms faster than the one 10 ms away.
+    difference = found["epp_shadow_estimated_difference_seconds", "lodestar", "model"]
+    assert difference == pytest.approx(-0.19)
+    assert np.isfinite(found["epp_shadow_estimated_difference_seconds", "prefix-cache-and-load", "model"])
