@@ -279,15 +279,22 @@ def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
         answering_ms: from the first piece to the last.
         source: who timed it.
     """
-    answer, pieces = outcome.usage.completion_tokens, outcome.chunks
-    if not outcome.streamed or not answering_ms >= 0.0:
+    if not outcome.streamed:
         return outcome
-    if answer is None:
-        source = Source.CHUNKS
-    count = pieces if answer is None else answer
-    if count is None or count < 2:
+    itl_ms, source = itl_of(outcome.usage, outcome.chunks, answering_ms, source)
+    if math.isnan(itl_ms):
         return outcome
-    return replace(outcome, itl_ms=answering_ms / (count - 1), sources={**outcome.sources, "itl_ms": source})
+    return replace(outcome, itl_ms=itl_ms, sources={**outcome.sources, "itl_ms": source})
+
+
+def itl_of(usage: Usage, chunks: int | None, answering_ms: float, source: Source) -> tuple[float, Source]:
+    """The ITL of a streamed answer and where it comes from, as of `with_itl`; NaN where not known."""
+    count = usage.completion_tokens
+    if count is None:
+        count, source = chunks, Source.CHUNKS
+    if count is None or count < 2 or not answering_ms >= 0.0:
+        return math.nan, source
+    return answering_ms / (count - 1), source
 
 
 def usage_sources(usage: Usage, source: Source) -> dict[str, Source]:

@@ -79,6 +79,8 @@ def select(
         key: decision id.
         served_models: what each one's engine calls the model; empty when all use one name.
     """
+    if shares is None and not served_models and len(costs) <= _FEW:
+        return _select_few(costs.tolist(), tie_band=tie_band, fallbacks=fallbacks, seed=seed, key=key)
     held_back: tuple[int, ...] = ()
     admitted_costs = costs
     if shares is not None:
@@ -103,6 +105,20 @@ def select(
     return Selection(chosen, order, len(tied), held_back)
 
 
+def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:
+    """The same for few endpoints that all may be chosen and have one name for the model."""
+    limit = band_limit(min(costs), tie_band)
+    tied = [index for index, cost in enumerate(costs) if cost <= limit]
+    chosen = tied[0] if len(tied) == 1 else tied[int(draw(seed, key, "tie") * len(tied))]
+    order = _in_order(costs, chosen, fallbacks) if fallbacks else []
+    return Selection(chosen, tuple(order), len(tied), ())
+
+
+def _in_order(costs: list[float], chosen: int, count: int) -> list[int]:
+    by_cost = sorted(range(len(costs)), key=costs.__getitem__)
+    return [index for index in by_cost if index != chosen][:count]
+
+
 def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
     admitted = shares >= 1.0
     for index in np.flatnonzero(~admitted).tolist():
@@ -114,9 +130,7 @@ def _cheapest(
     admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
 ) -> list[int]:
     if len(costs) <= _FEW and admitted_costs is costs:
-        values = costs.tolist()
-        by_cost = sorted(range(len(values)), key=values.__getitem__)
-        return [index for index in by_cost if index != chosen][:count]
+        return _in_order(costs.tolist(), chosen, count)
     wanted = min(len(costs), count + 1)
     if wanted < len(costs) // 4:
         near = np.argpartition(admitted_costs, wanted - 1)[:wanted]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 COARSE_BYTES = 1536
 #: Blocks cut in one call.
 _GROUP = 32
+#: Namespaces that are remembered, of names of so many characters in all.
+_REMEMBERED, _SHORT = 256, 256
 
 
 class BlockHasher:
@@ -45,6 +47,7 @@ class BlockHasher:
         self._one, self._many = struct.Struct(f"{block_bytes}s"), struct.Struct(f"{block_bytes}s" * _GROUP)
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
         self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
+        self._namespaces: dict[tuple[str, str, str], int] = {}
         self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
         self.key_id = hashlib.blake2b(
             block_bytes.to_bytes(8), digest_size=8, key=self._key, person=b"epp key id"
@@ -67,7 +70,14 @@ class BlockHasher:
         """
         tokens = counter.count(request) if counted is None else counted.tokens
         size = len(request.canonical)
-        namespace = self._namespace(request.model, request.cache_salt, tenant)
+        named = (request.model, request.cache_salt, tenant)
+        namespace = self._namespaces.get(named)
+        if namespace is None:
+            namespace = self._namespace(*named)
+            if sum(map(len, named)) <= _SHORT:  # clients choose two of them
+                if len(self._namespaces) >= _REMEMBERED:
+                    self._namespaces.clear()
+                self._namespaces[named] = namespace
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, request.canonical)
         return MeasuredPrompt(namespace, tokens, blocks, block_tokens, counted.curve if counted else ())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN, exact_tokens, media_bytes
@@ -37,6 +38,12 @@ _LEAST_TOKENS = 64
 _WEIGHT, _BELIEVED = 0.05, 0.2
 #: Of many requests at once; they move it by 10 % at most.
 _MOST_WEIGHT = 0.5
+
+
+@lru_cache(maxsize=256)
+def _of_family(model: str) -> float:
+    """Bytes per token by a model's name alone."""
+    return next((ratio for family, ratio in _FAMILIES if family.search(model)), DEFAULT_BYTES_PER_TOKEN)
 
 
 class EstimateCounter:
@@ -76,7 +83,7 @@ class EstimateCounter:
         configured = self._configured.get(model)
         if configured is not None:
             return configured
-        return next((ratio for family, ratio in _FAMILIES if family.search(model)), DEFAULT_BYTES_PER_TOKEN)
+        return _of_family(model)
 
     @property
     def learned(self) -> Mapping[str, float]:

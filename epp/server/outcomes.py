@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from epp.decide.records import Source, usage_sources, with_itl
+from epp.decide.records import Outcome, Source, itl_of, usage_sources
 from epp.extproc.types import Cause
 from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.decide.picker import Picker
     from epp.decide.recorder import Recorder
-    from epp.decide.records import Outcome
     from epp.prompt.usage import Usage
     from epp.server.metrics import Metrics
     from epp.server.report import Report
@@ -160,28 +159,47 @@ class Outcomes:
 
     def _merged(self, outcome: Outcome, report: Report) -> Outcome:
         """What Envoy saw goes before what the stream told."""
-        facts: dict[str, Any] = {"cause": report.cause.value}
+        # Field by field: `replace` costs ten times as much, and every request comes by here.
+        envoy, sources = Source.ENVOY, {**outcome.sources, "cause": Source.ENVOY}
+        served, attempts = outcome.served, outcome.attempts
         if report.served:
-            facts["served"] = self._resolver.endpoint_of(report.served)
-            facts["attempts"] = report.attempts or None
+            served, attempts = self._resolver.endpoint_of(report.served), report.attempts or None
+            sources["served"] = sources["attempts"] = envoy
+        status, response_bytes = outcome.status, outcome.response_bytes
         if report.status:
-            facts |= {"status": report.status, "response_bytes": report.response_bytes}
+            status, response_bytes = report.status, report.response_bytes
+            sources["status"] = sources["response_bytes"] = envoy
+        chunks, ttft_ms, e2e_ms, usage = outcome.chunks, outcome.ttft_ms, outcome.e2e_ms, outcome.usage
         if report.chunks is not None:
-            facts["chunks"] = report.chunks
-        for name in ("ttft_ms", "e2e_ms"):
-            value_ms = getattr(report, name)
-            if not math.isnan(value_ms):
-                facts[name] = value_ms
-        sources = {**outcome.sources, **dict.fromkeys(facts, Source.ENVOY)}
+            chunks, sources["chunks"] = report.chunks, envoy
+        if not math.isnan(report.ttft_ms):
+            ttft_ms, sources["ttft_ms"] = report.ttft_ms, envoy
+        if not math.isnan(report.e2e_ms):
+            e2e_ms, sources["e2e_ms"] = report.e2e_ms, envoy
         if report.usage != NO_USAGE:
-            facts["usage"] = report.usage
-            sources |= usage_sources(report.usage, Source.ENVOY)
-        if report.streamed is not None:
-            facts["streamed"] = report.streamed
-        merged = replace(outcome, **facts, sources=sources)
-        if math.isnan(report.ttft_ms):
-            return merged
-        return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)
+            usage = report.usage
+            sources |= usage_sources(usage, envoy)
+        streamed, itl_ms = outcome.streamed if report.streamed is None else report.streamed, outcome.itl_ms
+        if streamed and not math.isnan(report.ttft_ms):
+            told_ms, source = itl_of(usage, chunks, report.e2e_ms - report.ttft_ms, envoy)
+            if not math.isnan(told_ms):
+                itl_ms, sources["itl_ms"] = told_ms, source
+        return Outcome(
+            id=outcome.id,
+            endpoint=outcome.endpoint,
+            cause=report.cause.value,
+            status=status,
+            ttft_ms=ttft_ms,
+            e2e_ms=e2e_ms,
+            usage=usage,
+            served=served,
+            attempts=attempts,
+            itl_ms=itl_ms,
+            chunks=chunks,
+            response_bytes=response_bytes,
+            streamed=streamed,
+            sources=sources,
+        )
 
     def _judge(self, report: Report) -> None:
         """What the request says of the health of the endpoints that it was tried on."""

@@ -143,10 +143,16 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     ours = _fields(namespaces[DECISION_NAMESPACE]) if DECISION_NAMESPACE in namespaces else {}
     seen = _fields(namespaces[OBSERVED_NAMESPACE]) if OBSERVED_NAMESPACE in namespaces else {}
     lb = _fields(namespaces[LB_NAMESPACE]) if LB_NAMESPACE in namespaces else {}
-    picked = tuple(name.strip() for name in _text(lb.get(DESTINATION_KEY)).split(",") if name.strip())
-    flags = tuple(field.name for field, value in common.response_flags.ListFields() if value is True)
+    picked = tuple(
+        [stripped for name in _text(lb.get(DESTINATION_KEY)).split(",") if (stripped := name.strip())]
+    )
+    flags: tuple[str, ...] = ()
+    if common.HasField("response_flags"):
+        flags = tuple([field.name for field, value in common.response_flags.ListFields() if value is True])
     socket = common.upstream_remote_address.socket_address
-    host = f"[{socket.address}]" if ":" in socket.address else socket.address
+    host = socket.address
+    if ":" in host:
+        host = f"[{host}]"
     served = f"{host}:{socket.port_value}" if host else ""
     if RELAY_NAMESPACE in namespaces:
         served = _text(_fields(namespaces[RELAY_NAMESPACE]).get(RELAY_SERVED_KEY)) or served
@@ -155,7 +161,9 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     usage = seen.get("usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
-    e2e_ms = _ms(common, "duration")
+    e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
+    connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
+    start = common.start_time
     return Report(
         decision_id=_text(ours.get("decision_id")),
         status=response.response_code.value,
@@ -167,25 +175,26 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         attempts=common.upstream_request_attempt_count,
         request_bytes=entry.request.request_body_bytes,
         response_bytes=response.response_body_bytes,
-        started_wall_s=common.start_time.seconds + common.start_time.nanos / 1e9,
+        started_wall_s=start.seconds + start.nanos / 1e9,
         ttft_ms=_ttft_ms(common, seen.get("first_us"), e2e_ms),
         e2e_ms=e2e_ms,
         received_ms=_ms(common, "time_to_last_rx_byte"),
-        sent_ms=_ms(common, "time_to_first_upstream_tx_byte"),
+        sent_ms=sent_ms,
         headers_ms=_ms(common, "time_to_first_upstream_rx_byte"),
-        connect_ms=_tag_ms(common, "connect_us"),
-        connected_anew=_connected_anew(common),
+        connect_ms=connect_ms,
+        # A connection from before the request has no time since its start.
+        connected_anew=None if math.isnan(connect_ms) else not math.isnan(fresh_ms),
         streamed=streamed if isinstance(streamed, bool) else None,
         encoding=_text(seen.get("encoding")),
         chunks=int(chunks) if isinstance(chunks, float) else None,
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
-        opened_ms=_ms(common, "time_to_first_upstream_tx_byte") - _tag_ms(common, "fresh_us"),
+        opened_ms=sent_ms - fresh_ms,
     )
 
 
 def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:
     """The flags tell; of several the one that ended the request, which is the first in this order."""
-    if not ended:
+    if flags and not ended:
         for names, cause in (
             (_GONE, Termination.CLIENT_GONE),
             (_TIMEOUTS, Termination.TIMED_OUT),
@@ -237,13 +246,6 @@ def _tag_ms(common: AccessLogCommon, tag: str) -> float:
         return math.nan
     text = common.custom_tags[tag]
     return int(text) / 1e3 if text.isascii() and text.isdigit() else math.nan
-
-
-def _connected_anew(common: AccessLogCommon) -> bool | None:
-    """Whether the connection was begun after the request: one from before has no time since its start."""
-    if math.isnan(_tag_ms(common, "connect_us")):
-        return None
-    return not math.isnan(_tag_ms(common, "fresh_us"))
 
 
 def _ttft_ms(common: AccessLogCommon, first_us: object, e2e_ms: float) -> float:

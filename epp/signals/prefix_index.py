@@ -90,14 +90,11 @@ class PrefixMatch:
 
     def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
         """Tokens believed cached, by candidate."""
-        result = np.zeros(len(slots))
         if len(slots) <= _FEW_SLOTS:
-            wanted = slots.tolist()
-            for holders, tokens in self._steps:
-                for row, slot in enumerate(wanted):
-                    if holders >> slot & 1:
-                        result[row] = tokens
-        elif self._steps:
+            result = np.array(self._few(slots.tolist()), np.float64)
+            return result if self._limit is None else self._limit(slots, result)
+        result = np.zeros(len(slots))
+        if self._steps:
             width = max(int(slots.max()) + 1, self._steps[0][0].bit_length()) // 8 + 1
             for holders, tokens in self._steps:
                 bits = np.frombuffer(holders.to_bytes(width, "little"), dtype=np.uint8)
@@ -108,6 +105,17 @@ class PrefixMatch:
                     result[row] = max(float(result[row]), self._answered[slot])
         result = np.minimum(result, self._prompt_tokens)
         return result if self._limit is None else self._limit(slots, result)
+
+    def _few(self, slots: list[int]) -> list[float]:
+        most, found = float(self._prompt_tokens), []
+        for slot in slots:
+            cached = 0.0
+            for holders, tokens in self._steps:
+                if not holders >> slot & 1:
+                    break  # whoever holds a deeper one holds this
+                cached = tokens
+            found.append(min(max(cached, self._answered.get(slot, 0.0)), most))
+        return found
 
 
 class PrefixIndex:
