@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from epp.bench import core, figures, idle, index, recorded, server, soak, streams, through_envoy
+from epp.bench import core, figures, idle, index, learned, recorded, server, soak, streams, through_envoy
 from epp.bench.cpu import instructions_offered
 from epp.bench.figures import Figures
 from epp.envoy.launch import tied_to_parent
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
-ALL = ("core", "server", "envoy", "streams", "index", "idle")
+ALL = ("core", "learned", "server", "envoy", "streams", "index", "idle")
 LONG = ("long-index", "soak")
 #: Rounds unless told otherwise.
 _ROUNDS = {
     "core": 5,
+    "learned": 5,
     "server": 3,
     "envoy": 3,
     "streams": 1,
@@ -118,6 +119,9 @@ def _measure(found: Figures, name: str, arguments: argparse.Namespace) -> None:
         for number in range(rounds):
             core.measure(found, number, sizes, endpoints)
             core.measure_observing(found, number, sizes[:1] + ["18k"] * ("18k" in sizes[1:]), endpoints[:1])
+    elif name == "learned":
+        for number in range(rounds):
+            learned.measure(found, number)
     elif name == "index":
         for size in ("1M", "10M"):
             index.measure(found, size)

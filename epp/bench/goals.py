@@ -33,6 +33,8 @@ GOALS: Mapping[str, Goal] = {
     "core/18k/3/warm": Goal(0.25, "decision core at 18k tokens, 3 endpoints"),
     "core/18k/100/warm": Goal(0.30, "decision core at 18k tokens, 100 endpoints"),
     "core/18k/1000/warm": Goal(0.45, "decision core at 18k tokens, 1,000 endpoints"),
+    "learned/16": Goal(0.30, "decision by a learned model, 16 endpoints"),
+    "learned/256": Goal(1.00, "decision by a learned model, 256 endpoints"),
     "envoy/added TTFT p50": Goal(1.5, "added TTFT through Envoy at 50 req/s, 72 KB"),
     "envoy/added TTFT p99": Goal(6.0, "the same, 99th percentile"),
     "index/1M/bytes per token": Goal(4.0, "index memory per cached token per distinct prefix"),
