@@ -86,14 +86,14 @@ def _status(setup: Setup) -> int:
 
 def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
-    os.nice(_NICE)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     with contextlib.ExitStack() as held:
         lock = TunerLock(setup.places.lock, tell=log.warning, who="learner")
         lock.acquire()
         held.callback(lock.release)
+        os.nice(_NICE)
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
         _tidy(setup.places.model)
         loop = build_loop(setup, lock)
         loop.open()

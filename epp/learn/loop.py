@@ -79,7 +79,7 @@ class Loop:
         self._beat_s = clock.mono_s()
         self._status_s = self._retry_s = float("-inf")
         self._unsaved = False
-        self._failing = ""
+        self._told: set[str] = set()
         #: Tries the learned policy against the heuristic; None where nothing is to be tried.
         self.trial: Tuner | None = None
         self.learner: Learner
@@ -161,6 +161,7 @@ class Loop:
             try:
                 self._store.save(self.learner.memory, self._feed.state)
                 self._unsaved = False
+                self._told.clear()
             except OSError as error:
                 self._once(f"cannot write the learner's memory: {error}; trying again")
                 self._retry_s = now_s + _RETRY_S
@@ -178,8 +179,8 @@ class Loop:
             self._once(f"{self._places.status}: {error}")
 
     def _once(self, sentence: str) -> None:
-        if sentence != self._failing:
-            self._failing = sentence
+        if sentence not in self._told:
+            self._told.add(sentence)
             self._tell(sentence)
 
 
@@ -187,7 +188,7 @@ def round_facts(held: Round) -> dict[str, Any]:
     """A round as plain values, for the audit log and the status."""
     facts = asdict(held)
     facts["round"] = facts.pop("number")
-    facts["at_wall_s"] = round(held.at_wall_s, 3)
+    facts["held_wall_s"] = round(facts.pop("at_wall_s"), 3)
     facts["forgetting"] = {str(number): error_ms for number, error_ms in held.forgetting.items()}
     return facts
 

@@ -1,14 +1,13 @@
 """The learner's memory on disk: two files written in turn, so that whatever is torn, the other one is whole.
 
-Owns the form: a NumPy archive without pickled objects, samples as columns, models as their files, the rest as
-JSON, and a digest over all. Which requests were read is in it too: after a restart nothing counts twice, and
+Owns the form: a digest of all that follows, a NumPy archive without pickled objects: samples as columns, models
+as their files, the rest as JSON. Which requests were read is in it too: after a restart nothing counts twice, and
 what came since is read again from the records.
 """
 
 from __future__ import annotations
 
 import io
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from epp.learner.samples import Logged, Sample
 from epp.tune.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Reversible, Sequence
+    from collections.abc import Callable, Reversible, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 FORMAT = 1
+_DIGEST_BYTES = 16
 #: Logged choices are persisted up to so many rows of inputs, newest first; what is lost costs one round.
 _LOGGED_ROWS = 100_000
 _NUMBERS = ("at_wall_s", "ttft_ms", "itl_ms", "waited_ms", "failed", "output_tokens")
@@ -45,7 +45,6 @@ class _Meta(msgspec.Struct):
     format: int
     count: int
     features: list[str]
-    digest: str
     classes: list[str]
     seen: int
     since: int
@@ -124,7 +123,6 @@ def _packed(memory: Memory, feed: FeedState, count: int, settings: LearnerSettin
         format=FORMAT,
         count=count,
         features=list(settings.network.features),
-        digest=_digest(arrays),
         classes=list(classes),
         seen=memory.seen,
         since=memory.since,
@@ -139,7 +137,8 @@ def _packed(memory: Memory, feed: FeedState, count: int, settings: LearnerSettin
     file = io.BytesIO()
     plain: Any = arrays
     np.savez_compressed(file, **plain)
-    return file.getvalue()
+    content = file.getvalue()
+    return xxhash.xxh3_64_hexdigest(content).encode() + content
 
 
 def _bounded(logged: Reversible[Logged]) -> list[Logged]:
@@ -179,30 +178,23 @@ def _choices(held: Sequence[Logged], classes: dict[str, int], width: int) -> Arr
     }
 
 
-def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    state = xxhash.xxh3_64()
-    for name in sorted(arrays):
-        state.update(name.encode())
-        state.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return state.hexdigest()
-
-
 def _opened(content: bytes, settings: LearnerSettings) -> tuple[int, Memory, FeedState]:
     """Count and content of an archive.
 
     Raises:
         ValueError: torn, changed, of another version, or of other features.
     """
+    digest, archive = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if xxhash.xxh3_64_hexdigest(archive).encode() != digest:
+        raise ValueError("its digest does not fit: torn, or changed by hand")
+    with np.load(io.BytesIO(archive), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
         meta = msgspec.json.decode(arrays.pop("meta").tobytes(), type=_Meta)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"torn: {error}") from error
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise ValueError(f"of another version: {error}") from error
     if meta.format != FORMAT:
         raise ValueError(f"the memory has format {meta.format}, this program reads {FORMAT}")
-    if meta.digest != _digest(arrays):
-        raise ValueError("its digest does not fit: torn, or changed by hand")
     if tuple(meta.features) != settings.network.features:
         raise ValueError("it is of other features")
     return meta.count, _memory(arrays, meta, settings), meta.feed

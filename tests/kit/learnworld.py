@@ -1,0 +1,109 @@
+"""A learner over a folder of records that grows, in virtual time, on a disk that can fail."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from epp.clock import ManualClock
+from epp.config.reward_model import parse_reward_model
+from epp.learn.loop import Loop
+from epp.learn.places import ModelPlaces
+from epp.learn.publish import Publisher
+from epp.learn.store import MemoryStore
+from epp.tune.audit import Audit
+from epp.tune.disk import RealDisk
+from epp.tune.lock import TunerLock
+from tests.kit.learning import Recorded, settings_of
+from tests.kit.tunework import FakeDisk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.learner.settings import LearnerSettings
+    from epp.policies.reward_model import RewardModel
+
+
+@dataclass
+class FakeModelDisk(FakeDisk):
+    """As a tuner's, with files that go."""
+
+    def remove(self, path: Path) -> None:
+        self._write(lambda: path.unlink(missing_ok=True))
+
+
+def quick_settings() -> LearnerSettings:
+    """Rounds of a few milliseconds."""
+    return settings_of(
+        network={"epochs": 4, "hidden": (8,)},
+        data={"first": 60, "every": 40, "recent": 100, "replay": 40},
+        gate={"held_out": 20, "min_effective": 1.0, "z": 1e9, "worse": 10.0},
+    )
+
+
+@dataclass
+class LearnWorld:
+    """Records, a learner, and what it writes."""
+
+    folder: Path
+    settings: LearnerSettings = field(default_factory=quick_settings)
+    disk: FakeModelDisk = field(default_factory=FakeModelDisk)
+    clock: ManualClock = field(default_factory=ManualClock)
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = ModelPlaces(self.folder / "shared" / "reward.json")
+        self.recorded = Recorded(self.folder / "records")
+        self.loop: Loop | None = None
+        self.lock: TunerLock | None = None
+
+    def start(self) -> Loop:
+        """A learner begins."""
+        lock = TunerLock(self.places.lock, tell=self.told.append, pause=lambda _: None, who="learner")
+        lock.acquire()
+        self.lock = lock
+        self.loop = Loop(
+            settings=self.settings,
+            places=self.places,
+            disk=self.disk,
+            records=self.folder / "records",
+            store=MemoryStore(self.places, self.disk, self.settings, self.told.append),
+            publisher=Publisher(
+                self.places, self.disk, keep=self.settings.keep, check=lock.check, tell=self.told.append
+            ),
+            audit=Audit(self.places, self.disk, self.told.append, "learner"),
+            lock=lock,
+            clock=self.clock,
+            tell=self.told.append,
+        )
+        self.loop.open()
+        return self.loop
+
+    def run(self, requests: int, step: int = 20) -> None:
+        """Requests come and the learner looks after every few of them."""
+        assert self.loop is not None
+        for _ in range(0, requests, step):
+            self.recorded.write(step)
+            self.clock.advance(1.0)
+            self.loop.tick()
+
+    def die(self) -> None:
+        """The process ends without a word."""
+        if self.lock is not None and self.lock._own is not None:  # what a kernel does for it
+            import os  # noqa: PLC0415
+
+            os.close(self.lock._own.fd)
+            self.lock._own = None
+        self.loop = self.lock = None
+        self.disk.dies_in, self.disk.full = None, False
+
+    def published(self) -> RewardModel | None:
+        """What a picker would read now; None for no file."""
+        content = RealDisk().read(self.places.model)
+        return None if content is None else parse_reward_model(content, "reward.json")
+
+    def copied(self, folder: Path) -> LearnWorld:
+        """The same files for another learner; records go on in a file of their own."""
+        shutil.copytree(self.folder, folder)
+        return LearnWorld(folder, self.settings, clock=ManualClock(self.clock.mono_s(), self.clock.wall_s()))

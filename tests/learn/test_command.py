@@ -1,0 +1,112 @@
+"""`epp learn` as people run it: offline, as a process that is stopped, and asked for its status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import main
+from epp.config.reward_model import parse_reward_model
+from tests.kit.learning import Recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUICK = {
+    "network": {"features": ["running_requests", "uncached_tokens", "rtt_ms"], "hidden": [8], "epochs": 4},
+    "data": {"first": 60, "every": 40, "recent": 100, "replay": 40},
+    "gate": {"held_out": 20, "min_effective": 1.0, "z": 1e9, "worse": 10.0},
+}
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path) -> Path:
+    path = tmp_path / "learner.yaml"
+    path.write_text(json.dumps(QUICK))
+    return path
+
+
+def test_offline_it_trains_on_records_and_writes_the_last_model_that_passed(
+    tmp_path: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recorded(tmp_path / "records").write(150)
+    out = tmp_path / "reward.json"
+    words = ["learn", "--offline", str(tmp_path / "records"), "--settings", str(settings_file)]
+    assert main([*words, "--model", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "round 3: trained on" in told
+    assert "effective" in told
+    assert "calibration" in told
+    model = parse_reward_model(out.read_bytes(), "reward.json")
+    assert f"model {model.version} written to" in told
+    assert main([*words, "--json"]) == 0
+    assert [each["round"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 3]
+
+
+def test_too_few_records_and_no_records_are_told(
+    tmp_path: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["learn", "--settings", str(settings_file), "--offline"]
+    assert main([*words, str(tmp_path / "none")]) == 2
+    assert "not a folder of records" in capsys.readouterr().err
+    Recorded(tmp_path / "records").write(30)
+    assert main([*words, str(tmp_path / "records")]) == 2
+    assert "30 usable requests of 60" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "policy.model_file: not set"),
+        (["--model", "reward.json"], "records.folder: not set"),
+        (["--model", "reward.json", "--records", "records"], "weights_file: not set: a trial needs it"),
+    ],
+)
+def test_what_is_missing_is_named(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn", *words]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_as_a_process_it_learns_refuses_a_second_one_and_keeps_its_state(
+    tmp_path: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recorded(tmp_path / "records").write(80)
+    model, weights = tmp_path / "shared" / "reward.json", tmp_path / "shared" / "weights.yaml"
+    words = ["learn", "--settings", str(settings_file), "--model", str(model), "--weights", str(weights),
+             "--records", str(tmp_path / "records")]  # fmt: skip
+    begin = [sys.executable, "-m", "epp", *words, "--every", "0.1"]
+    process = subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ})
+    try:
+        end_s = time.monotonic() + PATIENCE_S
+        while not (model.exists() and weights.exists()) and time.monotonic() < end_s:
+            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            time.sleep(0.05)
+        assert main(words) == 2
+        assert "a learner runs on this file already" in capsys.readouterr().err
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=PATIENCE_S)[0].decode()
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, told
+    assert "the state is kept" in told
+    assert "use_model: 0.0" in weights.read_text()  # the heuristic decides until a trial says otherwise
+    version = parse_reward_model(model.read_bytes(), "reward.json").version
+    assert main([*words, "status"]) == 0
+    told = capsys.readouterr().out
+    assert "learner: not running" in told
+    assert f"model: {version}, round 1" in told
+    assert "trial: phase: baseline" in told
+    assert "effective" in told
