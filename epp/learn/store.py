@@ -1,8 +1,8 @@
 """The learner's memory on disk: two files written in turn, so that whatever is torn, the other one is whole.
 
-Owns the form: a digest of all that follows, a NumPy archive without pickled objects: samples as columns, models
-as their files, the rest as JSON. Which requests were read is in it too: after a restart nothing counts twice, and
-what came since is read again from the records.
+Owns the form: a digest of all that follows, and a NumPy archive without pickled objects: samples as columns,
+models as their files, the rest as JSON. Which requests were read is in it too: after a restart nothing counts
+twice, and what came since is read again from the records.
 """
 
 from __future__ import annotations
