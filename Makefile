@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-laar test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-tuner bench-tuner-full demo-tuner calibration clean
+.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-tuner bench-tuner-full demo-tuner calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,9 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 
 demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-out/tuner.html (minutes)
 	$(BIN)/python -m epp.demo.tuner --out demo-out/tuner.html
+
+demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 3 minutes)
+	$(BIN)/python -m epp.demo.wan $(WAN)
 
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
 	$(BIN)/epp laar demo

@@ -51,8 +51,8 @@ class Relays(Section, frozen=True):
     stream_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 4 * 1024 * 1024
     connection_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 16 * 1024 * 1024
     idle_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    ping_s: Annotated[float, msgspec.Meta(ge=0.1)] = 5.0
-    ping_timeout_s: Annotated[float, msgspec.Meta(ge=0.1)] = 5.0
+    ping_s: Annotated[float, msgspec.Meta(ge=0.1)] = 2.0
+    ping_timeout_s: Annotated[float, msgspec.Meta(ge=0.1)] = 4.0
     congestion_control: str = ""
     compression: Literal["none", "gzip"] = "none"
     max_streams: PositiveInt = 1000

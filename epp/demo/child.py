@@ -15,19 +15,23 @@ if TYPE_CHECKING:
 
 _STOP_S = 5.0
 _LOG_TAIL_BYTES = 2000
+EPP = (sys.executable, "-m", "epp")
+"""The program of the `epp` commands."""
 
 
 class Child:
-    """One `epp` command as a child process, an async context manager.
+    """One `epp` command, or another program, as a child process: an async context manager.
 
     Args:
         name: names the log file.
         arguments: the command's words and flags.
         folder: where its log goes.
+        program: what is run with the arguments, by its whole path; `epp` when empty.
     """
 
-    def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
+    def __init__(self, name: str, arguments: list[str], folder: Path, program: tuple[str, ...] = ()) -> None:
         self._name, self._arguments = name, arguments
+        self._program = program or EPP
         self._log_file = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -42,7 +46,7 @@ class Child:
         """Start it; it may not be ready yet."""
         with self._log_file.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied_to_parent(sys.executable, "-m", "epp", *self._arguments),
+                *tied_to_parent(*self._program, *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -65,6 +69,11 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     async def wait(self) -> None:
         """Wait until it ends by itself."""

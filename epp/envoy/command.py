@@ -110,8 +110,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "<arguments>", "--tier", f"{arguments.tier!r} is no tier", "global, or relay:REGION"
         )
-    region = arguments.tier.removeprefix(RELAY) if arguments.tier != GLOBAL else ""
-    text = render_relay(settings, region) if region else render(settings)
+    if arguments.tier == GLOBAL:
+        text = render(settings)
+    else:
+        text = render_relay(settings, arguments.tier.removeprefix(RELAY))
     try:
         if arguments.eds:
             write(arguments.eds, render_endpoints(settings.endpoints))

@@ -199,6 +199,8 @@ class EnvoyProcess:
                     "--log-level", "warning",
                     "--disable-hot-restart",
                     "--drain-time-s", "1",
+                    # Who starts Envoy so reads its access log soon.
+                    "--file-flush-interval-msec", "200",
                     "--parent-shutdown-time-s", "2",
                 ),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -33,6 +34,8 @@ HUB = "hub"
 _PREFIX = "epp-wan-"
 _NAMESPACES = Path("/run/netns")
 _STOP_S = 10.0
+#: A process may have several networks.
+_numbers = itertools.count()
 # <sched.h>
 _CLONE_NEWNET = 0x40000000
 
@@ -96,6 +99,7 @@ class Network:
         self.sites = tuple(sites)
         self._shapes = {site.name: site.shape for site in sites}
         self._seed = seed
+        self._number = next(_numbers)
         self._made: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -134,7 +138,7 @@ class Network:
 
     def namespace(self, place: str) -> str:
         """The namespace of a region or of `HUB`."""
-        return f"{_PREFIX}{os.getpid()}-{place}"
+        return f"{_PREFIX}{os.getpid()}-{self._number}-{place}"
 
     def address(self, region: str) -> str:
         """Where the hub finds a region."""

@@ -1,0 +1,188 @@
+"""`make demo-wan`: the same load over real TCP to three regions, by one tier and by two; and faults.
+
+    python -m epp.demo.wan [--full] [--ways one-tier,two-tier] [--loss 0,0.5]
+
+Needs root and TUN devices; says so and ends well where they are not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+
+from epp.bench.cpu import cpu_s
+from epp.demo.stack import REGIONS
+from epp.demo.wan_load import SHORT, WARM_UP, Client
+from epp.demo.wan_report import Cell, Fault, Yardstick, fault_table, table, yardstick_table
+from epp.demo.wan_world import WAYS, Route, World, network
+from epp.errors import EppError
+from epp.wan.network import HUB, Network, why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.demo.wan_load import Burst, Sample
+
+_COMPARED = ("one-tier", "two-tier")
+_FULL = tuple(WAYS)
+_FULL_ROUNDS = 4
+#: Lost packets make few requests slow: more of them are needed to see it.
+_LOSSES = (0.0, 0.005)
+#: The middle one: far enough to notice, near enough to be picked.
+_FAULTY = "frankfurt"
+_INTERVAL_S = 0.4
+_PHASE_S = {"before": 3.0, "during": 9.0, "after": 7.0}
+#: Envoy writes its log ten times a second.
+_LOG_S = 0.5
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="demo-wan", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="all ways, four rounds each (half an hour)")
+    parser.add_argument("--ways", default="", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--loss", default="", help="shares of packets lost in each direction, in percent")
+    parser.add_argument("--rounds", type=int, default=0, help="times that the schedule is run (1; full: 4)")
+    parser.add_argument("--congestion", default="cubic", help="congestion control (%(default)s)")
+    parser.add_argument("--no-faults", action="store_true", help="leave the faults out")
+    parser.add_argument("--only-faults", action="store_true", help="leave the comparison out")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out/wan"), help="folder for output (%(default)s)"
+    )
+    arguments = parser.parse_args()
+    console = Console(width=150 if not sys.stdout.isatty() else None)
+    if reason := why_not():
+        console.print(f"skipped: {reason}")
+        return 0
+    names = [name for name in arguments.ways.split(",") if name] or (_FULL if arguments.full else _COMPARED)
+    if unknown := set(names) - set(WAYS):
+        parser.error(f"no such way: {', '.join(sorted(unknown))}")
+    losses = [float(text) / 100 for text in arguments.loss.split(",") if text] or _LOSSES
+    rounds = arguments.rounds or (_FULL_ROUNDS if arguments.full else 1)
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    arguments.out.mkdir(parents=True)
+    run = _Run(arguments.out, console, arguments.congestion)
+    try:
+        with network() as made, made.joined(HUB):
+            faults = () if arguments.no_faults else _COMPARED
+            compared = () if arguments.only_faults else names
+            asyncio.run(run.all([(name, loss) for loss in losses for name in compared], rounds, faults, made))
+    except KeyboardInterrupt:
+        return 130
+    except EppError as error:
+        console.print(str(error))
+        return 1
+    return 0
+
+
+class _Run:
+    """One run of the demonstration."""
+
+    def __init__(self, folder: Path, console: Console, congestion: str) -> None:
+        self._folder, self._console, self._congestion = folder, console, congestion
+        self._regions = [region.name for region in REGIONS]
+
+    async def all(
+        self, cells: Sequence[tuple[str, float]], rounds: int, faults: Sequence[str], made: Network
+    ) -> None:
+        """The yardsticks, the comparison, the faults."""
+        say, started_s = self._console.print, time.monotonic()
+        async with World(made, self._folder) as world:
+            yardsticks = {region: await self._yardstick(world, region) for region in self._regions}
+            say(yardstick_table(yardsticks, {region.name: region.rtt_ms for region in REGIONS}))
+            measured = []
+            for name, loss in cells:
+                measured.append(await self._cell(world, name, loss, SHORT * rounds))
+                cell = measured[-1]
+                say(f"{cell.way}, {loss:.1%} lost: {len(cell.samples)} requests", highlight=False)
+            if measured:
+                say(table(measured, yardsticks))
+            world.shape(0.0)
+            seen = [fault for name in faults for fault in await self._faults(world, name)]
+            if seen:
+                say(fault_table(seen, _FAULTY))
+        load = os.getloadavg()[1]
+        say(f"{time.monotonic() - started_s:.0f} s; load average {load:.1f} on {os.cpu_count()} cores")
+        results = {"cells": measured, "faults": seen, "yardsticks": yardsticks}
+        (self._folder / "results.json").write_bytes(msgspec.json.encode(results))
+
+    async def _yardstick(self, world: World, region: str) -> Yardstick:
+        async with Client(f"http://{world.engine(region)}") as client:
+            world.near(region)
+            engine_ms = await client.warm_ms(8)
+        world.shape(0.0)
+        async with Client(f"http://{world.engine(region)}") as client:
+            return Yardstick(engine_ms, await client.warm_ms(10))
+
+    async def _cell(self, world: World, name: str, loss: float, schedule: Sequence[Burst]) -> Cell:
+        way = WAYS[name]
+        world.shape(loss)
+        folder = self._folder / f"{name}-{loss * 100:g}"
+        async with Route(world, way, folder, congestion=self._congestion) as route:
+            async with Client(route.envoy.listener_url) as client:
+                await client.bursts(self._regions, WARM_UP)
+                cold_before, opened_before = await self._so_far(route)
+                before_s = _cpu_s(route)
+                samples = await client.bursts(self._regions, schedule)
+                used_s = _cpu_s(route) - before_s
+            cold, opened = await self._so_far(route)
+        return Cell(
+            way=way.said,
+            loss=loss,
+            samples=samples,
+            cold=(cold - cold_before) / max(1, len(samples)),
+            opened=opened - opened_before,
+            cpu_ms=used_s * 1e3 / max(1, len(samples)),
+        )
+
+    async def _so_far(self, route: Route) -> tuple[int, int]:
+        """Requests that were the first on their connection, and connections opened, since the start."""
+        await asyncio.sleep(_LOG_S)
+        opened = await route.envoy.stats("cluster.replicas.upstream_cx_total")
+        used = {entry["connection"] for entry in route.log()}
+        return len(used), sum(opened.values())
+
+    async def _faults(self, world: World, name: str) -> list[Fault]:
+        way, found = WAYS[name], []
+        folder = self._folder / f"{name}-faults"
+        async with (
+            Route(world, way, folder, congestion=self._congestion) as route,
+            Client(route.envoy.listener_url) as client,
+        ):
+            await client.bursts(self._regions, WARM_UP)
+            if way.connections:
+                phases = {"before": await client.steady(_PHASE_S["before"], _INTERVAL_S)}
+                route.relays[_FAULTY].kill()
+                phases["during"] = await client.steady(_PHASE_S["during"], _INTERVAL_S)
+                await route.start_relay(_FAULTY)
+                phases["after"] = await client.steady(_PHASE_S["after"], _INTERVAL_S)
+                found.append(Fault(way.said, "relay killed", phases))
+            found.append(Fault(way.said, "region cut off", await self._cut(world, client)))
+        return found
+
+    async def _cut(self, world: World, client: Client) -> dict[str, Sequence[Sample]]:
+        """Requests of all three phases overlap: those of a cut region hang while the next ones are sent."""
+        asking = {}
+        for phase, seconds in _PHASE_S.items():
+            world.network.change(_FAULTY, cut=phase == "during")
+            asking[phase] = asyncio.create_task(client.steady(seconds, _INTERVAL_S))
+            await asyncio.sleep(seconds)
+        return {phase: await task for phase, task in asking.items()}
+
+
+def _cpu_s(route: Route) -> float:
+    """CPU time of the global Envoy and of the relays so far."""
+    return sum(cpu_s(pid) for pid in (route.envoy.pid, *(relay.pid for relay in route.relays.values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Which relays a pick goes through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from epp.config.relays import Relays
+from epp.extproc.types import Pick
+from epp.server.relays import RELAYS_KEY, RelayPaths
+
+if TYPE_CHECKING:
+    from epp.decide.records import Decision
+
+PICK = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
+
+
+class Fleet:
+    regions = ("near", "near", "far", "elsewhere")
+
+
+class Decided:
+    """What of a decision is asked."""
+
+    fleet = Fleet()
+
+    def __init__(self, chosen: int, *fallbacks: int) -> None:
+        self.chosen, self.fallbacks = chosen, fallbacks
+
+
+def paths(connections: int = 1, **regions: str) -> RelayPaths:
+    addresses = regions or {"near": "192.0.2.1:8443", "far": "[2001:DB8::1]:8443"}
+    return RelayPaths(
+        Relays(regions=addresses, connections=connections, ca_file="/a", cert_file="/c", key_file="/k")
+    )
+
+
+def through(relays: RelayPaths, decided: Decided, allowed: frozenset[str] | None = None) -> list[str]:
+    pick = relays.through(PICK, cast("Decision", decided), allowed)
+    return pick.metadata.get(RELAYS_KEY, "").split(",")
+
+
+def test_without_relays_a_pick_stays_as_it_is() -> None:
+    assert RelayPaths(Relays()).through(PICK, cast("Decision", Decided(0)), None) is PICK
+
+
+@pytest.mark.parametrize(
+    ("decided", "allowed", "wanted"),
+    [
+        (Decided(0), None, ["192.0.2.1:8443", "[2001:db8::1]:8443"]),
+        (Decided(2, 0), None, ["[2001:db8::1]:8443", "192.0.2.1:8443"]),
+        (Decided(0, 1), frozenset({"near"}), ["192.0.2.1:8443"]),
+        (Decided(3), frozenset({"elsewhere"}), [""]),
+        (Decided(3), None, ["192.0.2.1:8443", "[2001:db8::1]:8443"]),
+    ],
+)
+def test_regions_come_in_the_picks_order_then_the_others_allowed(
+    decided: Decided, allowed: frozenset[str] | None, wanted: list[str]
+) -> None:
+    assert through(paths(), decided, allowed) == wanted
+
+
+def test_connections_take_turns() -> None:
+    relays = paths(3, near="192.0.2.1:8443", far="192.0.2.9:8443")
+    first = [through(relays, Decided(0))[0] for _ in range(6)]
+    assert first == ["192.0.2.1:8443", "192.0.2.1:8444", "192.0.2.1:8445"] * 2
+
+
+def test_turns_of_regions_do_not_fall_into_step() -> None:
+    """Requests that alternate between regions use all connections of each."""
+    relays = paths(2, near="192.0.2.1:8443", far="192.0.2.9:8443")
+    near = set()
+    for _ in range(4):
+        near.add(through(relays, Decided(0))[0])
+        through(relays, Decided(2))
+    assert near == {"192.0.2.1:8443", "192.0.2.1:8444"}
+
+
+def test_other_metadata_of_the_pick_stays() -> None:
+    pick = paths().through(PICK, cast("Decision", Decided(0)), None)
+    assert pick.metadata["model_public"] == "m"
+
+
+async def test_relays_by_name_are_named_by_address() -> None:
+    relays = paths(near="localhost:8443")
+    await relays.resolver.resolve("localhost:8443")
+    assert through(relays, Decided(0))[0] in ("127.0.0.1:8443", "[::1]:8443")

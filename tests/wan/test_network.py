@@ -1,0 +1,138 @@
+"""Real TCP over links of our own. Root and TUN only; elsewhere skipped with the reason.
+
+Times are compared with the round trip asked for and with each other, never with a clock's idea of fast.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.wan.network import HUB, Network, Site, WanError, remove_stale
+from epp.wan.shape import Shape
+from tests.kit.wan import require_network, running, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEAR_S, FAR_S = 0.02, 0.3
+
+
+@pytest.fixture(scope="module")
+def wan() -> Iterator[Network]:
+    """Two regions, 20 and 300 ms away."""
+    sites = [Site("near", Shape(delay_ms=NEAR_S * 500)), Site("far", Shape(delay_ms=FAR_S * 500))]
+    with running(sites) as network:
+        yield network
+
+
+def namespaces() -> list[str]:
+    folder = Path("/run/netns")
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_round_trip_takes_as_long_as_asked(wan: Network) -> None:
+    """A connect is one round trip; the least of several, because a busy machine only ever adds."""
+    near_s = min(timed(wan, "near", [])[0] for _ in range(5))
+    far_s = min(timed(wan, "far", [])[0] for _ in range(3))
+    assert NEAR_S <= near_s < FAR_S
+    assert FAR_S <= far_s < 2 * FAR_S
+
+
+def test_a_long_body_takes_more_round_trips_on_a_cold_connection_than_on_a_warm_one(wan: Network) -> None:
+    """72 KB are 50 segments: three flights after a window of ten, fewer once the window has grown."""
+    _, *bodies_s = timed(wan, "far", [72_000] * 6)
+    cold_s, warm_s = bodies_s[0], min(bodies_s[3:])
+    assert warm_s >= FAR_S
+    assert cold_s - warm_s > 0.8 * FAR_S
+
+
+def test_a_wider_initial_window_spares_a_cold_connection_round_trips(wan: Network) -> None:
+    usual_s = min(timed(wan, "far", [72_000])[1] for _ in range(2))
+    for place in (HUB, "far"):
+        wan.initial_window(place, "far", 64)
+    try:
+        wide_s = min(timed(wan, "far", [72_000])[1] for _ in range(2))
+    finally:
+        for place in (HUB, "far"):
+            wan.initial_window(place, "far", 10)
+    assert usual_s - wide_s > 0.5 * FAR_S
+
+
+def test_links_change_while_they_run(wan: Network) -> None:
+    wan.change("far", delay_ms=0.0)
+    try:
+        assert min(timed(wan, "far", [])[0] for _ in range(5)) < FAR_S
+    finally:
+        wan.change("far", delay_ms=FAR_S * 500)
+    assert timed(wan, "far", [])[0] >= FAR_S
+
+
+def test_kernel_settings_are_the_namespaces_own(wan: Network) -> None:
+    file = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+    outside = Path(file).read_text()
+    wan.kernel("near", {"ipv4.tcp_slow_start_after_idle": "0"})
+    seen = {
+        place: subprocess.run(
+            wan.command(place, "cat", file), check=True, capture_output=True, text=True
+        ).stdout
+        for place in ("near", "far")
+    }
+    assert seen == {"near": "0\n", "far": "1\n"}
+    assert Path(file).read_text() == outside
+    with pytest.raises(WanError):
+        wan.kernel("near", {"ipv4.there_is_no_such": "1"})
+
+
+def test_what_runs_in_joined_is_inside(wan: Network) -> None:
+    inside = ("ip", "-o", "link")
+    with wan.joined(HUB):
+        links = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
+    outside = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
+    assert "wan0" in links
+    assert "wan0" not in outside
+
+
+def test_nothing_is_left_behind() -> None:
+    require_network()
+    before = namespaces()
+    with Network([Site("one", Shape())]) as network:
+        assert network.namespace("one") in namespaces()
+    assert namespaces() == before
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+    require_network()
+    script = (
+        "from epp.wan.network import Network, Site\nfrom epp.wan.shape import Shape\n"
+        "with Network([Site('one', Shape())]):\n    print('made', flush=True)\n    input()\n"
+    )
+    child = subprocess.Popen(
+        (sys.executable, "-c", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout.readline() == b"made\n"
+    left = [name for name in namespaces() if f"-{child.pid}-" in name]
+    assert len(left) == 2
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    child.stdin.close()
+    assert set(left) <= set(remove_stale())
+    assert not [name for name in namespaces() if f"-{child.pid}-" in name]
+
+
+def test_a_link_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_network()
+    before = namespaces()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WanError), Network([Site("one", Shape())]):
+        pass
+    assert namespaces() == before
