@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 import yaml
@@ -24,6 +28,9 @@ from tests.kit.chart import (
 )
 from tools.gen_chart_files import contents
 from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 APP = "endpoints.matchLabels.app=vllm"
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)
@@ -288,3 +295,38 @@ REFUSALS = [
 @pytest.mark.parametrize(("settings", "words"), REFUSALS)
 def test_what_cannot_work_is_refused_in_words(settings: tuple[str, ...], words: str) -> None:
     assert words in refused(*settings)
+
+
+def test_the_kernel_is_left_alone_unless_asked_for() -> None:
+    assert "initContainers" not in pods(rendered(*STANDALONE))[0]
+
+
+def test_kernel_settings_are_made_before_anything_connects() -> None:
+    wanted = r"kernel.sysctls.net\.ipv4\.tcp_congestion_control=bbr"
+    (pod,) = pods(rendered(*STANDALONE, "kernel.enabled=true", wanted))
+    (first,) = pod["initContainers"]
+    assert first["args"] == [
+        "net.ipv4.tcp_congestion_control=bbr",
+        "net.ipv4.tcp_slow_start_after_idle=0",
+    ]
+    assert first["securityContext"]["privileged"] is True
+    assert all(not each["securityContext"].get("privileged") for each in pod["containers"])
+    assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_script_that_sets_the_kernel_writes_what_it_is_told(tmp_path: Path) -> None:
+    (pod,) = pods(rendered(*STANDALONE, "kernel.enabled=true"))
+    script = pod["initContainers"][0]["command"][2]
+    setting = tmp_path / "net" / "ipv4" / "tcp_slow_start_after_idle"
+    setting.parent.mkdir(parents=True)
+    setting.write_text("1\n")
+    script = script.replace('"/proc/sys"', repr(str(tmp_path)))
+    asked = [sys.executable, "-c", script, *pod["initContainers"][0]["args"]]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert setting.read_text() == "0"
+    assert said.stdout == "net.ipv4.tcp_slow_start_after_idle: 1 -> 0\n"
+
+
+def test_kernel_settings_that_would_reach_no_envoy_are_refused() -> None:
+    assert "kernel.enabled=false" in refused("kernel.enabled=true", APP)
+    refused(*STANDALONE, "kernel.enabled=true", r"kernel.sysctls.vm\.swappiness=1")
