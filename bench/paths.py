@@ -1,6 +1,6 @@
 """What pricing cold connections is worth: `gorgo-ms` with and without it, over paths of several kinds.
 
-    python -m bench.paths                     # prints the table; some 20 minutes on 2 cores
+    python -m bench.paths                     # prints the table; some 30 minutes on 2 cores
     python -m bench.paths --page              # and writes it into docs/gorgo-ms.md
 
 A kind of path is when engines or proxies close idle connections, and whether windows stay open. The picker
@@ -65,6 +65,7 @@ KINDS: dict[str, Callable[[NetworkPath], NetworkPath]] = {
     "closed after 60 s, windows kept": _kept,
     "always open, windows kept": _relayed,
 }
+METRICS = ("ttft_ms", "e2e_ms")
 _GORGO_MS = PolicyChoice("gorgo-ms")
 ARMS = (
     Arm("nothing told", _GORGO_MS, ConnectionReports.NONE),
@@ -88,7 +89,7 @@ def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cells", default=CELLS, help="parts of names of cells, by commas")
-    parser.add_argument("--seeds", type=int, default=3, help="how many of the development seeds")
+    parser.add_argument("--seeds", type=int, default=5, help="how many of the development seeds")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each window")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--page", action="store_true", help=f"write the table into {PAGE.name}")
@@ -120,34 +121,34 @@ def _task(cell: PolicyCell, kind: str, arm: Arm, seed: int) -> Task:
 
 
 def table(cells: Sequence[str], runs: Sequence[Sequence[Outcome]]) -> list[str]:
-    """Markdown: a row a cell and kind of path, then means over cells.
+    """Markdown: a row a cell and kind of path, then means over cells with two standard errors.
 
     Args:
         cells: names.
         runs: by cell, kind and arm, in this order, one for each seed.
     """
-    heads = [
-        "cell",
-        "idle connections",
-        f"{ARMS[0].label}: TTFT p95 ms, E2E p95 s",
-        *(a.label for a in ARMS[1:]),
-    ]
+    first, *others = (arm.label for arm in ARMS)
+    heads = ["cell", "idle connections", f"{first}: TTFT p95 ms, E2E p95 s", *others]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    changes: dict[str, list[list[tuple[float, float]]]] = {kind: [] for kind in KINDS}
+    pooled: dict[str, list[tuple[list[float], list[float]]]] = {
+        kind: [([], []) for _ in others] for kind in KINDS
+    }
     rows = iter(runs)
     for cell in cells:
         for kind in KINDS:
             base, *told = (next(rows) for _ in ARMS)
-            found = [(_change(base, arm, "ttft_ms"), _change(base, arm, "e2e_ms")) for arm in told]
-            changes[kind].append(found)
-            absolute = f"{_mean(base, 'ttft_ms'):,.0f}, {_mean(base, 'e2e_ms') / 1e3:.2f}"
-            lines.append(_row([cell, kind, absolute, *map(_both, found)]))
-    for kind, by_cell in changes.items():
-        means = [
-            tuple(math.fsum(found[arm][metric] for found in by_cell) / len(by_cell) for metric in (0, 1))
-            for arm in range(len(ARMS) - 1)
-        ]
-        lines.append(_row(["**mean**", kind, "", *(_both((ttft, e2e)) for ttft, e2e in means)]))
+            changes = []
+            for number, arm in enumerate(told):
+                found = [_changes(base, arm, metric) for metric in METRICS]
+                changes.append(" / ".join(_percent(_mean(logs)) for logs in found))
+                for every, logs in zip(pooled[kind][number], found, strict=True):
+                    every.extend(logs)
+            ttft_ms, e2e_ms = (
+                math.exp(_mean([math.log(_p95(run, metric)) for run in base])) for metric in METRICS
+            )
+            lines.append(_row([cell, kind, f"{ttft_ms:,.0f}, {e2e_ms / 1e3:.2f}", *changes]))
+    for kind, arms in pooled.items():
+        lines.append(_row(["**mean**", kind, "", *(" / ".join(map(_with_error, arm)) for arm in arms)]))
     return lines
 
 
@@ -155,19 +156,23 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _both(change: tuple[float, float]) -> str:
-    return " / ".join(f"{math.expm1(value) * 100:+.1f} %" for value in change)
+def _changes(base: Sequence[Outcome], arm: Sequence[Outcome], metric: str) -> list[float]:
+    """Logarithms of the ratios of p95s, seed by seed."""
+    return [math.log(_p95(run, metric) / _p95(other, metric)) for run, other in zip(arm, base, strict=True)]
 
 
-def _change(base: Sequence[Outcome], runs: Sequence[Outcome], metric: str) -> float:
-    """Mean logarithm of the ratio of p95s, seed by seed."""
-    logs = [math.log(_p95(run, metric) / _p95(other, metric)) for run, other in zip(runs, base, strict=True)]
-    return math.fsum(logs) / len(logs)
+def _with_error(logs: Sequence[float]) -> str:
+    mean = _mean(logs)
+    spread = math.fsum((value - mean) ** 2 for value in logs) / max(len(logs) - 1, 1)
+    return f"{_percent(mean)} ±{200 * math.sqrt(spread / len(logs)):.1f}"
 
 
-def _mean(runs: Sequence[Outcome], metric: str) -> float:
-    """Geometric, as the changes are."""
-    return math.exp(math.fsum(math.log(_p95(run, metric)) for run in runs) / len(runs))
+def _percent(log: float) -> str:
+    return f"{math.expm1(log) * 100:+.1f} %"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _p95(run: Outcome, metric: str) -> float:
