@@ -179,6 +179,8 @@ def _train(
     network: Network,
     seed: int,
 ) -> Mlp:
+    if not network.hidden:
+        return _solved(x, targets, bounds)
     random = np.random.default_rng(seed)
     net = Mlp((x.shape[1], *network.hidden, targets.shape[1]), random)
     gradient = np.zeros_like(net.flat)
@@ -191,6 +193,18 @@ def _train(
             net.gradient(x[rows], targets[rows], bounds[rows], into, dropout=network.dropout, random=random)
             adam.step(net.flat, gradient, rate)
         rate *= network.rate_decay
+    return net
+
+
+def _solved(x: NDArray[np.float32], targets: NDArray[np.float32], bounds: NDArray[np.bool_]) -> Mlp:
+    """The linear model of least squares over what is known; bounds have no part in it."""
+    net = Mlp((x.shape[1], targets.shape[1]))
+    weights, bias = net.layers[0]
+    padded = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1).astype(np.float64)
+    for head in range(targets.shape[1]):
+        known = ~(np.isnan(targets[:, head]) | bounds[:, head])
+        solution = np.linalg.lstsq(padded[known], targets[known, head].astype(np.float64), rcond=1e-6)[0]
+        weights[:, head], bias[head] = solution[:-1], solution[-1]
     return net
 
 

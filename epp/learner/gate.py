@@ -67,7 +67,7 @@ def judge(
     Args:
         candidate: the model on trial.
         incumbent: the one in force, None before the first.
-        judge_model: predicts for switch-DR; never the candidate.
+        judge_model: predicts for switch-DR; neither the candidate nor the incumbent.
         held_out: samples that the candidate has not seen.
         logged: choices that it has not seen.
         settings: margins.

@@ -11,7 +11,8 @@ would have made them, the weight of a choice is ``rho_i = pi_i / mu_i``.
   the weighted error of the prediction where ``rho`` is at most the clip; choices that would weigh more, and
   those that the log never tried, rest on the prediction alone.
 
-The predictions must not be those of the model on trial: it picks where it errs low, and would praise itself.
+The predictions must not be those of a model that chose, here or in the log: it chooses where it errs low, and
+would praise itself.
 """
 
 from __future__ import annotations

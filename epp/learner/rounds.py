@@ -217,10 +217,10 @@ class Learner:
         self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
     ) -> Verdict:
         memory, settings = self.memory, self.settings
-        judge_model = memory.incumbent
-        if judge_model is None or judge_model.heads != candidate.heads:
-            origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
-            judge_model = fit(training, settings, origin)
+        # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
+        # chosen what is in the log, the other what is on trial.
+        origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
+        judge_model = fit(training, settings, origin)
         answered = [sample.ttft_ms for sample in training if sample.answered]
         newest = list(memory.logged)[-len(held_out) :]
         constant_ms = float(np.mean(answered))

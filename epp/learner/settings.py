@@ -23,11 +23,11 @@ class Network(Section, frozen=True):
 
     Attributes:
         features: inputs, names of `epp.policies.reward_model.FEATURES`.
-        hidden: width of each hidden layer; empty for a linear model.
+        hidden: width of each hidden layer; empty for a linear model, which is solved and not trained.
         dropout: share of the first two hidden layers that is left out, in training alone.
         learning_rate: of Adam.
-        rate_decay: factor of the learning rate after each epoch (not in the paper; its code has it).
-        gradient_clip: longest gradient of a step, so that one wild row moves nothing (likewise).
+        rate_decay: factor of the learning rate after each epoch; the paper names none, its code 0.95.
+        gradient_clip: longest gradient of a step, so that one wild row moves nothing (its code's).
         epochs: passes over the data; every round begins with fresh weights.
         batch: rows of a step.
         tail: share of the rows beyond each bound of an input that is known.
@@ -38,7 +38,7 @@ class Network(Section, frozen=True):
     hidden: Annotated[tuple[Width, ...], msgspec.Meta(max_length=8)] = (128, 128, 128)
     dropout: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.1
     learning_rate: Positive = 3e-4
-    rate_decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
+    rate_decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     gradient_clip: Positive = 1.0
     epochs: PositiveInt = 20
     batch: PositiveInt = 256
