@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: those that were tried does as well as any larger.
 TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9, "factor on the cost of a model that has been tried")
 
+#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
+WORTH_TERM = "worth"
+
 #: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
 LEAST_SUCCESS = 0.01
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from epp.decide.retry import untried_models
 from epp.server.rewrite import SERVED_KEY
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Response header: what the engine that answers calls its model.
 SERVED_MODEL_HEADER = "x-epp-served-model"
-#: Response header: models that could serve the request and have neither been tried nor served this attempt.
+#: Response header: how many models are left that are worth a further attempt (`epp.decide.retry`).
 UNTRIED_HEADER = "x-epp-untried-models"
 UNTRIED_KEY = "models_untried"
 """Field of the decision's metadata for `UNTRIED_HEADER`."""
@@ -29,9 +30,7 @@ def told(pick: Pick, decision: Decision) -> Pick:
     model = decision.served_model
     if not model:
         return pick
-    request = decision.request
-    untried = frozenset(decision.served_models).difference(request.tried_models, (model,))
-    names = {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: str(len(untried))}
+    names = {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: str(len(untried_models(decision)))}
     metadata = {SERVED_KEY: model, UNTRIED_KEY: names[UNTRIED_HEADER]}
     return replace(
         pick,

@@ -236,8 +236,12 @@ class FleetSim:
             flight.refused(error.rule)
             return
         self._picked[decision.endpoint] += 1
+        self._decided(index, decision)
         self.decided(decision)
         flight.start(decision)
+
+    def _decided(self, index: int, decision: Decision) -> None:
+        """A request has its endpoint; for those who tell clients of it."""
 
     def _happen(self, event: Event) -> None:
         replica = self.replicas[event.address]

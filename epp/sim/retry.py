@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from epp.decide.retry import untried_models
 from epp.sim.fleet import PUBLIC_MODEL, FleetSim
 from epp.sim.loop import Rank
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.decide.picker import Ask
+    from epp.decide.records import Decision
     from epp.policies.base import Policy
     from epp.signals.capability import Cell
     from epp.sim.loop import Loop
@@ -63,12 +65,13 @@ class Asked:
 class _Questions:
     """Where every question stands; the `Sender` of a `RetrySim`."""
 
-    def __init__(self, questions: Sequence[Question], attempts: int, models: frozenset[str]) -> None:
-        self._questions, self._attempts, self._models = questions, attempts, models
+    def __init__(self, questions: Sequence[Question], attempts: int) -> None:
+        self._questions, self._attempts = questions, attempts
         self._waiting = deque(range(len(questions)))
         self._begun_ms: dict[int, float] = {}
         self._served: list[list[str]] = [[] for _ in questions]
         self._cached = [0] * len(questions)
+        self._left = [True] * len(questions)
         self._ended: dict[int, Asked] = {}
 
     def sent_by(self, send: Callable[[int, float], None], loop: Loop) -> _Questions:
@@ -91,6 +94,10 @@ class _Questions:
             self._begun_ms[question] = self._loop.now_ms
             self._send(question * self._attempts, self._loop.now_ms)
 
+    def told(self, index: int, *, left: bool) -> None:
+        """Whether a model is left to try after this attempt."""
+        self._left[index // self._attempts] = left
+
     def took(self, result: SimResult, model: str) -> None:
         """An attempt was answered by a model, `""` when it failed."""
         question = result.index // self._attempts
@@ -102,7 +109,7 @@ class _Questions:
         question, now_ms = index // self._attempts, self._loop.now_ms
         served = self._served[question]
         correct = served[-1] in self._questions[question].right
-        if correct or len(served) >= self._attempts or self._models <= set(served):
+        if correct or len(served) >= self._attempts or not self._left[question]:
             passed_ms = now_ms - self._begun_ms[question]
             self._ended[question] = Asked(passed_ms, tuple(served), correct, self._cached[question])
             self.next_question()
@@ -146,7 +153,7 @@ class RetrySim(FleetSim):
     ) -> None:
         self._questions, self._attempts, self._at_once = questions, attempts, at_once
         self._models = {replica.address: replica.model for replica in spec.replicas}
-        self._asked = _Questions(questions, attempts, frozenset(self._models.values()))
+        self._asked = _Questions(questions, attempts)
         super().__init__(requests, spec, policy, weights=weights, seed=seed, options=options)
         self._picker.fleet.capability.replace(chances)
         self._measure()
@@ -177,6 +184,9 @@ class RetrySim(FleetSim):
             language=self._questions[question].language,
             tried_models=self._asked.tried(question),
         )
+
+    def _decided(self, index: int, decision: Decision) -> None:
+        self._asked.told(index, left=bool(untried_models(decision)))
 
     def _measure(self) -> None:
         """Rates as offline measurements tell them, one request at a time on every replica."""

@@ -24,13 +24,14 @@ def order(policy: Any, fleet: Any, **asked: Any) -> list[int]:
 
 
 @BOTH
-def test_tried_models_come_last_whatever_their_price_and_keep_their_order(policy: Any) -> None:
+def test_tried_models_come_last_whatever_their_price(policy: Any) -> None:
     for fleet in plausible_fleets(40):
-        fresh = order(policy, fleet)
-        for tried in (["m-0"], ["m-1", "m-3"], ["m-0", "m-1", "m-2", "m-3"]):
+        for tried in (["m-0"], ["m-1", "m-3"], ["m-0", "m-1", "m-2"]):
             again = order(policy, fleet, tried_models=tuple(tried))
             failed = {int(name[-1]) for name in tried}
-            assert again == [i for i in fresh if i not in failed] + [i for i in fresh if i in failed]
+            assert set(again[-len(failed) :]) == failed
+        everybody = ("m-0", "m-1", "m-2", "m-3")
+        assert order(policy, fleet, tried_models=everybody) == order(policy, fleet)
 
 
 @BOTH
@@ -60,12 +61,44 @@ def test_without_chances_laar_is_gorgo_ms() -> None:
         assert ours.costs.tolist() == plain.costs.tolist()
 
 
-def test_laar_divides_every_term_by_the_chance() -> None:
+def test_laar_adds_what_a_wrong_answer_costs() -> None:
     for fleet in plausible_fleets(10):
-        ask = request(prompt_tokens=4000, expected_output_tokens=40.0)
-        ranking = Laar().rank(ask, fleet, default_weights(Laar()), 0)
-        time = sum(ranking.terms[name] for name in GorgoMs.additive_terms)
-        assert ranking.costs == pytest.approx(time / fleet.success)
+        ask = request(prompt_tokens=4000, expected_output_tokens=40.0, tried_models=("m-1",))
+        weights = {**default_weights(Laar()), "tried_penalty": 1.0}
+        terms = Laar().rank(ask, fleet, weights, 0).terms
+        ranking = Laar().rank(ask, fleet, {**weights, "retry_weight": 3.0, "tried_penalty": 100.0}, 0)
+        own = terms["network"] + terms["prefill"] + terms["decode"]
+        again = min((own / fleet.success)[[0, 2, 3]])
+        costs = own + terms["waiting"] + terms["stall"] + 3.0 * again * (1.0 - fleet.success)
+        assert ranking.costs == pytest.approx(costs * [1.0, 100.0, 1.0, 1.0])
+
+
+def test_who_waits_for_nothing_is_asked_first_however_small_the_difference_in_chances() -> None:
+    columns: dict[str, Any] = {"prefill_ms_per_token": [0.2, 0.2], "success": [0.3, 0.2]}
+    queue = fleet_view(2, uncached_tokens=[64_000] * 2, pending_uncached_tokens=[32_000, 0], **columns)
+    assert order(Laar(), queue, prompt_tokens=64_000)[0] == 1
+    level = fleet_view(2, uncached_tokens=[64_000] * 2, **columns)
+    assert order(Laar(), level, prompt_tokens=64_000)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "worth"), [(60.0, [1, 1, 0]), (10.0, [1, 0, 0]), (1.0, [0, 0, 0]), (0.0, [1, 1, 1])]
+)
+def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
+    patience_s: float, worth: list[int]
+) -> None:
+    fleet = fleet_view(
+        3,
+        rtt_ms=[0, 0, 0],
+        uncached_tokens=[64_000] * 3,
+        pending_uncached_tokens=[10**6] * 3,  # queues pass
+        prefill_ms_per_token=[0.1] * 3,
+        success=[0.9, 0.2, 0.05],
+    )
+    ask = request(prompt_tokens=64_000, expected_output_tokens=0.0)
+    policy = Laar(patience_s=patience_s)
+    terms = policy.rank(ask, fleet, default_weights(policy), 0).terms
+    assert terms["worth"].tolist() == worth
 
 
 def test_a_cached_prompt_is_worth_a_less_likely_model() -> None:
@@ -81,6 +114,12 @@ def test_a_cached_prompt_is_worth_a_less_likely_model() -> None:
 def test_a_least_chance_must_be_one(policy: Any, least: Any) -> None:
     with pytest.raises(ValueError, match="least_success"):
         policy(least_success=least)
+
+
+@pytest.mark.parametrize("patience", [-1.0, "long"])
+def test_patience_must_be_a_time(patience: Any) -> None:
+    with pytest.raises(ValueError, match="patience_s"):
+        Laar(patience_s=patience)
 
 
 @pytest.mark.parametrize(

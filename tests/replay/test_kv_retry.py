@@ -43,7 +43,14 @@ def test_answers_are_right_as_often_as_drawn_and_hard_questions_are_hard_for_all
     assert (~right.any(axis=1)).mean() > alone
 
 
-def ask(right: list[set[str]], policy: str = "laar", *, attempts: int = 10, **chances: float) -> list[Asked]:
+def ask(
+    right: list[set[str]],
+    policy: str = "laar",
+    *,
+    attempts: int = 10,
+    patience_s: float | None = None,
+    **chances: float,
+) -> list[Asked]:
     questions = [Question("en", frozenset(names)) for names in right]
     requests = requests_of(4096, shared=False)[: len(right) * 10]
     table = {name: {Cell("en", 4096): chances.get(name.split("-")[0], 0.5)} for name in NAMES}
@@ -51,7 +58,7 @@ def ask(right: list[set[str]], policy: str = "laar", *, attempts: int = 10, **ch
         questions,
         requests[::10] if attempts == 1 else requests,
         fleet(),
-        create(policy),
+        create(policy, None if patience_s is None else {"patience_s": patience_s}),
         attempts=attempts,
         at_once=4,
         chances=table,
@@ -72,6 +79,17 @@ def test_a_question_is_asked_until_a_model_is_right_or_none_is_left() -> None:
         assert not set(asked.models[:-1]) & names
     assert {len(asked.models) for asked in found[1::4]} == {5}
     assert {len(asked.models) for asked in found[2::4]} == {1}
+
+
+def test_models_that_are_not_worth_the_time_are_not_asked_again() -> None:
+    # 4K take granite-2b 0.7 s, the others up to 1.4 s.
+    hopeful = ask([set()] * 6, patience_s=10.0)
+    assert {len(asked.models) for asked in hopeful} == {5}
+    hopeless = ask([set()] * 6, patience_s=10.0, phi=0.05, llama=0.05)
+    for asked in hopeless:  # one that is idle may be asked before those that are worth it, not after them
+        assert {name for name in NAMES if name.startswith("granite")} <= set(asked.models)
+        assert asked.models[-1].startswith("granite")
+    assert min(len(asked.models) for asked in hopeless) == 2
 
 
 def test_who_sticks_to_a_model_asks_it_ten_times_for_nothing() -> None:

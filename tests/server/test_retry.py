@@ -83,6 +83,18 @@ def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> No
     assert third.pick.response_headers == {"x-epp-served-model": "large", "x-epp-untried-models": "0"}
 
 
+def test_models_that_are_not_worth_the_time_are_not_told_as_left(tmp_path: Path) -> None:
+    made = app(tmp_path, policy={"name": "laar", "fallbacks": 0, "params": {"patience_s": 5.0}})
+    write(made, tmp_path, CAPABILITY)
+    first = ask(made, x_epp_tried_models="large")
+    assert first.decision.served_model == "small"  # whoever asks is answered
+    hopeless = {"large": CAPABILITY["models"]["large"]}
+    hopeless["small"] = [{"language": "en", "bucket_tokens": 1024, "success": 0.01}]
+    write(made, tmp_path, {"models": hopeless})
+    assert ask(made).pick.response_headers["x-epp-untried-models"] == "0"
+    assert ask(made, x_epp_tried_models="large").decision.served_model == "small"
+
+
 def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: Path) -> None:
     made = app(tmp_path)
     write(made, tmp_path, CAPABILITY)
