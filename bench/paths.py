@@ -1,6 +1,6 @@
 """What pricing cold connections is worth: `gorgo-ms` with and without it, over paths of several kinds.
 
-    python -m bench.paths                     # prints the table; some 30 minutes on 2 cores
+    python -m bench.paths                     # prints the table; some 20 minutes on 2 cores
     python -m bench.paths --page              # and writes it into docs/gorgo-ms.md
 
 A kind of path is when engines or proxies close idle connections, and whether windows stay open. The picker
@@ -89,7 +89,7 @@ def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cells", default=CELLS, help="parts of names of cells, by commas")
-    parser.add_argument("--seeds", type=int, default=5, help="how many of the development seeds")
+    parser.add_argument("--seeds", type=int, default=3, help="how many of the development seeds")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each window")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--page", action="store_true", help=f"write the table into {PAGE.name}")

@@ -117,6 +117,7 @@ class App:
             clock=clock,
             source=config.pool.file,
             resolver=self.core.resolver,
+            relays=config.relays,
         )
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)

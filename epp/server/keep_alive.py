@@ -24,14 +24,17 @@ _MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 4096
 #: What of a head says how its body is framed.
 _FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*)", re.IGNORECASE)
+#: Who served, as a relay tells it.
+_SERVED = re.compile(rb"\r\nx-gateway-destination-endpoint-served:[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and body."""
+    """Status and body; behind a relay the endpoint that served, else ``""``."""
 
     status: int
     body: bytes
+    served: str = ""
 
 
 class KeepAlive:
@@ -226,7 +229,7 @@ class _Connection(asyncio.Protocol):
             return None
         if head.closes:
             self.over = True
-        return Answer(head.status, body)
+        return Answer(head.status, body, head.served)
 
     def _body(self, head: _Head, *, ended: bool) -> bytes | None:
         seen, begins = self._seen, head.ends
@@ -281,6 +284,7 @@ class _Head:
         chunked: whether it comes in chunks.
         closes: whether the connection ends with the answer.
         pieces: chunks so far.
+        served: the endpoint that served, where a relay tells it.
         size: bytes of them.
         trailers: whether the last chunk has come.
     """
@@ -291,6 +295,7 @@ class _Head:
     chunked: bool
     closes: bool
     pieces: list[bytes]
+    served: str = ""
     size: int = 0
     trailers: bool = False
 
@@ -309,6 +314,7 @@ class _Head:
         if 100 <= status < 200:
             raise ValueError(f"status {status} was not asked for")
         framing = {name.lower(): value.strip() for name, value in _FRAMING.findall(head)}
+        served = _SERVED.search(head)
         told = framing.get(b"content-length")
         if told is not None and not told.isdigit():
             raise ValueError(f"content-length {told.decode('latin-1')!r}")
@@ -319,6 +325,7 @@ class _Head:
             chunked=b"chunked" in framing.get(b"transfer-encoding", b"").lower(),
             closes=framing.get(b"connection", b"").lower() == b"close" or words[0] == b"HTTP/1.0",
             pieces=[],
+            served=served[1].strip().decode("latin-1") if served else "",
         )
 
 

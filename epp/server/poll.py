@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 from epp.draw import draw
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import listed_names
+from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
+    from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
+    from epp.server.keep_alive import Answer
     from epp.signals.engine_sample import EngineSample
 
 MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
@@ -85,6 +90,7 @@ class Target:
         ca_file: CA bundle, the system's when empty.
         bearer_token_file: token file, none when empty.
         engine_names: names under which its engine is asked for models, any when empty.
+        through: the relay that it is asked through, None for directly.
     """
 
     address: str
@@ -93,10 +99,11 @@ class Target:
     ca_file: str
     bearer_token_file: str
     engine_names: frozenset[str] = frozenset()
+    through: Through | None = None
 
 
-def target_of(address: str, spec: EndpointSpec, scrape: Scrape) -> Target:
-    """The endpoint's own credentials, else those of the scrape section."""
+def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
+    """The endpoint's own credentials, else those of the scrape section; through its relay if configured."""
     endpoint = spec.endpoint()
     return Target(
         address=address,
@@ -105,6 +112,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape) -> Target:
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
+        through=None if relays is None else relay_to(spec.region, relays),
     )
 
 
@@ -144,6 +152,7 @@ class Poller:
         sink: where results go.
         clock: the time.
         beat: when scrapes begin, any time when None.
+        known_as: what a relay calls an endpoint, its address when None.
     """
 
     def __init__(
@@ -155,9 +164,11 @@ class Poller:
         sink: Sink,
         clock: Clock,
         beat: Beat | None = None,
+        known_as: Callable[[str], str] | None = None,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
         self._sink, self._clock, self._beat = sink, clock, beat or Beat()
+        self._known_as = known_as or str
         self._token = TokenFile(target.bearer_token_file)
         self._reader = MetricsReader()
 
@@ -182,8 +193,12 @@ class Poller:
                 connection.close()
             await asyncio.sleep(0)  # sockets close one turn of the loop later
 
-    def _connection(self) -> KeepAlive:
+    def _connection(self) -> Connection:
         target, tls = self._target, None
+        if target.through is not None:
+            return RelayedConnection(
+                target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
+            )
         if target.base_url.startswith("https"):
             tls = ssl.create_default_context(cafile=target.ca_file or None)
         authority = target.base_url.partition("://")[2]
@@ -191,7 +206,7 @@ class Poller:
             authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES
         )
 
-    async def _every(self, interval_s: float, salt: str, work: _Work, connection: KeepAlive) -> None:
+    async def _every(self, interval_s: float, salt: str, work: _Work, connection: Connection) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         first = True
         while True:
@@ -207,7 +222,7 @@ class Poller:
                 pause_s = self._beat.pause_s(started_s + spent_s, pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _probe_once(self, connection: KeepAlive) -> None:
+    async def _probe_once(self, connection: Connection) -> None:
         opened = connection.opened
         started_s = self._clock.mono_s()
         try:
@@ -222,7 +237,7 @@ class Poller:
         warm = opened == connection.opened
         self._sink.probed(self._target.address, (answered_s - started_s) * 1e3 if warm else None, answered_s)
 
-    async def _scrape_once(self, connection: KeepAlive) -> None:
+    async def _scrape_once(self, connection: Connection) -> None:
         try:
             answer = await connection.get(self._scrape.path, self._token.headers(), self._scrape.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
@@ -234,7 +249,7 @@ class Poller:
         sample = self._reader.read(answer.body)
         self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
-    async def _check_models(self, connection: KeepAlive) -> None:
+    async def _check_models(self, connection: Connection) -> None:
         """Once the engine is up, and now and then: does it know the names that it is asked for?"""
         while True:
             listed = await self._listed(connection)
@@ -243,7 +258,7 @@ class Poller:
                 self._sink.models_listed(self._target.address, unknown, listed)
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
-    async def _listed(self, connection: KeepAlive) -> frozenset[str] | None:
+    async def _listed(self, connection: Connection) -> frozenset[str] | None:
         """Names that the engine lists, none when it does not tell; None when it is not up."""
         try:
             answer = await connection.get("/v1/models", self._token.headers(), self._scrape.timeout_s)
@@ -258,8 +273,24 @@ class Poller:
         self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())
 
 
+class Connection(Protocol):
+    """`KeepAlive`, or the same through a relay."""
+
+    @property
+    def opened(self) -> int:
+        """Connections opened so far."""
+        ...
+
+    async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        """Ask for a page; see `KeepAlive.get`."""
+        ...
+
+    def close(self) -> None:
+        """Close it; the next request opens another."""
+
+
 class _Work(Protocol):
-    async def __call__(self, connection: KeepAlive, /) -> None: ...
+    async def __call__(self, connection: Connection, /) -> None: ...
 
 
 def _problem(error: BaseException) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.clock import Clock
+    from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
     from epp.decide.picker import Picker
     from epp.server.metrics import Metrics
@@ -39,6 +40,7 @@ class PoolFeed:
         clock: the time.
         source: the file's name.
         resolver: told of the addresses.
+        relays: the way to each region.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class PoolFeed:
         clock: Clock,
         source: str,
         resolver: Resolver,
+        relays: Relays | None = None,
     ) -> None:
-        self._resolver = resolver
+        self._resolver, self._relays = resolver, relays
         self._picker, self._sink, self._tasks = picker, sink, tasks
         self._probe, self._scrape = probe, scrape
         self._metrics, self._clock, self._source = metrics, clock, source
@@ -96,7 +99,10 @@ class PoolFeed:
 
     def _run_pollers(self) -> None:
         self._beat.share(self._scrape.interval_s, len(self._specs))
-        wanted = {address: target_of(address, spec, self._scrape) for address, spec in self._specs.items()}
+        wanted = {
+            address: target_of(address, spec, self._scrape, self._relays)
+            for address, spec in self._specs.items()
+        }
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
             self._tasks.cancel(_task_name(address))
@@ -109,6 +115,7 @@ class PoolFeed:
                     sink=self._sink,
                     clock=self._clock,
                     beat=self._beat,
+                    known_as=self._resolver.known_as,
                 )
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target

@@ -1,0 +1,126 @@
+"""Probes and scrapes through a relay: who may ask, who answers, and whose answers count."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from epp.config.pool import EndpointSpec
+from epp.config.relays import Relays
+from epp.config.schema import Probe, Scrape
+from epp.server.command import SystemClock
+from epp.server.poll import Poller, target_of
+from epp.server.through_relay import relay_to
+from tests.kit.relays import certificates
+from tests.server.test_poll import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+ENGINE = "10.9.9.9:8000"
+SERVED = "x-gateway-destination-endpoint-served"
+
+
+@asynccontextmanager
+async def relay(folder: Path, asked: list[str], served: str | None = None) -> AsyncIterator[str]:
+    """A relay that answers for the endpoint it is asked for, or always for ``served``."""
+
+    async def answer(request: web.Request) -> web.Response:
+        wanted = request.headers["x-gateway-destination-endpoint"]
+        asked.append(wanted)
+        return web.Response(text="vllm:num_requests_running 3\n", headers={SERVED: served or wanted})
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
+    tls.load_cert_chain(folder / "relay.crt", folder / "relay.key")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    app = web.Application()
+    app.router.add_get("/{any:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def polling(configured: Relays, address: str = ENGINE, **changes: Any) -> AsyncIterator[Seen]:
+    seen, scrape = Seen(), Scrape(interval_s=0.02, timeout_s=10.0)
+    spec = EndpointSpec(address=address, region="far")
+    poller = Poller(
+        target_of(address, spec, scrape, configured),
+        probe=Probe(interval_s=0.02, timeout_s=10.0),
+        scrape=scrape,
+        sink=seen,
+        clock=SystemClock(),
+        **changes,
+    )
+    task = asyncio.ensure_future(poller.run())
+    yield seen
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def through(folder: Path, address: str) -> Relays:
+    return Relays(
+        regions={"far": address},
+        ca_file=str(folder / "ca.crt"),
+        cert_file=str(folder / "global.crt"),
+        key_file=str(folder / "global.key"),
+        probes="relay",
+    )
+
+
+async def test_an_endpoint_that_only_its_relay_reaches_is_probed_and_scraped(tmp_path: Path) -> None:
+    asked: list[str] = []
+    certificates(tmp_path)
+    async with relay(tmp_path, asked) as address, polling(through(tmp_path, address)) as seen:
+        await seen.until("rtts", 3)
+        await seen.until("samples", 1)
+        assert seen.rtts[0] is None, "the first opened the connection"
+        assert all(rtt_ms is not None for rtt_ms in seen.rtts[1:])
+        assert seen.samples[0].running == 3.0
+        assert (set(asked), seen.failures) == ({ENGINE}, [])
+
+
+async def test_an_answer_of_another_endpoint_is_none_of_this_one(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    elsewhere = relay(tmp_path, [], served="10.9.9.1:8000")
+    async with elsewhere as address, polling(through(tmp_path, address)) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 1)
+    assert "10.9.9.1:8000 answered" in seen.failures[0]
+    assert (seen.rtts, seen.samples) == ([], [])
+
+
+async def test_host_names_are_asked_for_as_the_relay_knows_them(tmp_path: Path) -> None:
+    asked: list[str] = []
+    certificates(tmp_path)
+    names = {"engine.far:8000": ENGINE}
+    async with (
+        relay(tmp_path, asked) as address,
+        polling(through(tmp_path, address), "engine.far:8000", known_as=lambda name: names[name]) as seen,
+    ):
+        await seen.until("rtts", 1)
+    assert set(asked) == {ENGINE}
+
+
+async def test_a_relay_that_is_away_is_a_failure(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    async with polling(through(tmp_path, "127.0.0.1:1")) as seen:
+        await seen.until("failures", 1)
+    assert seen.rtts == []
+
+
+@pytest.mark.parametrize(("probes", "region"), [("direct", "far"), ("relay", "near")])
+def test_by_default_and_without_a_relay_endpoints_are_asked_directly(
+    tmp_path: Path, probes: Literal["direct", "relay"], region: str
+) -> None:
+    configured = msgspec.structs.replace(through(tmp_path, "127.0.0.1:9000"), probes=probes)
+    assert relay_to(region, configured) is None
