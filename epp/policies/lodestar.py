@@ -175,18 +175,15 @@ class Lodestar:
     ) -> NDArray[np.float64]:
         """Costs before exploration; all that are picked alike have the lowest."""
         costs, inside = judged.predicted_ms.copy(), judged.inside
-        worst = float(costs.max(where=inside, initial=-math.inf))
-        asked = inside
-        kept = self._kept(request, fleet)
+        asked, kept = inside, self._kept(request, fleet)
         if kept is not None and (kept & inside).any():
             asked = kept & inside
-            costs[~kept] += worst - float(costs.min(where=inside, initial=math.inf)) + _AHEAD_MS
-            worst = float(costs.max(where=inside, initial=-math.inf))
-        best = float(costs.min(where=asked, initial=math.inf))
+            costs[~kept] += float(np.ptp(costs[inside])) + _AHEAD_MS
+        best = float(costs.min() if heuristic is None and kept is None else costs[asked].min())
         costs[asked & (costs <= best + self.near_best * abs(best))] = best
         if heuristic is not None:
             outside = ~inside
-            costs[outside] = worst + _AHEAD_MS * (1.0 + heuristic[outside])
+            costs[outside] = float(costs[inside].max()) + _AHEAD_MS * (1.0 + heuristic[outside])
             first = heuristic == heuristic.min()
             if not (first & ~judged.foreign).any():
                 costs[first] = best - _AHEAD_MS
@@ -218,8 +215,7 @@ class Lodestar:
         """The floor of chance under every endpoint, and what came of it."""
         count = len(fleet)
         first = costs == costs.min()
-        probability = np.full(count, self.explore / count)
-        probability[first] += (1.0 - self.explore) / np.count_nonzero(first)
+        probability = first * ((1.0 - self.explore) / np.count_nonzero(first)) + self.explore / count
         explored = np.zeros(count)
         if self.explore and draw(seed, request.decision_id, "lodestar:explore") < self.explore:
             names = sorted(range(count), key=fleet.endpoints.__getitem__)

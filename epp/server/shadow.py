@@ -128,6 +128,7 @@ class Shadow:
         self._accounts = [metrics.account(quiet(policy)) for policy in policies]
         self._pause_s, self._model = 1.0 / per_s, model
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
+        self._told = False
 
     @property
     def policies(self) -> Sequence[Policy]:
@@ -184,8 +185,10 @@ class Shadow:
         """What each endpoint would have meant, by each judge, and of which endpoints it knows."""
         try:
             return list(self._judged(decision))
-        except Exception:  # as below: nothing here may reach users
-            log.exception("the judges of policies in shadow cannot judge decision %s", decision.id)
+        except Exception:  # as above: nothing here may reach users
+            if not self._told:
+                log.exception("policies in shadow are compared by agreement alone")
+                self._told = True
             return []
 
     def _judged(self, decision: Decision) -> Iterator[_Judge]:
