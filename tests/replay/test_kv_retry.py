@@ -138,6 +138,10 @@ def test_the_document_compares_draw_by_draw() -> None:
         assert (theirs.gain[0], theirs.gain[3], theirs.gain[-1]) == pytest.approx((0.5, 0.75, 0.875))
         assert theirs.gain_per_correct[3] == pytest.approx(0.875)
         assert theirs.success_more == pytest.approx([0.5] * 7)
+        assert (ours.success_less, theirs.success_less) == (0, 0)
+    backwards = document("kv-retry", [1, 2, 3], ["laar", "least-load"], runs, "least-load")
+    assert {cell.policies[0].success_less for cell in backwards.cells} == {3}
+    assert f"less in {3 * count} of {3 * count}" in backwards.conclusion[2]
     assert conclusion(found) == found.conclusion
     assert "at most 4 attempts" in found.conclusion[0]
     assert "median gain +75%" in found.conclusion[1]

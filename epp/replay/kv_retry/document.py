@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from epp.replay.kv_retry.cell import CellFigures
 
-SCHEMA = 1
+SCHEMA = 2
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -41,6 +41,7 @@ class PolicyCell(msgspec.Struct, frozen=True, kw_only=True):
         gain: quantiles over draws (`Retries.quantiles`) of 1 - candidate / policy, of ``ttca_ms``.
         gain_per_correct: the same of ``per_correct_ms``.
         success_more: quantiles of the candidate's success less the policy's.
+        success_less: draws in which the candidate's success is the lower.
     """
 
     policy: str
@@ -54,6 +55,7 @@ class PolicyCell(msgspec.Struct, frozen=True, kw_only=True):
     gain: list[float]
     gain_per_correct: list[float]
     success_more: list[float]
+    success_less: int
 
 
 class RetryCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,7 @@ def _entries(columns: dict[str, NDArray[np.float64]], names: Sequence[str], at: 
             gain=_quantiles(1.0 - ttca[:, at] / ttca[:, row]),
             gain_per_correct=_quantiles(1.0 - per_correct[:, at] / per_correct[:, row]),
             success_more=_quantiles(success[:, at] - success[:, row]),
+            success_less=int((success[:, at] < success[:, row] - 1e-9).sum()),
         )
         for row, name in enumerate(names)
     ]
@@ -184,10 +187,10 @@ def conclusion(found: Retries) -> list[str]:
             f" worst (worst draw {worst[1].gain[0]:+.0%})"
         )
         less = [row for row in rows if row[1].success_more[middle] < 0]
-        lost = sum(row[1].success_more[0] < 0 for row in rows)
+        lost = sum(entry.success_less for _, entry in rows)
         said.append(
             f"success against {name}: in the median over draws less in {len(less)} of {len(rows)} cells;"
-            f" in some draw less in {lost}"
+            f" of all cells of all draws less in {lost} of {len(rows) * len(found.draws)}"
         )
         entry = next(entry for entry in longest.policies if entry.policy == name)
         said.append(
