@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from epp.errors import EppError
+from epp.learner.settings import Data, LearnerSettings
+from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp.replay.cells import cells_of, sweep_cells
 from epp.replay.comparison import Comparer, Plan
@@ -17,6 +20,7 @@ from epp.replay.document import encode
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
 from epp.replay.kv_retry import command as kv_retry
+from epp.replay.learned import Learning
 from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
 from epp.replay.workloads.registry import WORKLOADS
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_SEEDS = 20
 DEFAULT_SWEEP_SEEDS = 5
 _PLAIN_WIDTH = 180
-#: Who is judged when nobody is named: the first of these that runs.
+#: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
 
 
@@ -62,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs = parser.add_argument_group("runs")
     runs.add_argument("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
-    runs.add_argument("--candidate", help="the policy that is judged (gorgo-ms, gorgo, or the first)")
+    runs.add_argument(
+        "--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)"
+    )
     runs.add_argument(
         "--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a YAML file (%(default)s)"
     )
@@ -83,6 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep finished draws in --out and take those that are there (kv-retry)",
     )
     runs.add_argument("--list", action="store_true", help="list workloads, fleets and policies, and stop")
+    learns = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
+    learns.add_argument("--learn-first", type=int, metavar="N", help="samples before the first model (5000)")
+    learns.add_argument("--learn-every", type=int, metavar="N", help="samples between further ones (1000)")
     live = parser.add_argument_group("live")
     live.add_argument(
         "--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare"
@@ -121,7 +130,7 @@ def _simulated(arguments: argparse.Namespace) -> Document:
     seeds = arguments.seeds
     if seeds is None:
         seeds = 1 if arguments.trace else DEFAULT_SWEEP_SEEDS if arguments.sweep else DEFAULT_SEEDS
-    policies = policies_of(arguments.policy, yardsticks=not arguments.sweep)
+    policies = _learning(policies_of(arguments.policy, yardsticks=not arguments.sweep), arguments)
     plan = Plan(
         fleet=fleet_of(arguments),
         policies=policies,
@@ -161,6 +170,19 @@ def policies_of(text: str, *, yardsticks: bool) -> tuple[PolicyChoice, ...]:
     return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
 
 
+def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace) -> tuple[PolicyChoice, ...]:
+    """The policies with what the flags say of learning."""
+    asked = {"first": arguments.learn_first, "every": arguments.learn_every}
+    data = {name: value for name, value in asked.items() if value is not None}
+    if not data:
+        return policies
+    settings = LearnerSettings(data=Data(**data))
+    return tuple(
+        replace(policy, learning=Learning(settings)) if policy.name == Lodestar.name else policy
+        for policy in policies
+    )
+
+
 def candidate_of(asked: str | None, policies: tuple[PolicyChoice, ...]) -> str:
     """The policy that is judged.
 
@@ -168,6 +190,8 @@ def candidate_of(asked: str | None, policies: tuple[PolicyChoice, ...]) -> str:
         EppError: the one asked for does not run, or is a yardstick.
     """
     names = [p.name for p in policies if p.name not in ORACLES]
+    if asked is None and policies[0].name == Lodestar.name:
+        return Lodestar.name
     if asked is None:
         return next((name for name in CANDIDATES if name in names), (names or [policies[0].name])[0])
     if asked not in names:
@@ -201,10 +225,19 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
     if arguments.sweep and arguments.shape:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
-    for name, low in (("seeds", 1), ("workers", 1), ("tune", 0), ("margin", 0), ("load", 1e-9)):
+    least = {
+        "seeds": 1,
+        "workers": 1,
+        "tune": 0,
+        "margin": 0,
+        "load": 1e-9,
+        "learn_first": 1,
+        "learn_every": 1,
+    }
+    for name, low in least.items():
         value = getattr(arguments, name)
         if value is not None and value < low:
-            raise EppError(f"--{name} must be at least {low:g}, not {value:g}")
+            raise EppError(f"--{name.replace('_', '-')} must be at least {low:g}, not {value:g}")
 
 
 def _list(console: Console) -> None:

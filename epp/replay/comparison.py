@@ -19,6 +19,7 @@ from epp.replay.document import (
     compare_policies,
     policy_entry,
 )
+from epp.replay.learned_says import learned_sentences
 from epp.replay.plan import Shape
 from epp.replay.simulate import Outcome, PolicyChoice, Task, run_all, run_task
 from epp.replay.sweep import sweep_entry
@@ -206,6 +207,7 @@ def cell_entry(
         conclusion=[],
     )
     entry.conclusion.extend(cell_conclusion(entry, candidate, margin))
+    entry.conclusion.extend(learned_sentences(outcomes))
     return entry
 
 

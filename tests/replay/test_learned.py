@@ -11,16 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from epp.cli import main
+from epp.learner.gate import Verdict
+from epp.learner.rounds import Round
 from epp.learner.settings import Data, Gate, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
-from epp.replay.learned import Learning, Lesson, run_learned, trained_on
+from epp.replay.learned import Held, Learning, Lesson, run_learned, trained_on
+from epp.replay.learned_says import learned_sentences
 from epp.replay.plan import Cell, Source
-from epp.replay.simulate import PolicyChoice, Task, run_task
+from epp.replay.simulate import Outcome, PolicyChoice, Task, run_task
 from epp.replay.workloads.tool_agent import ToolAgent, generate
 from epp.sim.run import run_window
 from epp.sim.scenario import FleetSpec, parse_fleet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from epp.sim.results import WindowResult
 
 SETTINGS = LearnerSettings(
@@ -101,10 +107,63 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     assert lesson.rounds == []
 
 
+def outcome_of(name: str) -> Outcome:
+    cell = Cell("calls", Source(workload="toolagent-like", until_s=12.0), warmup_s=0.0)
+    choice = PolicyChoice(name, learning=Learning(SETTINGS, TRAINING_S) if name == "lodestar" else None)
+    return run_task(Task(cell, pool(), choice, 1))
+
+
 @pytest.mark.parametrize("name", ["lodestar", "prefix-cache-and-load"])
 def test_a_task_brings_its_lesson_back(name: str) -> None:
-    cell = Cell("calls", Source(workload="toolagent-like", until_s=20.0), warmup_s=0.0)
-    choice = PolicyChoice(name, learning=Learning(SETTINGS, TRAINING_S) if name == "lodestar" else None)
-    outcome = run_task(Task(cell, pool(), choice, 1))
+    outcome = outcome_of(name)
     assert outcome.figures.requests > 200
     assert (outcome.lesson is not None) == (name == "lodestar")
+
+
+class TestCommand:
+    def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
+        line = ["replay", "--workload", "toolagent-like", "--fleet", "a30*2,v100*3", "--seconds", "25"]
+        line += ["--policy", "lodestar,prefix-cache-and-load", "--seeds", "1", "--workers", "1"]
+        assert main([*line, "--warmup", "5", "--out", str(out), *flags]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    def test_a_comparison_says_what_was_learned(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        text = self.run(capsys, tmp_path, "--learn-first", "200", "--learn-every", "200")
+        assert "Against lodestar" in text
+        assert "lodestar began cold in each run and learned within it" in text
+        assert "lodestar began cold" in (tmp_path / "report.html").read_text()
+
+    def test_too_short_a_run_says_that_nothing_was(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        text = self.run(capsys, tmp_path)
+        assert "no round came due, so its fallback decided throughout" in text
+
+    def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SystemExit):
+            main(["replay", "--workload", "toolagent-like", "--learn-first", "x", "--out", str(tmp_path)])
+
+
+def test_words_for_every_case() -> None:
+    verdict = Verdict(False, "refused: no answered requests to learn from")
+    refused = Lesson(
+        rounds=[Held(10.0, math.nan, Round(1, 0.0, 100, 80, 0, 20, verdict))], picks={"no-model": 9}
+    )
+    passed = Lesson(
+        rounds=[Held(10.0, 20.0, Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed")))],
+        picks={"no-model": 50, "model": 90, "explored": 4, "out-of-distribution": 6},
+    )
+    figures = outcome_of("least-request").figures
+    said = learned_sentences(
+        {
+            "a": [Outcome(figures, {}, refused)],
+            "b": [Outcome(figures, {}, passed)],
+            "c": [Outcome(figures, {})],
+        }
+    )
+    assert len(said) == 2
+    assert "its gate refused every model (1), so its fallback decided throughout" in said[0]
+    assert "first model after 20 s; models trained: 1, let through: 1;" in said[1]
+    assert "by the model 90.0%, at random 4.0%" in said[1]

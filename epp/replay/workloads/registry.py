@@ -154,7 +154,7 @@ def _groups() -> tuple[Workload, ...]:
 
 def _lodestar() -> tuple[Workload, ...]:
     """The loads of Lodestar's evaluation (source [L], section 5), at rates near what its pools can do."""
-    calls, groups = tool_agent.ToolAgent(divisor=4), prefix_groups.PrefixGroups
+    calls, groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
     mixed = (0.1, 0.3, 0.5, 0.7)
 
     def load(name: str, text: str, parameters: Parameters, *, tuning: str = "") -> Workload:
@@ -173,12 +173,12 @@ def _lodestar() -> tuple[Workload, ...]:
         load(
             "toolagent-like",
             "calls of tools and agents as in Mooncake's toolagent trace, lengths divided by 4",
-            replace(calls, rate_rps=16.0),
+            replace(calls, rate_rps=22.0),
         ),
         load(
             "toolagent-like-prefill",
             "the same with answers of one token: the prefill side of a disaggregated pool",
-            replace(calls, rate_rps=22.0, prefill_only=True),
+            replace(calls, rate_rps=32.0, prefill_only=True),
         ),
         load(
             "toolagent-like-rate",
