@@ -10,9 +10,11 @@ on what Helm makes of it.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from epp.envoy.render import render
+from epp.config.relays import Relays
+from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.signals.endpoint import Endpoint
 
@@ -54,6 +56,59 @@ _ONE = f"""\
           {{{{- end }}}}
         {{{{- end }}}}
 """
+_LOOP, _END = "        {{- range .Values.endpoints.list }}\n", "        {{- end }}\n"
+_ONE_OF_REGION = (
+    _LOOP
+    + '        {{- if include "gorgo-epp.here" (list $ .) }}\n'
+    + _ONE.removeprefix(_LOOP).removesuffix(_END)
+    + _END
+    + _END
+)
+
+#: Where both tiers' certificates are mounted.
+RELAY_CERTIFICATES = "/etc/epp-relay"
+_REGION = "region-mark"
+_RELAYS = Relays(
+    regions={_REGION: "relay.mark:3333"},
+    connections=1,
+    ca_file=f"{RELAY_CERTIFICATES}/ca.crt",
+    cert_file=f"{RELAY_CERTIFICATES}/tls.crt",
+    key_file=f"{RELAY_CERTIFICATES}/tls.key",
+)
+_BARE_RELAY = '(regexReplaceAll ":[0-9]+$" $address "" | trimAll "[]")'
+_RELAY_HOSTS = f"""\
+      {{{{- range $region, $address := .Values.relays.regions }}}}
+      {{{{- $weight := 0 }}}}
+      {{{{- range $.Values.endpoints.list }}}}
+      {{{{- if and (eq (.region | default "") $region) (not .draining) }}}}
+      {{{{- $weight = add1 $weight }}}}
+      {{{{- end }}}}
+      {{{{- end }}}}
+      - locality:
+          region: {{{{ $region | quote }}}}
+        lb_endpoints:
+        {{{{- range $offset := until (int $.Values.relays.connections) }}}}
+        - endpoint:
+            address:
+              socket_address:
+                address: {{{{ {_BARE_RELAY} | quote }}}}
+                port_value: {{{{ add (regexFind "[0-9]+$" $address | int) $offset }}}}
+          load_balancing_weight: {{{{ max 1 $weight }}}}
+        {{{{- end }}}}
+      {{{{- end }}}}
+"""
+_RELAY_PORTS = """\
+        port_value: {{ include "gorgo-epp.relayPort" . }}
+    {{- if gt (int .Values.relays.connections) 1 }}
+    additional_addresses:
+    {{- range $offset := untilStep 1 (int .Values.relays.connections) 1 }}
+    - address:
+        socket_address:
+          address: {{ $.Values.standalone.listenHost | quote }}
+          port_value: {{ add (include "gorgo-epp.relayPort" $ | int) $offset }}
+    {{- end }}
+    {{- end }}
+"""
 
 
 def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings:
@@ -79,14 +134,36 @@ def original_dst() -> str:
 
 def standalone() -> str:
     """The Envoy that knows the endpoints listed, by name, with and without TLS."""
-    text = _marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS))))
-    text = _replaced(text, r"      - lb_endpoints:\n(?:        .*\n)+", "      - lb_endpoints:\n" + _ONE)
+    return _replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE)
+
+
+def _replicas(text: str, hosts: str) -> str:
+    """The cluster of endpoints with a loop over those listed."""
+    text = _replaced(text, r"      - lb_endpoints:\n(?:        .*\n)+", "      - lb_endpoints:\n" + hosts)
     # With names Envoy resolves, without it does not; matches for TLS only where there is TLS.
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasNames" .) "true") }}'
     text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
     text = _replaced(text, r"    dns_lookup_family: V4_PREFERRED\n", _when("hasNames", r"\g<0>"))
     matches = r"  - (transport_socket_matches:\n(?:    (?:- |  ).*\n)+)    name: replicas\n"
     return _replaced(text, matches, "  - name: replicas\n" + _when("hasTls", r"    \g<1>"))
+
+
+def two_tier() -> str:
+    """The Envoy that reaches the endpoints listed through the relays of their regions."""
+    plain = replace(_PLAIN, region=_REGION)
+    text = _marked(render(replace(settings(Variant.STANDALONE, (plain,)), relays=_RELAYS)))
+    resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasRelayNames" .) "true") }}'
+    text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
+    return _replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS)
+
+
+def relay() -> str:
+    """The Envoy of one region that takes requests from the global one alone."""
+    ends = tuple(replace(endpoint, region=_REGION) for endpoint in (_PLAIN, _TLS))
+    base = replace(settings(Variant.STANDALONE, ends), relays=_RELAYS)
+    text = _marked(render_relay(base, _REGION)).replace(_REGION, "{{ .Values.region }}")
+    text = _replaced(text, r"        port_value: 3333\n", _RELAY_PORTS)
+    return _replicas(text, _ONE_OF_REGION)
 
 
 def _when(test: str, block: str) -> str:
@@ -114,6 +191,8 @@ def contents() -> dict[Path, str]:
     return {
         FILES / "envoy" / "original-dst.yaml": original_dst(),
         FILES / "envoy" / "standalone.yaml": standalone(),
+        FILES / "envoy" / "two-tier.yaml": two_tier(),
+        FILES / "envoy" / "relay.yaml": relay(),
     }
 
 

@@ -61,7 +61,7 @@ def test_values_reach_it() -> None:
 
 
 def test_regions_by_name_over_tls() -> None:
-    objects = example("multi-region")
+    objects = example("one-tier")
     specs = parse_pool(find(objects, "ConfigMap")["data"]["endpoints.yaml"], "test")
     endpoints = tuple(spec.endpoint() for spec in specs.values())
     assert len(endpoints) == 4
@@ -89,7 +89,7 @@ def test_addresses_names_and_tls_in_any_mixture(entries: tuple[str, ...]) -> Non
     assert envoy_of(objects) == renderer(Variant.STANDALONE, endpoints=endpoints)
 
 
-@pytest.mark.parametrize("name", ["standalone", "service", "multi-region"])
+@pytest.mark.parametrize("name", ["standalone", "service", "one-tier"])
 async def test_a_real_envoy_takes_it(name: str, tmp_path: Path) -> None:
     await require_version(1, 38, "the chart's configuration")
     text = yaml.safe_dump(envoy_of(example(name)))

@@ -145,7 +145,7 @@ def test_nodes_are_read_only_for_regions() -> None:
 
 
 def test_a_list_of_endpoints_needs_no_rights_and_no_token() -> None:
-    objects = example("multi-region")
+    objects = example("one-tier")
     assert not kinds(objects) & {"Role", "RoleBinding", "ClusterRole"}
     assert not any("projected" in volume for volume in pods(objects)[0]["volumes"])
 

@@ -34,6 +34,10 @@
 {{- if .Values.prefixSecret -}}
 {{- $_ := set $config "prefix" (dict "secret_file" "/etc/epp-secret/secret") -}}
 {{- end -}}
+{{- if .Values.relays.regions -}}
+{{- $certificates := "/etc/epp-relay" -}}
+{{- $_ := set $config "relays" (dict "regions" .Values.relays.regions "connections" (int .Values.relays.connections) "ca_file" (printf "%s/ca.crt" $certificates) "cert_file" (printf "%s/tls.crt" $certificates) "key_file" (printf "%s/tls.key" $certificates)) -}}
+{{- end -}}
 {{- $_ := set $config "weights_file" "/shared/weights.yaml" -}}
 {{- $_ := set $config "overrides_file" "/etc/epp-overrides/overrides.yaml" -}}
 {{- $_ := set $config "drain_s" .Values.drainSeconds -}}
@@ -74,7 +78,7 @@
 {{- define "gorgo-epp.hasNames" -}}
 {{- $found := "" -}}
 {{- range .Values.endpoints.list -}}
-{{- if not (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .address) -}}{{- $found = "true" -}}{{- end -}}
+{{- if and (include "gorgo-epp.here" (list $ .)) (not (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .address)) -}}{{- $found = "true" -}}{{- end -}}
 {{- end -}}
 {{- $found -}}
 {{- end -}}
@@ -82,7 +86,35 @@
 {{- define "gorgo-epp.hasTls" -}}
 {{- $found := "" -}}
 {{- range .Values.endpoints.list -}}
-{{- if .tls -}}{{- $found = "true" -}}{{- end -}}
+{{- if and .tls (include "gorgo-epp.here" (list $ .)) -}}{{- $found = "true" -}}{{- end -}}
 {{- end -}}
 {{- $found -}}
+{{- end -}}
+
+{{/* Whether an endpoint is this Envoy's to know: (list root endpoint). A relay knows those of its region. */}}
+{{- define "gorgo-epp.here" -}}
+{{- $root := index . 0 -}}
+{{- if or (ne $root.Values.tier "relay") (eq ((index . 1).region | default "") $root.Values.region) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether a relay is a host name. */}}
+{{- define "gorgo-epp.hasRelayNames" -}}
+{{- $found := "" -}}
+{{- range .Values.relays.regions -}}
+{{- if not (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .) -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* First port of this region's relay. */}}
+{{- define "gorgo-epp.relayPort" -}}
+{{- regexFind "[0-9]+$" (index .Values.relays.regions .Values.region) -}}
+{{- end -}}
+
+{{/* Which Envoy stands in the picker's pod. */}}
+{{- define "gorgo-epp.envoyFile" -}}
+{{- if ne .Values.endpoints.from "list" -}}files/envoy/original-dst.yaml
+{{- else if .Values.relays.regions -}}files/envoy/two-tier.yaml
+{{- else -}}files/envoy/standalone.yaml
+{{- end -}}
 {{- end -}}

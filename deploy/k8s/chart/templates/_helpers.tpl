@@ -110,6 +110,23 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .Values.kernel.enabled (not .Values.standalone.enabled) -}}
 {{- fail "kernel.enabled sets the kernel of the pod that Envoy is in, and only standalone.enabled puts one into the picker's: set it on your gateway's pods, or kernel.enabled=false" -}}
 {{- end -}}
+{{- $r := .Values.relays -}}
+{{- if and $r.regions (or (not .Values.standalone.enabled) (ne $e.from "list")) -}}
+{{- fail "relays.regions needs standalone.enabled=true and endpoints.from=list: only that Envoy knows relays" -}}
+{{- end -}}
+{{- if and $r.regions (not $r.secretName) -}}
+{{- fail "relays.secretName is empty: relays serve nobody without certificates; name a Secret with ca.crt, tls.crt and tls.key" -}}
+{{- end -}}
+{{- if $r.regions -}}
+{{- range $e.list -}}
+{{- if not (hasKey $r.regions (.region | default "")) -}}
+{{- fail (printf "endpoints.list: %s is in region %q, which has no relay: add it to relays.regions" .address (.region | default "")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.tier "relay") (not (hasKey $r.regions .Values.region)) -}}
+{{- fail (printf "region %q has no relay: set region to one of relays.regions" .Values.region) -}}
+{{- end -}}
 {{- if and (eq $e.from "service") (not $e.service) -}}
 {{- fail "endpoints.service is empty: name the Service of the engines" -}}
 {{- end -}}
