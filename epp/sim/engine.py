@@ -186,7 +186,7 @@ class Engine:
             held_tokens=kv.held_tokens,
             idle_tokens=kv.idle_tokens,
             capacity_tokens=kv.capacity_tokens,
-            counters=replace(self._count, evicted_blocks=kv.evicted_blocks),
+            counters=self._count.copied(kv.evicted_blocks),
         )
 
     # Time
