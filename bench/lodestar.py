@@ -62,11 +62,10 @@ def main() -> int:
                 f"{time.monotonic() - began_s:6.0f} s  {text}", file=sys.stderr, flush=True
             ),
         )
-    whole = [seed for seed in seeds if all(shelf.of(job) is not None for job in jobs[seed])]
-    if not whole:
-        sys.exit("no seed has all its runs yet; call again to go on")
-    runs = [found for seed in whole for job in jobs[seed] if (found := shelf.of(job)) is not None]
-    result = summarise(cells, size, whole, weights, runs)
+    runs = [found for seed in seeds for job in jobs[seed] if (found := shelf.of(job)) is not None]
+    if not runs:
+        sys.exit("nothing was run yet; call again to go on")
+    result = summarise(cells, size, seeds, weights, runs)
     print(text_of(result))
     if arguments.page:
         PAGE.write_text(written(PAGE.read_text(), arguments.page, text_of(result).splitlines()))

@@ -65,7 +65,7 @@ def _settings(scale: float) -> LearnerSettings:
     )
 
 
-SHORT = Size("short", _settings(2.5), 6_000, 8_000)
+SHORT = Size("short", _settings(2.5), 5_000, 7_000)
 FULL = Size("full", _settings(1.0), 15_000, 20_000)
 #: For a smoke test: nothing that it says means anything.
 SMOKE = Size("smoke", _settings(10.0), 1_500, 1_500)

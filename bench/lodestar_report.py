@@ -54,10 +54,12 @@ def tables(result: Result) -> list[list[list[str]]]:
 
 def _against(result: Result) -> list[list[str]]:
     labels = list(dict.fromkeys(row.entry for row in result.rows if row.entry in _baselines(result)))
-    rows = [["cell", f"`{LODESTAR}` mean, p99 ms", *(f"{label}: mean, p99 to it" for label in labels)]]
+    rows = [
+        ["cell", f"`{LODESTAR}` mean, p99 ms", *(f"{label}: mean, p99 to it (seeds)" for label in labels)]
+    ]
     for cell in _cells(result):
         found = {row.entry: row for row in result.rows if row.cell == cell}
-        mine = found[LODESTAR]
+        mine = found[LODESTAR]  # there is no row without it
         rows.append(
             [cell, f"{mine.mean_ms:,.0f}, {mine.p99_ms:,.0f}", *(_ratio(found.get(n)) for n in labels)]
         )
@@ -67,7 +69,7 @@ def _against(result: Result) -> list[list[str]]:
 def _ablations(result: Result) -> list[list[str]]:
     baselines = _baselines(result)
     found = [row for row in result.rows if row.entry not in baselines and row.entry != LODESTAR]
-    rows = [["ablation", "cell", "mean, p99 to `lodestar`", "whole run: mean, p99"]]
+    rows = [["ablation", "cell", "mean, p99 to `lodestar` (seeds)", "whole run: mean, p99"]]
     for row in found:
         whole = f"{row.whole_mean_ratio:.2f}, {row.whole_p99_ratio:.2f}"
         rows.append([row.entry, row.cell, _ratio(row), whole])
@@ -127,7 +129,7 @@ def _baselines(result: Result) -> set[str]:
 
 
 def _ratio(row: Row | None) -> str:
-    return "-" if row is None else f"{row.mean_ratio:.2f}, {row.p99_ratio:.2f}"
+    return "-" if row is None else f"{row.mean_ratio:.2f}, {row.p99_ratio:.2f} ({row.seeds})"
 
 
 def _whole(value: float) -> str:

@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 
 from bench.lodestar_cells import HEURISTIC, LODESTAR
-from bench.lodestar_runs import BIN_S
+from bench.lodestar_runs import BIN_S, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.lodestar_cells import Cell, Size
-    from bench.lodestar_runs import Summary
 
 #: Settled: within this factor of what the last third of the run, or of its half, came to.
 _SETTLED = 1.1
@@ -95,7 +94,7 @@ class Result(msgspec.Struct, frozen=True):
 
     Attributes:
         size: of learner and loads.
-        seeds: that have all their runs.
+        seeds: that were asked for; each row says how many it has.
         weights: cell -> the heuristic's constants.
         rows: entries by cell.
         learned: by cell.
@@ -121,16 +120,22 @@ def summarise(
     weights: Mapping[str, Mapping[str, tuple[float, float]]],
     runs: Sequence[Summary],
 ) -> Result:
-    """Sum up; ``runs`` has every entry of every cell under every seed."""
-    by = {(run.cell, run.entry, run.seed): run for run in runs}
+    """Sum up. An entry counts in a cell under the seeds that both it and `LODESTAR` ran there."""
+    by = {(run.cell, run.entry): dict[int, Summary]() for run in runs}
+    for run in runs:
+        by[run.cell, run.entry][run.seed] = run
     rows, learned = [], []
     for cell in cells:
-        labels = list(dict.fromkeys(run.entry for run in runs if run.cell == cell.name))
-        for label in labels:
-            mine = [by[cell.name, label, seed] for seed in seeds]
-            rows.append(_row(cell.name, label, mine, [by[cell.name, LODESTAR, seed] for seed in seeds]))
-        pairs = [(by[cell.name, LODESTAR, seed], by[cell.name, HEURISTIC, seed]) for seed in seeds]
-        learned.append(_learned(cell, size, pairs))
+        ours = by.get((cell.name, LODESTAR), {})
+        for label in dict.fromkeys(run.entry for run in runs if run.cell == cell.name):
+            mine = by[cell.name, label]
+            both = [seed for seed in seeds if seed in mine and seed in ours]
+            if both:
+                rows.append(_row(cell.name, label, [mine[s] for s in both], [ours[s] for s in both]))
+        theirs = by.get((cell.name, HEURISTIC), {})
+        pairs = [(ours[seed], theirs[seed]) for seed in seeds if seed in ours and seed in theirs]
+        if pairs:
+            learned.append(_learned(cell, size, pairs))
     steady = {cell.name for cell in cells if not cell.shifts}
     against = [row for row in rows if row.entry == HEURISTIC and row.cell in steady]
     return Result(
