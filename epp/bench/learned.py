@@ -13,11 +13,13 @@ import numpy as np
 
 from epp.bench.core import batch, decision_us
 from epp.bench.rig import Rig
+from epp.policies.gorgo import Gorgo
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 
 if TYPE_CHECKING:
     from epp.bench.figures import Figures
+    from epp.policies.base import Policy
 
 ENDPOINTS = (16, 256)
 _WIDTH, _REQUESTS = 128, 120
@@ -60,16 +62,17 @@ def model(bound: float = _WIDE) -> RewardModel:
 
 
 def measure(figures: Figures, number: int) -> None:
-    """One round: with the model, without one (its heuristic), and where it knows nobody."""
-    policies = {
+    """One round: with the model, without one (its heuristic), where it knows nobody; and a plain formula."""
+    policies: dict[str, Policy] = {
         "": Lodestar(model()),
         ": no model": Lodestar(),
         ": all strangers": Lodestar(model(1e-3)),
+        ": gorgo instead": Gorgo(),
     }
     for size in ENDPOINTS:
         given = batch(1_000, _REQUESTS, number + 1)
         for name, policy in policies.items():
-            rig = Rig(size, policy="lodestar")
+            rig = Rig(size, policy=policy.name)
             rig.picker.replace_policy(policy)
             for body in given.earlier:
                 rig.cache(body)

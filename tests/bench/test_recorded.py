@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.bench import prompts, recorded
+from epp.bench import learned, prompts, recorded
 from epp.bench.children import bare
 from epp.bench.client import Proxy
 from epp.bench.core import measure, measure_observing
 from epp.bench.figures import Figures
+from epp.bench.goals import GOALS
 from epp.bench.index import measured
 from epp.bench.recorded import Mode
 from epp.bench.rig import Rig, request
@@ -107,3 +108,12 @@ def test_an_index_of_conversations_needs_far_less_than_a_hash_a_token() -> None:
     found = measured(150_000)
     assert 8 / 64 < found["bytes per token"] < 1.0
     assert found["walk"] > 0.0
+
+
+def test_a_round_of_learned_decisions_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "_REQUESTS", 4)
+    figures = Figures()
+    learned.measure(figures, 0)
+    kinds = ("", ": no model", ": all strangers", ": gorgo instead")
+    assert set(figures.found) == {f"learned/{size}{kind}" for size in learned.ENDPOINTS for kind in kinds}
+    assert {"learned/16", "learned/256"} <= GOALS.keys()
