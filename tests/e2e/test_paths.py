@@ -1,0 +1,35 @@
+"""What real requests through a real Envoy tell of connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tests.kit.picker import Serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = 12
+
+
+async def test_every_request_tells_whether_its_connection_was_there(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        for number in range(COUNT):
+            status, _ = await serving.chat(f"question {number}: " + "many words " * 500, stream=True)
+            assert status == 200
+
+        async def told() -> dict[str, float]:
+            """Requests by connection, over all paths."""
+            found = {"cold": 0.0, "warm": 0.0}
+            for line in (await serving.picker.metrics()).splitlines():
+                for connection in found:
+                    if line.startswith("epp_path_requests_total{") and f'connection="{connection}"' in line:
+                        found[connection] += float(line.rpartition(" ")[2])
+            return found
+
+        async with asyncio.timeout(30):  # reports come a little later than answers
+            while sum((await told()).values()) < COUNT / 2:  # of retried ones nobody knows
+                await asyncio.sleep(0.1)
+        assert (await told())["cold"] >= 1, "nobody had a connection at first"
+        assert await serving.picker.metric("epp_path_connect_seconds") > 0
