@@ -44,7 +44,7 @@ class Relays(Section, frozen=True):
     """
 
     regions: dict[str, str] = {}
-    connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_CONNECTIONS)] = 4
+    connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_CONNECTIONS)] = 8
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""

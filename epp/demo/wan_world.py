@@ -71,10 +71,10 @@ WAYS = {
     # earlier.
     "one-tier": Way("one tier, as most are set up"),
     "one-tier-tuned": Way("one tier, kept alive, ahead, kernel set", 0, True, 1.5, 590.0),
-    "two-tier-plain": Way("two tiers, kernel's defaults", 4),
-    "two-tier": Way("two tiers, kernel set", 4, True),
-    **{f"two-tier-{count}": Way(f"two tiers, {count} connections", count, True) for count in (1, 2, 8)},
-    "two-tier-gzip": Way("two tiers, bodies in gzip", 4, True, compression="gzip"),
+    "two-tier-plain": Way("two tiers, kernel's defaults", 8),
+    "two-tier": Way("two tiers, kernel set", 8, True),
+    **{f"two-tier-{count}": Way(f"two tiers, {count} connections", count, True) for count in (1, 2, 4)},
+    "two-tier-gzip": Way("two tiers, bodies in gzip", 8, True, compression="gzip"),
 }
 
 
