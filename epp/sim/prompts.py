@@ -7,6 +7,7 @@ finds out what a request's answer becomes: blocks of the prompt that goes on fro
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -43,10 +44,16 @@ class Prompts:
             raise ValueError(f"one load has blocks of one size, not {sorted(sizes)}")
         self.block_tokens = sizes.pop() if sizes else 1
         self._requests = requests
-        self._starts = np.cumsum([0, *(len(request.block_ids) for request in requests)])
-        ids = np.fromiter(
-            (block for request in requests for block in request.block_ids), np.int64, int(self._starts[-1])
+        # Attempts at one question are many requests with one prompt: its blocks are hashed once.
+        distinct = {id(request.block_ids): request.block_ids for request in requests}
+        ends = dict(
+            zip(distinct, np.cumsum([len(blocks) for blocks in distinct.values()]).tolist(), strict=True)
         )
+        self._spans = [
+            (ends[id(request.block_ids)] - len(request.block_ids), ends[id(request.block_ids)])
+            for request in requests
+        ]
+        ids = np.fromiter(chain.from_iterable(distinct.values()), np.int64, max(ends.values(), default=0))
         self._picker = _mix(ids, _PICKER_KEY)
         self._engine = _mix(ids, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
@@ -84,7 +91,8 @@ class Prompts:
         return f"{request.block_ids[number]}:{tokens}"
 
     def _slice(self, hashes: NDArray[np.uint64], index: int) -> list[int]:
-        blocks: list[int] = hashes[self._starts[index] : self._starts[index + 1]].tolist()
+        start, end = self._spans[index]
+        blocks: list[int] = hashes[start:end].tolist()
         return blocks
 
 

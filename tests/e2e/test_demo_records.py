@@ -17,7 +17,8 @@ from epp.config.pool import parse_pool
 from epp.decide.record_files import read_records
 from epp.decide.record_verify import verify
 from epp.demo.recorded import Pair, pair, recorded_table
-from epp.demo.stack import LAST_REPORTS_S, Stack
+from epp.demo.serving import LAST_REPORTS_S
+from epp.demo.stack import Stack
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.workloads.art_chat import DEMO, generate
 from epp.server.doctor.command import examine
