@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-tuner bench-tuner-full demo-tuner calibration clean
+.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full demo-tuner calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -129,6 +129,9 @@ bench-policies: setup ## policies on the cells they are judged on, into build/po
 
 bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned first; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.policies --full --tune --ablations --out build/policies-full
+
+bench-paths: setup ## gorgo-ms with and without a price on cold connections, over paths of several kinds (20 minutes)
+	$(BIN)/python -m bench.paths
 
 bench-tuner: setup ## the tuner measured, as many runs as 18 minutes allow, into build/tuner; goes on where it was
 	$(BIN)/python -m bench.tuner --folder build/tuner
