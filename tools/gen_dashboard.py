@@ -274,11 +274,49 @@ ENDPOINTS = (
         ((rate("epp_outcomes_total", "endpoint", 'status="5xx"'), "{{endpoint}}"),),
     ),
 )
+_AGREEMENT = (
+    f"{rate('epp_shadow_agreed_total', 'policy')} / ({rate('epp_shadow_decisions_total', 'policy')} > 0)"
+)
+LEARNED = (
+    Panel(
+        "Who decided",
+        "reqps",
+        ((rate("epp_learned_decisions_total", "by"), "{{by}}"),),
+        "model, explored, or why the heuristic did. Empty where no policy learns.",
+        stacked=True,
+    ),
+    Panel(
+        "Candidates by who judged them", "short", ((rate("epp_learned_candidates_total", "by"), "{{by}}"),)
+    ),
+    Panel(
+        "Age of the reward model",
+        "s",
+        ((f"max by (instance) (epp_reward_model_age_seconds{_WHO})", "{{instance}}"),),
+        "Above policy.model_max_age_s the heuristic decides.",
+    ),
+    Panel(
+        "Shadow: share of agreement",
+        "percentunit",
+        ((_AGREEMENT, "{{policy}}"),),
+    ),
+    Panel(
+        "Shadow: estimated difference",
+        "s",
+        (
+            (
+                f"avg by (policy, judge) (epp_shadow_estimated_difference_seconds{_WHO})",
+                "{{policy}} by {{judge}}",
+            ),
+        ),
+        "Below 0 it would have been faster, by estimate; it met the queues of another policy.",
+    ),
+)
 ROWS = {
     "Traffic": TRAFFIC,
     "Latency": LATENCY,
     "Cache and predictions": CACHE,
     "The picker": PICKER,
+    "Learned decisions": LEARNED,
     "Endpoints": ENDPOINTS,
 }
 
