@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from epp.envoy.launch import tied_to_parent
+from epp.envoy.module import MODULE_SINCE
 from epp.envoy.render import render, render_endpoints, render_relay, write
 from epp.errors import EppError
 
@@ -186,8 +187,10 @@ class EnvoyProcess:
         if self._settings.eds_path:
             self.write_endpoints(self._settings.endpoints)
         binary = find_envoy()
-        known = min(self._settings.envoy_version, await version_of(binary))
-        settings = replace(self._settings, envoy_version=known)
+        version = await version_of(binary)
+        settings = replace(self._settings, envoy_version=min(self._settings.envoy_version, version))
+        if version < MODULE_SINCE:
+            settings = replace(settings, observe_module="")
         write(config_file, render_relay(settings, self._relay) if self._relay else render(settings))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

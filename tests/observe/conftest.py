@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pytest
 import pytest_asyncio
 
-from epp.envoy.process import EnvoyProcess
+from epp.envoy.module import MODULE_SINCE, build
+from epp.envoy.process import EnvoyProcess, find_envoy, version_of
 from epp.envoy.settings import Variant
 from epp.server.als import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
@@ -21,8 +24,7 @@ from tests.observe.entries import protobuf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    import pytest
+    from pathlib import Path
 
     from epp.server.report import Report
 
@@ -190,9 +192,26 @@ async def running(variant: Variant = Variant.STANDALONE, **changes: Any) -> Asyn
         yield Rig(told, picker, upstream, envoy, variant, script)
 
 
+@pytest.fixture(scope="session")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled part of the filter."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    library: Path = tmp_path_factory.mktemp("module") / "libepp_observe.so"
+    build(library)
+    return library
+
+
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=[Variant.STANDALONE, Variant.ORIGINAL_DST]
+    scope="module", loop_scope="module", params=[Variant.STANDALONE, Variant.ORIGINAL_DST, "compiled"]
 )
 async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    async with running(request.param) as it:
-        yield it
+    if request.param == "compiled":
+        require_envoy()
+        if await version_of(find_envoy()) < MODULE_SINCE:
+            pytest.skip("the compiled part is for later versions")
+        async with running(observe_module=str(request.getfixturevalue("module"))) as it:
+            yield it
+    else:
+        async with running(request.param) as it:
+            yield it
