@@ -84,7 +84,9 @@ class LogFeed(Feed[Logged]):
             "rows": pending.rows.tolist(),
             "engine_classes": list(pending.engine_classes),
             "chances": pending.chances.tolist(),
+            "heuristic": pending.heuristic.tolist(),
             "output_tokens": pending.output_tokens,
+            "learned": pending.learned,
         }
 
     def make(
@@ -100,7 +102,9 @@ class LogFeed(Feed[Logged]):
             rows=np.array(kept["rows"], np.float64),
             engine_classes=tuple(kept["engine_classes"]),
             chances=np.array(kept["chances"], np.float64),
+            heuristic=np.array(kept["heuristic"], np.float64),
             chosen=int(kept["chosen"]),
             output_tokens=float(kept["output_tokens"]),
+            learned=bool(kept["learned"]),
         )
         return logged(pending, ended)

@@ -149,7 +149,7 @@ class Loop:
         took_s = self._clock.mono_s() - began_s
         self._tell(f"round {held.number}, {held.seen} requests seen: {held.verdict.reason} ({took_s:.1f} s)")
         if held.withdrawn:
-            self._tell("the model in force is withdrawn: it predicts worse than one number would")
+            self._tell("the model in force is withdrawn; the heuristic decides")
         self._audit.write(now_wall_s, "round", **round_facts(held))
         self._unsaved, self._retry_s = True, float("-inf")
         self._status_s = float("-inf")

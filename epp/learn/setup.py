@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", type=Path, metavar="FILE", help="the shared weights file (weights_file), for trials"
     )
     parser.add_argument(
-        "--settings", type=Path, metavar="FILE", help="the learner's settings, see docs/lodestar.md"
+        "--settings", type=Path, metavar="FILE", help="the learner's settings, see docs/learner.md"
     )
     parser.add_argument(
         "--promotion",

@@ -85,6 +85,11 @@ def _figures(figures: Mapping[str, float]) -> Iterator[str]:
         )
     elif "effective_samples" in figures:
         yield "  off policy: 0 effective samples"
+    if "regret_ms" in figures:
+        yield (
+            f"  regret: the heuristic would have cost {-figures['regret_ms']:+.1f} ms (standard error "
+            f"{figures.get('regret_error_ms', 0.0):.1f}, {figures['regret_effective_samples']:.0f} effective)"
+        )
 
 
 def _watched(held: Mapping[str, Any]) -> Iterator[str]:

@@ -167,14 +167,15 @@ def _columns(name: str, samples: Sequence[Sample], classes: dict[str, int], widt
 def _choices(held: Sequence[Logged], classes: dict[str, int], width: int) -> Arrays:
     rows = [entry.rows for entry in held]
     names = [classes.setdefault(name, len(classes)) for entry in held for name in entry.engine_classes]
-    chances = [entry.chances for entry in held]
+    chances = [np.stack([entry.chances, entry.heuristic]) for entry in held]
     return {
         "choices.counts": np.array([len(entry.rows) for entry in held], np.int32),
         "choices.rows": np.concatenate(rows) if rows else np.zeros((0, width)),
         "choices.classes": np.array(names, np.int32),
-        "choices.chances": np.concatenate(chances) if chances else np.zeros(0),
+        "choices.chances": np.concatenate(chances, axis=1) if chances else np.zeros((2, 0)),
         "choices.chosen": np.array([entry.chosen for entry in held], np.int32),
         "choices.served": np.array([entry.served_pick for entry in held], np.bool_),
+        "choices.learned": np.array([entry.learned for entry in held], np.bool_),
     }
 
 
@@ -230,14 +231,15 @@ def _logged(arrays: Arrays, classes: Sequence[str]) -> list[Logged]:
         arrays["choices.counts"].tolist(),
         arrays["choices.chosen"].tolist(),
         arrays["choices.served"].tolist(),
+        arrays["choices.learned"].tolist(),
         strict=True,
     )
-    for sample, count, chosen, served in columns:
+    for sample, count, chosen, served, learned in columns:
         part = slice(at, at + count)
         at += count
         names = tuple(classes[index] for index in arrays["choices.classes"][part].tolist())
-        rows, chances = arrays["choices.rows"][part], arrays["choices.chances"][part]
-        held.append(Logged(sample, rows, names, chances, chosen, served))
+        rows, (chances, heuristic) = arrays["choices.rows"][part], arrays["choices.chances"][:, part]
+        held.append(Logged(sample, rows, names, chances, heuristic, chosen, served, learned))
     return held
 
 

@@ -4,7 +4,7 @@ Owns both comparisons and the words of a refusal. Pure.
 
 Rules
 - Judged is what was not trained on: the newest samples, in the order of time, not a random part of all.
-- Both models are judged on the same samples, and differ significantly or not at all.
+- Both models are judged on the same samples, which neither has seen, and differ significantly or not at all.
 - The off-policy screen can refuse and never promote. switch-DR decides; SNIPS is printed beside it, because
   it speaks only of the requests on which both policies agree, and these are often the easy ones.
 """
@@ -21,7 +21,7 @@ from epp.learner.monitors import errors_ms, errors_of
 from epp.learner.off_policy import Choice, Estimate, estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,12 +44,14 @@ class Verdict:
         reason: in words.
         figures: behind it, milliseconds unless the name says otherwise.
         short: the logged choices overlap too little with the model's: more of them are needed.
+        regretted: the heuristic would have cost less than what ran, by the model in force.
     """
 
     passed: bool
     reason: str
     figures: dict[str, float] = field(default_factory=dict)
     short: bool = False
+    regretted: bool = False
 
 
 def judge(
@@ -61,6 +63,7 @@ def judge(
     logged: Sequence[Logged],
     settings: LearnerSettings,
     constant_ms: float,
+    fresh: int = 0,
 ) -> Verdict:
     """Both comparisons.
 
@@ -72,7 +75,10 @@ def judge(
         logged: choices that it has not seen.
         settings: margins.
         constant_ms: mean TTFT of what was trained on: what a model must beat to be one.
+        fresh: newest samples that the incumbent has not seen either; 0 where it has seen none of them.
     """
+    if incumbent is not None and fresh:
+        held_out = held_out[-fresh:]
     figures, refusal = _held_out(candidate, incumbent, held_out, settings, constant_ms)
     choices = choices_of(logged, candidate, judge_model)
     if choices:
@@ -166,22 +172,55 @@ def choices_of(logged: Sequence[Logged], candidate: RewardModel, judge_model: Re
     cost nobody knows. Where the candidate falls back to the heuristic (an input that it does not know) it
     would have done what was done, or something like it: the logged chances stand for it.
     """
+
+    def greedy(entry: Logged) -> Floats:
+        x = with_classes(entry.rows, entry.engine_classes, candidate.classes)
+        if candidate.out_of_distribution(x).any():
+            return entry.chances
+        mine = predicted_cost_ms(candidate, x, entry.sample.output_tokens)
+        best = mine <= mine.min()
+        return np.asarray(best / best.sum(), np.float64)
+
+    return _choices(logged, judge_model, greedy)
+
+
+def regret(
+    logged: Sequence[Logged], judge_model: RewardModel, settings: LearnerSettings
+) -> tuple[dict[str, float], bool]:
+    """What the heuristic would have cost where a model chose, and whether that is to be regretted.
+
+    Sees single choices: harm that a policy does to its own later requests is for the trial to find.
+
+    Args:
+        logged: choices, newest last.
+        judge_model: predicts for switch-DR; has chosen none of them.
+        settings: margins.
+    """
+    chosen = [entry for entry in logged if entry.learned]
+    choices = _choices(chosen, judge_model, lambda entry: entry.heuristic)
+    if not choices:
+        return {}, False
+    found = estimate(choices, clip=settings.gate.clip)
+    figures = {"regret_ms": -found.dr_rise_ms, "regret_effective_samples": found.effective}
+    if np.isfinite(found.dr_error_ms):
+        figures["regret_error_ms"] = found.dr_error_ms
+    monitors = settings.monitors
+    least_ms = max(monitors.regret * found.logged_ms, monitors.regret_z * found.dr_error_ms)
+    return figures, found.effective >= settings.gate.min_effective and -found.dr_rise_ms > least_ms
+
+
+def _choices(
+    logged: Sequence[Logged], judge_model: RewardModel, policy: Callable[[Logged], Floats]
+) -> list[Choice]:
     choices = []
     for entry in logged:
         sample, chance = entry.sample, float(entry.chances[entry.chosen])
-        cost_ms = _cost_ms(sample, candidate)
+        cost_ms = _cost_ms(sample, judge_model)
         if not entry.served_pick or np.isnan(cost_ms) or not chance > 0.0:
             continue
-        x = with_classes(entry.rows, entry.engine_classes, candidate.classes)
-        if candidate.out_of_distribution(x).any():
-            target = entry.chances
-        else:
-            mine = predicted_cost_ms(candidate, x, sample.output_tokens)
-            best = mine <= mine.min()
-            target = best / best.sum()
         judged = with_classes(entry.rows, entry.engine_classes, judge_model.classes)
         foretold = predicted_cost_ms(judge_model, judged, sample.output_tokens)
-        choices.append(Choice(cost_ms, chance, target, foretold, entry.chosen))
+        choices.append(Choice(cost_ms, chance, policy(entry), foretold, entry.chosen))
     return choices
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from epp.learner.coreset import farthest_first, gradients
 from epp.learner.fitting import Origin, fit, hidden_of, inputs_for, targets_of, with_validation
-from epp.learner.gate import Verdict, judge
+from epp.learner.gate import Verdict, judge, regret
 from epp.learner.monitors import (
     Bin,
     Frozen,
@@ -65,7 +65,7 @@ class Round:
         held_out: rows that it was judged on.
         verdict: of the gate.
         version: of the model that is in force after it, empty for none.
-        withdrawn: the incumbent was taken back: it predicts worse than one number would.
+        withdrawn: the incumbent was taken back, on regret or because it predicts worse than one number would.
         calibration: of the model on trial, on held-out rows.
         forgetting: of the model in force: mean absolute error on each past round's frozen samples.
         forgotten_ms: mean rise of that error over each round's own.
@@ -224,7 +224,7 @@ class Learner:
         answered = [sample.ttft_ms for sample in training if sample.answered]
         newest = list(memory.logged)[-len(held_out) :]
         constant_ms = float(np.mean(answered))
-        return judge(
+        verdict = judge(
             candidate,
             memory.incumbent,
             judge_model,
@@ -232,7 +232,16 @@ class Learner:
             logged=newest,
             settings=settings,
             constant_ms=constant_ms,
+            fresh=0 if memory.incumbent is None else max(memory.seen - memory.incumbent.seen, 0),
         )
+        if memory.incumbent is None:
+            return verdict
+        found, regretted = regret(newest, judge_model, settings)
+        verdict = replace(verdict, figures={**verdict.figures, **found})
+        if not regretted or not settings.gate.on:
+            return verdict
+        reason = f"refused: the heuristic would have cost {found['regret_ms']:.1f} ms less than what ran"
+        return replace(verdict, passed=False, reason=reason, regretted=True)
 
     def _final(
         self,
@@ -263,7 +272,7 @@ class Learner:
     def _withdraws(self, verdict: Verdict) -> bool:
         error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
         one_number_ms = verdict.figures.get("hindsight_error_ms", math.nan)
-        return error_ms > self.settings.monitors.withdraw * one_number_ms
+        return verdict.regretted or error_ms > self.settings.monitors.withdraw * one_number_ms
 
     def _told(self, now_wall_s: float, trained: int, held_out: int, verdict: Verdict) -> Round:
         memory = self.memory

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.decide.records import Basis, outcome_record
+from epp.policies.lodestar import Lodestar
+from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import inputs
 from epp.tuner.samples import sample_of
 
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 
     from epp.decide.records import Decision, Outcome
     from epp.tuner.samples import Sample as Ended
+
+
+_HEURISTIC = PrefixCacheAndLoad()
+#: Policies whose weights have the heuristic's constants among them.
+_POLICIES = (Lodestar.name, PrefixCacheAndLoad.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,20 @@ class Logged:
         rows: inputs of every candidate, ``[candidates, features]``.
         engine_classes: of each.
         chances: chance of each to be chosen, as logged; sums to 1.
+        heuristic: chance of each to be the heuristic's pick instead.
         chosen: index of the pick.
         served_pick: the pick is who served it.
+        learned: a model chose.
     """
 
     sample: Sample
     rows: NDArray[np.float64]
     engine_classes: tuple[str, ...]
     chances: NDArray[np.float64]
+    heuristic: NDArray[np.float64]
     chosen: int
     served_pick: bool
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +106,10 @@ class Pending:
         rows: their inputs, ``[candidates, features]``.
         engine_classes: theirs.
         chances: of each to be chosen; all 0 where slow start blurs them.
+        heuristic: of each to be the heuristic's pick instead.
         chosen: index of the pick.
         output_tokens: expected of the answer.
+        learned: a model chose.
     """
 
     at_wall_s: float
@@ -104,8 +117,10 @@ class Pending:
     rows: NDArray[np.float64]
     engine_classes: tuple[str, ...]
     chances: NDArray[np.float64]
+    heuristic: NDArray[np.float64]
     chosen: int
     output_tokens: float
+    learned: bool = False
 
 
 def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
@@ -119,9 +134,17 @@ def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
         rows=inputs(decision.request, fleet, features, ()),
         engine_classes=fleet.engine_classes,
         chances=_chances(decision),
+        heuristic=_heuristic(decision),
         chosen=decision.chosen,
         output_tokens=decision.request.expected_output_tokens,
+        learned=_learned(decision),
     )
+
+
+def _learned(decision: Decision) -> bool:
+    """Whether a model chose, or the floor of chance beside it, and not the heuristic."""
+    told = decision.ranking.terms.get("fallback")
+    return decision.policy == Lodestar.name and told is not None and not told[decision.chosen]
 
 
 def _chances(decision: Decision) -> NDArray[np.float64]:
@@ -130,6 +153,16 @@ def _chances(decision: Decision) -> NDArray[np.float64]:
     if told is None:
         return decision.probabilities()
     return told if decision.shares is None else np.zeros(len(told))
+
+
+def _heuristic(decision: Decision) -> NDArray[np.float64]:
+    """What the learned policy would have done without a model, with the constants in force."""
+    specs = _HEURISTIC.weight_specs
+    ours = decision.weights if decision.policy in _POLICIES else {}
+    weights = {name: ours.get(name, spec.default) for name, spec in specs.items()}
+    costs = _HEURISTIC.rank(decision.request, decision.fleet, weights, decision.seed).costs
+    first = costs == costs.min()
+    return np.asarray(first / np.count_nonzero(first), np.float64)
 
 
 def log_of(
@@ -192,6 +225,8 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         rows=choice.rows,
         engine_classes=choice.engine_classes,
         chances=choice.chances,
+        heuristic=choice.heuristic,
         chosen=choice.chosen,
         served_pick=served == choice.chosen,
+        learned=choice.learned,
     )

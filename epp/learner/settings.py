@@ -103,12 +103,16 @@ class Monitors(Section, frozen=True):
         rounds: so many rounds' are kept.
         withdraw: an incumbent whose held-out error exceeds this many times that of their own median is
             withdrawn when its round's candidate is refused too.
+        regret: share of the logged cost by which the heuristic must be shown cheaper to get back.
+        regret_z: standard errors by which it must be, beside that.
     """
 
     bins: Annotated[int, msgspec.Meta(ge=2, le=100)] = 10
     frozen: PositiveInt = 100
     rounds: PositiveInt = 50
     withdraw: Positive = 1.0
+    regret: NotNegative = 0.02
+    regret_z: NotNegative = 3.0
 
 
 class LearnerSettings(Section, frozen=True):

@@ -90,7 +90,9 @@ class Traffic:
             itl_ms=10.0,
             output_tokens=100.0,
         )
-        return Logged(sample, rows, classes, chances, chosen, served_pick=True)
+        least = np.zeros(count)
+        least[int(rows[:, 0].argmin())] = 1.0
+        return Logged(sample, rows, classes, chances, least, chosen, served_pick=True)
 
     def many(self, count: int) -> list[Logged]:
         """The next requests."""

@@ -196,6 +196,30 @@ def test_a_model_that_would_choose_what_costs_more_is_refused_off_policy(wrong: 
         assert "off policy it would cost" in verdict.reason
 
 
+@pytest.mark.parametrize("fresh", [0, 50])
+def test_an_incumbent_is_compared_on_what_it_has_not_seen_either(fresh: int) -> None:
+    traffic = Traffic(noise=0.01)
+    logged = traffic.many(250)
+    traffic.factor = 5.0
+    logged += traffic.many(50)
+    old, new = (
+        linear_model({"running_requests": factor * 30.0, "uncached_tokens": factor * 0.25, "rtt_ms": factor})
+        for factor in (1.0, 5.0)
+    )
+    verdict = judge(
+        new,
+        old,
+        new,
+        held_out=[entry.sample for entry in logged],
+        logged=logged,
+        settings=settings_of(),
+        constant_ms=1e6,
+        fresh=fresh,
+    )
+    refused = "above the incumbent's error" in verdict.reason
+    assert refused is (fresh == 0)  # the incumbent was trained on the first 250 and is good at them
+
+
 def test_an_incumbent_that_predicts_worse_than_one_number_is_withdrawn() -> None:
     learner, traffic = Learner(settings_of()), Traffic()
     fed(learner, traffic, 300)
@@ -207,6 +231,27 @@ def test_an_incumbent_that_predicts_worse_than_one_number_is_withdrawn() -> None
     assert learner.last.withdrawn
     assert learner.incumbent is None
     assert learner.last.version == ""
+
+
+@pytest.mark.parametrize("sorry", [False, True])
+def test_the_heuristic_gets_back_when_it_would_have_cost_less(sorry: bool) -> None:
+    learner, traffic = Learner(settings_of(gate={"held_out": 200})), Traffic(explore=1.0)
+    fed(learner, traffic, 300)
+    assert learner.incumbent is not None
+    for logged in Traffic(3, explore=1.0).many(400):
+        truth = [ttft_of(row, name) for row, name in zip(logged.rows, logged.engine_classes, strict=True)]
+        wise = np.zeros(len(truth))
+        wise[int(np.argmin(truth) if sorry else np.argmax(truth))] = 1.0
+        learner.add(replace(logged, heuristic=wise, learned=True))
+    learner.train(2.0)
+    assert learner.last is not None
+    assert learner.last.withdrawn is sorry
+    assert (learner.incumbent is None) is sorry
+    assert (learner.last.verdict.figures["regret_ms"] > 0.0) is sorry
+    if sorry:
+        assert "the heuristic would have cost" in learner.last.verdict.reason
+        fed(learner, traffic, 100)
+        assert learner.last.verdict.passed  # and the next model is tried against what ran since
 
 
 def test_after_a_shift_it_learns_the_new_and_tells_what_it_forgot() -> None:

@@ -14,6 +14,7 @@ from epp.decide.records import Basis, outcome_record, to_record
 from epp.learn.feed import LogFeed
 from epp.learner.fitting import targets_of
 from epp.learner.samples import log_of
+from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import DEFAULT_FEATURES, inputs
 from tests.kit.learning import Recorded
 
@@ -147,3 +148,20 @@ def test_a_record_read_back_teaches_the_same(recorded: Recorded) -> None:
     assert read.sample.ttft_ms == pytest.approx(direct.sample.ttft_ms, abs=0.001)
     assert (read.chosen, read.served_pick) == (direct.chosen, direct.served_pick)
     assert read.chances.tolist() == direct.chances.tolist()
+
+
+def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chose(recorded: Recorded) -> None:
+    for _ in range(3):
+        decision = recorded.decision()
+    found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
+    assert found is not None
+    assert not found.learned
+    weights = {name: spec.default for name, spec in PrefixCacheAndLoad.weight_specs.items()}
+    costs = PrefixCacheAndLoad().rank(decision.request, decision.fleet, weights, 0).costs
+    assert found.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
+    for code in (0.0, 5.0):
+        terms = {"fallback": np.full(3, code)}
+        learned = replace(decision, policy="lodestar", ranking=replace(decision.ranking, terms=terms))
+        found = log_of(learned, recorded.outcome(decision), DEFAULT_FEATURES)
+        assert found is not None
+        assert found.learned is (code == 0.0)
