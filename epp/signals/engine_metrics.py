@@ -40,6 +40,8 @@ class EngineMetrics:
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
         self._failures: dict[int, int] = {}
+        #: Changes with every value that anybody can see.
+        self.version = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
@@ -64,6 +66,7 @@ class EngineMetrics:
         usage = self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
         self._block[_USED_TOKENS, slot] = usage * _known(sample.kv_capacity_tokens)
         self._updated_s[slot] = now_s
+        self.version += 1
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
         start = sample.process_start_time_s
@@ -81,6 +84,7 @@ class EngineMetrics:
         """Clear the slot."""
         self._block[:, slot] = math.nan
         self._updated_s[slot] = math.nan
+        self.version += 1
         for store in (self._last, self._started_s, self._failures):
             store.pop(slot, None)
 
@@ -136,6 +140,7 @@ class EngineMetrics:
     def _expire(self, now_s: float) -> None:
         fresh = now_s - self._updated_s <= self._stale_after_s  # False for NaN
         self._block[:, ~fresh] = math.nan
+        self.version += 1
         left = self._updated_s[fresh]
         self._stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
 

@@ -20,6 +20,7 @@ from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.gauges import gauges
 from epp.signals.health import HealthSettings, HealthTracker
 from epp.signals.ledger import LoadLedger
+from epp.signals.measured import Measured
 from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
@@ -28,7 +29,7 @@ from epp.signals.slots import SlotMap, grown, rows_of, taken
 from epp.view import FleetView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,16 +44,6 @@ if TYPE_CHECKING:
 
 #: Candidate sets whose names are kept ready; filters make a handful of them.
 _REMEMBERED_SETS = 256
-#: Columns that can be unknown, in the order of the block that `Fleet.view` fills.
-_FILLABLE = (
-    "rtt_ms",
-    "engine_running",
-    "engine_waiting",
-    "engine_kv_usage",
-    "engine_used_tokens",
-    "engine_age_ms",
-)
-_NONE_UNKNOWN: Mapping[str, NDArray[np.bool_]] = {}
 
 
 class Fleet:
@@ -85,6 +76,7 @@ class Fleet:
         self.answers = AnswerLengths()
         self.popularity = Popularity()
         self.capability = Capability()
+        self._measured = Measured(self.rtt, self.engine)
         self.paths = PathTable()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
@@ -246,11 +238,12 @@ class Fleet:
         # No `take` or `dot`: they let go of the interpreter, which another thread then holds meanwhile.
         endpoints, regions, engine_classes, rows = self._names_of(slots)
         prefill_base, prefill_token, decode_base, decode_request = taken(self.rates.block(), rows)
-        values, unknown = self._measured(rows, len(slots), now_s)
+        measured = self._measured.columns(rows, now_s)
+        unknown = measured.unknown
         if success is not None and success.unknown is not None:
             unknown = {**unknown, "success": success.unknown}
         cached = np.zeros(len(slots)) if cached_tokens is None else np.minimum(cached_tokens, prompt_tokens)
-        rtt_ms, running, waiting, kv_usage, used_tokens, age_ms = values
+        rtt_ms, running, waiting, kv_usage, used_tokens = measured.values
         queued, pending, running_requests, decoding, context = taken(self.ledger.block, rows)
         cold_chance, connect_ms, upload_rounds = self.paths.columns(rows, rtt_ms, now_s)
         return FleetView(
@@ -269,32 +262,20 @@ class Fleet:
             engine_waiting=waiting,
             engine_kv_usage=kv_usage,
             engine_used_tokens=used_tokens,
-            engine_age_ms=age_ms,
+            engine_age_ms=measured.age_ms(now_s),
             hit_ratio=taken(self.calibration.hit_ratio, rows),
             prefill_base_ms=prefill_base,
             prefill_ms_per_token=prefill_token,
             decode_base_ms=decode_base,
             decode_ms_per_request=decode_request,
-            success=np.ones(len(slots)) if success is None else success.values,
+            success=measured.ones if success is None else success.values,
             cold_chance=cold_chance,
             connect_ms=connect_ms,
             upload_rounds=upload_rounds,
             unknown=unknown,
-            rtt_sources=taken(self.rtt.sources(now_s), rows),
+            rtt_sources=measured.rtt_sources,
             models=models,
         )
-
-    def _measured(
-        self, rows: Rows, count: int, now_s: float
-    ) -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.bool_]]]:
-        """The columns of `_FILLABLE`, and which of their values were not known and filled."""
-        values = np.empty((6, count))
-        values[0] = self.rtt.rtt_ms(now_s)[rows]
-        values[1:5] = self.engine.block(now_s)[:, rows]
-        values[5] = (now_s - self.engine.updated_s[rows]) * 1e3
-        if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
-            return values, _fill(values)
-        return values, _NONE_UNKNOWN
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:
         """Every signal for people."""
@@ -349,12 +330,3 @@ class Fleet:
             tuple(endpoint.engine_class for endpoint in chosen),
             rows_of(slots),
         )
-
-
-def _fill(values: NDArray[np.float64]) -> Mapping[str, NDArray[np.bool_]]:
-    """Replace NaN by the largest known of its row, 0 when none is known; in all these larger is worse."""
-    masks = np.isnan(values)
-    worst = np.fmax.reduce(values, axis=1, initial=0.0)
-    np.copyto(values, worst[:, None], where=masks)
-    filled = np.flatnonzero(masks.any(axis=1)).tolist()
-    return {_FILLABLE[row]: masks[row] for row in filled}

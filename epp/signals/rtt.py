@@ -95,6 +95,8 @@ class RttTable:
         self._prior = np.zeros(0, np.float64)
         self._column = np.zeros(0, np.float64)  # what the outside sees
         self._sources = np.zeros(0, np.int8)
+        #: Changes with every value that anybody can see.
+        self.version = 0
         #: Samples refused because no network gives them.
         self.rejected = 0
 
@@ -136,6 +138,7 @@ class RttTable:
         self._connects.clear(slot)
         self._prior[slot] = self._column[slot] = _NAN
         self._sources[slot] = _NOWHERE
+        self.version += 1
 
     def rtt_ms(self, now_s: float) -> NDArray[np.float64]:
         """By slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
@@ -171,6 +174,7 @@ class RttTable:
         return not math.isnan(connect_ms) and not connect_ms < _SAME_PEER * probe_ms
 
     def _show(self, slot: int) -> None:
+        self.version += 1
         if self._by_connects(slot):
             self._column[slot], self._sources[slot] = self._connects.smooth[slot], _CONNECT
         elif not math.isnan(self._probes.smooth[slot]):
