@@ -17,6 +17,7 @@ from epp.replay.cells import cells_of, sweep_cells
 from epp.replay.comparison import Comparer, Plan
 from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
+from epp.replay.files import save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
 from epp.replay.kv_retry import command as kv_retry
@@ -115,14 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
     for cell in document.cells if document.sweep is None else ():
         console.print(*cell_tables(cell, document), sep="\n")
-    out: Path = arguments.out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_bytes(encode(document))
-        (out / "report.html").write_text(render(document), encoding="utf-8")
-    except OSError as error:
-        raise EppError(f"{out}: {error.strerror}") from error
-    console.print(f"\nWritten: {out}/results.json, {out}/report.html")
+    console.print(f"\n{save_report(arguments.out, encode(document), render(document))}")
     return 0
 
 

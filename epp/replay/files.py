@@ -1,7 +1,7 @@
-"""Trace files on disk: the only module of this folder that opens files.
+"""Traces and reports on disk: the only module of this folder that opens files.
 
-Owns: telling formats apart and reading lines, gzipped or not. Formats themselves are in
-`epp.replay.trace` and `epp.replay.agent_sessions`.
+Owns: telling formats apart and reading lines, gzipped or not; where a comparison is written. Formats
+themselves are in `epp.replay.trace` and `epp.replay.agent_sessions`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.decide.record_files import read_records
+from epp.errors import EppError
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
 from epp.replay.flight_records import read_flight_records
 from epp.replay.trace import (
@@ -123,3 +124,18 @@ def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
     data = "".join(f"{line}\n" for line in dump(requests)).encode()
     path = Path(path)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def save_report(folder: Path, results: bytes, page: str) -> str:
+    """Write ``results.json`` and ``report.html``; says what was written.
+
+    Raises:
+        EppError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_bytes(results)
+        (folder / "report.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise EppError(f"{folder}: {error.strerror}") from error
+    return f"Written: {folder}/results.json, {folder}/report.html"

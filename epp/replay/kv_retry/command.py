@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from epp.errors import EppError
 from epp.replay.console import progress, sentences
+from epp.replay.files import save_report
 from epp.replay.kv_retry.cell import RetryTask, run_retry
 from epp.replay.kv_retry.document import document, encode
 from epp.replay.kv_retry.kept import KeptTask, run_kept
@@ -16,7 +17,6 @@ from epp.sim.oracle import ORACLES
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -61,14 +61,7 @@ def run(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...], conso
             runs = run_all(run_retry, tasks, workers=arguments.workers, on_done=on_done)
     found = document(arguments.workload, draws, names, runs, candidate)
     console.print(*tables(found), *sentences(found.conclusion), sep="\n")
-    out: Path = arguments.out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_bytes(encode(found))
-        (out / "report.html").write_text(render(found), encoding="utf-8")
-    except OSError as error:
-        raise EppError(f"{out}: {error.strerror}") from error
-    console.print(f"\nWritten: {out}/results.json, {out}/report.html")
+    console.print(f"\n{save_report(arguments.out, encode(found), render(found))}")
     return 0
 
 
