@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.slots import grown
+from epp.signals.slots import grown, taken
 from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 IDLE_S = (1.0, 4.0, 15.0, 60.0, 300.0)
 NONE_IDLE = len(IDLE_S) + 1
 _CLASSES = NONE_IDLE + 1
-_EDGES_S = np.array([*IDLE_S, math.inf])
 #: Chance of a cold connection by class before any was seen; engines close theirs after 5 s and more.
-_PRIOR = np.array([0.02, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95])
+_PRIOR = (0.02, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95)
 #: Requests that a prior counts as, and that a path remembers.
 _PRIOR_REQUESTS, _MEMORY = 2.0, 500.0
 #: What a class that no request was seen of counts as beside one that was, where both are averaged.
@@ -104,50 +104,56 @@ class _Path:
         "connect_ms",
         "requests",
         "rounds",
+        "slots",
     )
 
     def __init__(self) -> None:
-        self._requests, self._colds = np.zeros(_CLASSES), np.zeros(_CLASSES)
+        # Lists: a handful of numbers for each report, which arrays would take longer for.
+        self._requests, self._colds = [0.0] * _CLASSES, [0.0] * _CLASSES
         self._rounds: list[list[float]] = [[] for _ in range(_CLASSES)]
         self._connects: list[float] = []
+        self.slots: list[int] = []
         self.requests = self.cold = 0
-        self.chance = _PRIOR
-        self.rounds = np.ones(_CLASSES)
+        self.chance = list(_PRIOR)
+        self.rounds = [1.0] * _CLASSES
         self.connect_ms = self.body_bytes = _NAN
 
     def observe(self, idle: int, told: Travelled, rtt_ms: float, body_bytes: int) -> None:
         self.requests += 1
         self.cold += told.anew
         keep = 1.0 - 1.0 / _MEMORY
-        self._requests *= keep
-        self._colds *= keep
+        self._requests = [count * keep for count in self._requests]
+        self._colds = [count * keep for count in self._colds]
         self._requests[idle] += 1.0
         self._colds[idle] += told.anew
-        share = (self._colds + _PRIOR_REQUESTS * _PRIOR) / (self._requests + _PRIOR_REQUESTS)
-        self.chance = _rising(share, self._requests + _UNSEEN)
-        step = 1.0 / min(self.requests, 100)
-        self.body_bytes = (
-            body_bytes if self.requests == 1 else (1 - step) * self.body_bytes + step * body_bytes
+        self.chance = _rising(
+            [
+                (colds + _PRIOR_REQUESTS * prior) / (count + _PRIOR_REQUESTS)
+                for colds, count, prior in zip(self._colds, self._requests, _PRIOR, strict=True)
+            ],
+            [count + _UNSEEN for count in self._requests],
         )
+        before = 0.0 if math.isnan(self.body_bytes) else self.body_bytes
+        self.body_bytes = before + (body_bytes - before) / min(self.requests, 100)
         if told.anew and 0.0 <= told.opened_ms <= _ABSURD_MS:
             _push(self._connects, told.opened_ms)
             self.connect_ms = min(self._connects)
         rounds = _rounds_of(told, rtt_ms, body_bytes)
         if not math.isnan(rounds):
             _push(self._rounds[idle], rounds)
-            self.rounds[idle] = float(np.median(self._rounds[idle]))
+            self.rounds[idle] = median(self._rounds[idle])
 
     @property
     def cold_share(self) -> float:
         """Of late, whatever was idle; NaN before any request."""
-        total = float(self._requests.sum())
-        return float(self._colds.sum()) / total if total else _NAN
+        total = math.fsum(self._requests)
+        return math.fsum(self._colds) / total if total else _NAN
 
     @property
     def all_rounds(self) -> float:
         """Median over all classes; NaN if none is known."""
         known = [rounds for row in self._rounds for rounds in row]
-        return float(np.median(known)) if known else _NAN
+        return median(known) if known else _NAN
 
 
 class PathTable:
@@ -157,39 +163,45 @@ class PathTable:
         self._paths: dict[str, _Path] = {}
         self._of: dict[int, str] = {}
         self._idle: dict[int, list[float]] = {}  # when each became idle, the youngest last
-        self._idle_since_s = np.zeros(0, np.float64)
-        self._number = np.zeros(0, np.intp)  # of each slot's path, a row of the tables below
-        self._chance = np.zeros((0, _CLASSES))
-        self._rounds = np.zeros((0, _CLASSES))
-        self._connect_ms = np.zeros(0)
-        self._changed = True
+        self._class = np.zeros(0, np.intp)  # of the connection that the next request would find
+        self._due_s = np.zeros(0, np.float64)  # when that one is older than its class
+        self._next_due_s = math.inf
+        self._block = np.zeros((3, 0), np.float64)
+        self._changed: set[str] = set()  # paths whose columns are not in the block yet
         #: Whether anything was ever told of a connection.
         self.known = False
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._idle_since_s = grown(self._idle_since_s, capacity, -math.inf)
-        self._number = np.append(self._number, np.zeros(capacity - len(self._number), np.intp))
+        self._class = np.append(self._class, np.full(capacity - len(self._class), NONE_IDLE, np.intp))
+        self._due_s = grown(self._due_s, capacity, math.inf)
+        self._block = grown(self._block, capacity, 0.0)
+        self._block[2, :] = 1.0
+        self._changed.update(self._paths)
 
     def assign(self, slot: int, path: str) -> None:
         """The slot's endpoint is reached by this path; its connections are not known."""
         self.forget(slot)
         self._of[slot] = path
-        self._paths.setdefault(path, _Path())
-        self._changed = True
+        self._paths.setdefault(path, _Path()).slots.append(slot)
+        self._changed.add(path)
 
     def forget(self, slot: int) -> None:
         """The endpoint left; its path keeps what it learned while somebody else uses it."""
         self.close(slot)
-        path = self._of.pop(slot, None)
-        if path is not None and path not in self._of.values():
-            del self._paths[path]
-        self._changed = True
+        name = self._of.pop(slot, None)
+        if name is None:
+            return
+        path = self._paths[name]
+        path.slots.remove(slot)
+        if not path.slots:
+            del self._paths[name]
+            self._changed.discard(name)
 
     def close(self, slot: int) -> None:
         """Its connections are gone, because the process behind them is."""
         self._idle.pop(slot, None)
-        self._idle_since_s[slot] = -math.inf
+        self._classify(slot, 0.0)
 
     def started(self, slot: int, now_s: float) -> int:
         """A request goes out; the class of the connection that it should find."""
@@ -197,7 +209,7 @@ class PathTable:
         if not idle:
             return NONE_IDLE
         found = bisect_right(IDLE_S, now_s - idle.pop())
-        self._idle_since_s[slot] = idle[-1] if idle else -math.inf
+        self._classify(slot, now_s)
         return found
 
     def ended(self, slot: int, now_s: float) -> None:
@@ -206,7 +218,7 @@ class PathTable:
             return
         idle = self._idle.setdefault(slot, [])
         idle.append(now_s)
-        self._idle_since_s[slot] = now_s
+        self._classify(slot, now_s)
         if len(idle) > _MOST_IDLE:
             del idle[0]
 
@@ -220,65 +232,75 @@ class PathTable:
             rtt_ms: round trip when it was sent; NaN when that was not known.
             body_bytes: its size.
         """
-        path = self._of.get(slot)
-        if path is None:
+        name = self._of.get(slot)
+        if name is None:
             return
-        self._paths[path].observe(idle, told, rtt_ms, body_bytes)
-        self.known = self._changed = True
+        self._paths[name].observe(idle, told, rtt_ms, body_bytes)
+        self._changed.add(name)
+        if not self.known:
+            self.known = True
+            self._changed.update(self._paths)
 
     def columns(self, rows: Rows, rtt_ms: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
         """``[3, rows]``: chance of a cold connection, ms to open one, upload rounds on a warm one.
 
         Where no connect was seen it takes a round trip, of ``rtt_ms`` by row.
         """
-        values = np.zeros((3, len(rtt_ms)))
-        values[2] = 1.0
-        if not self.known:
-            return values
-        if self._changed:
-            self._show()
-        # No `searchsorted`: it lets go of the interpreter, which another thread then holds meanwhile.
-        idle = np.add.reduce((now_s - self._idle_since_s[rows])[:, None] >= _EDGES_S, axis=1)
-        path = self._number[rows]
-        opened_ms = self._connect_ms[path]
-        values[0] = self._chance[path, idle]
-        values[1] = np.where(np.isnan(opened_ms), rtt_ms, opened_ms)
-        values[2] = self._rounds[path, idle]
+        if self.known:
+            if now_s >= self._next_due_s:
+                for slot in np.flatnonzero(self._due_s <= now_s).tolist():
+                    self._classify(slot, now_s)
+                self._next_due_s = float(self._due_s.min())
+            for name in self._changed:
+                self._show(self._paths[name])
+            self._changed.clear()
+        values = taken(self._block, rows)
+        if math.isnan(np.minimum.reduce(values[1])):  # the cheapest question whether any of them is NaN
+            values[1] = np.where(np.isnan(values[1]), rtt_ms, values[1])
         return values
 
     def describe(self, rtt_ms: NDArray[np.float64]) -> dict[str, PathFigures]:
         """By path, for people; round trips by slot."""
         rows: dict[str, PathFigures] = {}
         for name, path in self._paths.items():
-            slots = [slot for slot, its in self._of.items() if its == name]
-            known = [float(rtt_ms[slot]) for slot in slots if not math.isnan(rtt_ms[slot])]
+            if not path.requests:
+                continue
+            known = [float(rtt_ms[slot]) for slot in path.slots if not math.isnan(rtt_ms[slot])]
             rtt, rounds = (min(known) if known else _NAN), path.all_rounds
-            if path.requests:
-                connect_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
-                doublings = upload_doublings(path.body_bytes)
-                warm = rtt * (1.0 + (1.0 if math.isnan(rounds) else rounds) * doublings)
-                cold = connect_ms + cold_body_ms(rtt, path.body_bytes)
-                rows[name] = PathFigures(
-                    path.requests,
-                    path.cold,
-                    path.cold_share,
-                    path.connect_ms,
-                    rounds,
-                    path.body_bytes,
-                    warm,
-                    cold,
-                )
+            doublings = upload_doublings(path.body_bytes)
+            opened_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
+            rows[name] = PathFigures(
+                requests=path.requests,
+                cold=path.cold,
+                cold_share=path.cold_share,
+                connect_ms=path.connect_ms,
+                upload_rounds=rounds,
+                body_bytes=path.body_bytes,
+                warm_ms=rtt * (1.0 + (1.0 if math.isnan(rounds) else rounds) * doublings),
+                cold_ms=opened_ms + cold_body_ms(rtt, path.body_bytes),
+            )
         return rows
 
-    def _show(self) -> None:
-        names = {name: number for number, name in enumerate(self._paths)}
-        for slot, name in self._of.items():
-            self._number[slot] = names[name]
-        paths = self._paths.values()
-        self._chance = np.array([path.chance for path in paths])
-        self._rounds = np.array([path.rounds for path in paths])
-        self._connect_ms = np.array([path.connect_ms for path in paths])
-        self._changed = False
+    def _classify(self, slot: int, now_s: float) -> None:
+        """Which class the slot's youngest idle connection is in, and until when."""
+        idle, due_s = self._idle.get(slot), math.inf
+        if idle:
+            found = bisect_right(IDLE_S, now_s - idle[-1])
+            due_s = idle[-1] + IDLE_S[found] if found < len(IDLE_S) else math.inf
+        else:
+            found = NONE_IDLE
+        self._class[slot], self._due_s[slot] = found, due_s
+        self._next_due_s = min(self._next_due_s, due_s)
+        if self.known and slot in self._of:
+            path = self._paths[self._of[slot]]
+            self._block[0, slot], self._block[2, slot] = path.chance[found], path.rounds[found]
+
+    def _show(self, path: _Path) -> None:
+        slots = path.slots
+        found = self._class[slots]
+        self._block[0, slots] = np.array(path.chance)[found]
+        self._block[1, slots] = path.connect_ms
+        self._block[2, slots] = np.array(path.rounds)[found]
 
 
 def cold_body_ms(rtt_ms: float, body_bytes: float) -> float:
@@ -304,17 +326,17 @@ def _rounds_of(told: Travelled, rtt_ms: float, body_bytes: int) -> float:
     return min(max((told.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
 
 
-def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _rising(values: list[float], weights: list[float]) -> list[float]:
     """The nearest column that never falls, by weighted squares: neighbours that do are averaged."""
     parts: list[tuple[float, float, int]] = []  # mean, weight, count
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+    for value, weight in zip(values, weights, strict=True):
         mean, total, count = value, weight, 1
         while parts and parts[-1][0] > mean:
             before, its, many = parts.pop()
             mean = (before * its + mean * total) / (its + total)
             total, count = total + its, count + many
         parts.append((mean, total, count))
-    return np.repeat([mean for mean, _, _ in parts], [count for _, _, count in parts])
+    return [mean for mean, _, count in parts for _ in range(count)]
 
 
 def _push(recent: list[float], value: float) -> None:
