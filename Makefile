@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full demo-tuner calibration clean
+.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,9 @@ demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 3 minutes)
 	$(BIN)/python -m epp.demo.wan $(WAN)
 
+demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two kinds of engine: 4 minutes, end to end
+	$(BIN)/python -m epp.demo.lodestar
+
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
 	$(BIN)/epp laar demo
 
@@ -138,6 +141,12 @@ bench-tuner: setup ## the tuner measured, as many runs as 18 minutes allow, into
 
 bench-tuner-full: setup ## the same with all seeds and long trials; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.tuner --full --folder build/tuner-full
+
+bench-lodestar: setup ## Lodestar in simulated pools, its ablations and shifts, into build/lodestar (under 20 minutes); goes on where it was
+	$(BIN)/python -m bench.lodestar
+
+bench-lodestar-full: setup ## the paper's sizes, all cells, constants tuned first; hours, may be stopped and gone on with
+	$(BIN)/python -m bench.lodestar --full --tune --folder build/lodestar-full-runs --out build/lodestar-full
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
 	$(BIN)/python -m bench.calibration
