@@ -40,7 +40,7 @@ _LOSSES = (0.0, 0.005)
 #: The middle one: far enough to notice, near enough to be picked.
 _FAULTY = "frankfurt"
 _INTERVAL_S = 0.4
-_PHASE_S = {"before": 3.0, "during": 9.0, "after": 7.0}
+_PHASE_S = {"before": 2.0, "during": 8.0, "after": 5.0}
 #: Envoy writes its log ten times a second.
 _LOG_S = 0.5
 
@@ -118,10 +118,10 @@ class _Run:
     async def _yardstick(self, world: World, region: str) -> Yardstick:
         async with Client(f"http://{world.engine(region)}") as client:
             world.near(region)
-            engine_ms = await client.warm_ms(8)
+            engine_ms = await client.warm_ms(6)
         world.shape(0.0)
         async with Client(f"http://{world.engine(region)}") as client:
-            return Yardstick(engine_ms, await client.warm_ms(10))
+            return Yardstick(engine_ms, await client.warm_ms(8))
 
     async def _cell(self, world: World, name: str, loss: float, schedule: Sequence[Burst]) -> Cell:
         way = WAYS[name]

@@ -41,7 +41,7 @@ class Burst:
 
 
 #: Not measured: a service that has run for a minute. Enough for every connection to have carried prompts.
-WARM_UP = (Burst(8, 0.1), Burst(8, 0.1), Burst(8, 0.1))
+WARM_UP = (Burst(8, 0.1), Burst(8, 0.1))
 #: Six seconds end the connections that are closed at five, and slow others down where kernels do so.
 SHORT = (Burst(4, 0.1), Burst(8, 6.0), Burst(1, 0.1), Burst(8, 0.1), Burst(4, 0.1))
 

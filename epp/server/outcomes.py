@@ -204,10 +204,14 @@ class Outcomes:
     def _judge(self, report: Report) -> None:
         """What the request says of the health of the endpoints that it was tried on."""
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
-        if report.attempts > 1 and report.picked and report.picked[0] != report.served:
-            self._failed(report.picked[0], now_s)
+        picked = report.picked[0] if report.picked else ""
+        if (report.attempts > 1 or report.relayed) and picked != report.served:
+            self._failed(picked, now_s)
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
         if slot is None:
+            # A relay that was not reached, or broke off: so is the way to the endpoint picked.
+            if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
+                self._failed(picked, now_s)
             return
         if report.cause in _ENDPOINT_FAILED or report.status >= _SERVER_ERROR:
             self._failed(report.served, now_s)

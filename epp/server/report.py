@@ -76,6 +76,7 @@ class Report:
         picked: the endpoints that the picker named, in its order.
         served: address of the endpoint that really answered, or was tried last, as its relay tells it where
             there is one; of a relay that was not reached, the relay's own.
+        relayed: a relay told who served: it may have tried others before.
         attempts: tries on endpoints; 0 when none was tried.
         request_bytes: body bytes received from the client.
         response_bytes: body bytes sent to the client.
@@ -102,6 +103,7 @@ class Report:
     details: str
     picked: tuple[str, ...]
     served: str
+    relayed: bool
     attempts: int
     request_bytes: int
     response_bytes: int
@@ -154,8 +156,9 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     if ":" in host:
         host = f"[{host}]"
     served = f"{host}:{socket.port_value}" if host else ""
-    if RELAY_NAMESPACE in namespaces:
-        served = _text(_fields(namespaces[RELAY_NAMESPACE]).get(RELAY_SERVED_KEY)) or served
+    relay = _fields(namespaces[RELAY_NAMESPACE]) if RELAY_NAMESPACE in namespaces else {}
+    told = _text(relay.get(RELAY_SERVED_KEY))
+    served = told or served
     chunks = seen.get("chunks")
     streamed = seen.get("streamed")
     usage = seen.get("usage")
@@ -172,6 +175,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         details=response.response_code_details,
         picked=picked,
         served=served,
+        relayed=bool(told),
         attempts=common.upstream_request_attempt_count,
         request_bytes=entry.request.request_body_bytes,
         response_bytes=response.response_body_bytes,

@@ -77,7 +77,8 @@ class Deployment:
 def report(decision: Decision, **facts: Any) -> Report:
     values: dict[str, Any] = {
         "decision_id": decision.id, "status": 200, "cause": Termination.COMPLETED, "flags": (), "details": "",
-        "picked": tuple(decision.destination.split(",")), "served": decision.endpoint, "attempts": 1,
+        "picked": tuple(decision.destination.split(",")), "served": decision.endpoint, "relayed": False,
+        "attempts": 1,
         "request_bytes": 2, "response_bytes": 300, "started_wall_s": 0.0, "ttft_ms": 50.0, "e2e_ms": 900.0,
         "received_ms": 0.1, "sent_ms": 1.0, "headers_ms": 49.0, "connect_ms": math.nan,
         "connected_anew": None, "streamed": True, "encoding": "", "chunks": 7, "usage": NO_USAGE,

@@ -1,0 +1,147 @@
+"""A real picker before two tiers of real Envoys: what it learns of requests that relays hand on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import pytest_asyncio
+
+from epp.config.pool import EndpointSpec, dump_pool
+from epp.decide.record_files import read_records
+from epp.decide.record_schema import join
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.settings import EnvoySettings
+from epp.sim.http import SimReplica
+from tests.kit.envoy import require_envoy
+from tests.kit.picker import CHAT, PickerProcess
+from tests.kit.relays import certificates, relays
+from tests.kit.replicas import MODEL, quick_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from epp.config.relays import Relays
+
+#: Binds a request to a region.
+HEADER = "x-test-region"
+NAMES = {"near": ("near-0",), "far": ("far-0", "far-1")}
+
+
+@dataclass
+class Tiers:
+    """One replica near, two far away, a relay for either; killed relays can be started again."""
+
+    folder: Path
+    replicas: dict[str, SimReplica]
+    relays: Relays
+    settings: EnvoySettings
+    relay: dict[str, EnvoyProcess]
+    envoy: EnvoyProcess
+    http: aiohttp.ClientSession
+
+    async def ask(self, region: str = "") -> tuple[int, str]:
+        """Status and the replica that answered."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+        headers = {HEADER: region} if region else {}
+        async with self.http.post(self.envoy.listener_url + CHAT, json=body, headers=headers) as answer:
+            await answer.read()
+            return answer.status, answer.headers.get("x-served-by", "")
+
+    async def outcomes(self, count: int) -> list[tuple[str, Mapping[str, Any]]]:
+        """Picks and outcomes on record, once there are so many."""
+        async with asyncio.timeout(30):
+            while True:
+                done = [
+                    (request.decision["endpoints"][request.decision["chosen"]], request.outcome)
+                    for request in join(read_records(self.folder / "records"))
+                    if request.decision is not None and request.outcome is not None
+                ]
+                if len(done) >= count:
+                    return done
+                await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture
+async def tiers(tmp_path: Path) -> AsyncIterator[Tiers]:
+    require_envoy()
+    certificates(tmp_path)
+    known = relays(tmp_path, tuple(NAMES), connections=2)
+    async with AsyncExitStack() as stack:
+        replicas = {
+            name: await stack.enter_async_context(SimReplica(quick_config(name)))
+            for names in NAMES.values()
+            for name in names
+        }
+        specs = [
+            EndpointSpec(address=replicas[name].address, region=region)
+            for region, names in NAMES.items()
+            for name in names
+        ]
+        (tmp_path / "endpoints.yaml").write_bytes(dump_pool(specs))
+        picker = PickerProcess(
+            tmp_path,
+            relays=msgspec.to_builtins(known),
+            policy={"name": "least-request"},
+            regions=[{"allow": [region], "header": HEADER, "value": region} for region in NAMES],
+        )
+        stack.push_async_callback(picker.stop)
+        await picker.start()
+        host, _, port = picker.grpc.rpartition(":")
+        settings = EnvoySettings(
+            endpoints=tuple(spec.endpoint() for spec in specs),
+            relays=known,
+            listener_port=0,
+            admin_port=0,
+            picker_host=host,
+            picker_port=int(port),
+            message_timeout_ms=10_000,
+            first_token_port=int(picker.first_token.rpartition(":")[2]),
+        )
+        side = {"cert_file": str(tmp_path / "relay.crt"), "key_file": str(tmp_path / "relay.key")}
+        local = replace(settings, relays=msgspec.structs.replace(known, **side))
+        running = {
+            region: await stack.enter_async_context(
+                EnvoyProcess(local, relay=region, folder=tmp_path / f"relay-{region}")
+            )
+            for region in NAMES
+        }
+        envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=tmp_path / "global"))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Tiers(tmp_path, replicas, known, local, running, envoy, http)
+
+
+async def test_outcomes_name_endpoints_and_not_relays(tiers: Tiers) -> None:
+    for region, names in NAMES.items():
+        for _ in range(3):
+            status, served = await tiers.ask(region)
+            assert status == 200
+            assert served in names
+    addresses = {replica.address: name for name, replica in tiers.replicas.items()}
+    for picked, outcome in await tiers.outcomes(6):
+        assert outcome["cause"] == "completed"
+        assert outcome["served"] in addresses
+        assert outcome["served"] == picked
+        assert outcome["ttft_ms"] > 0
+
+
+async def test_a_relay_that_falls_back_says_so_and_the_dead_endpoint_is_left_alone(tiers: Tiers) -> None:
+    await tiers.replicas["far-1"].__aexit__(None, None, None)
+    for _ in range(8):
+        assert await tiers.ask("far") == (200, "far-0")
+    alive, dead = tiers.replicas["far-0"].address, tiers.replicas["far-1"].address
+    for picked, outcome in await tiers.outcomes(8):
+        assert outcome["served"] == alive
+        assert outcome["cause"] == ("completed" if picked == alive else "retried-elsewhere")
+        assert picked in (alive, dead)
+
+
+async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> None:
+    await tiers.relay["far"].__aexit__()
+    for _ in range(6):
+        assert await tiers.ask() == (200, "near-0")
