@@ -30,6 +30,12 @@ _RATES = (
     ("decode_base_ms", "decode ms a token", 1.0),
     ("decode_ms_per_request", "+ per request beside", 1.0),
 )
+#: What is known of connections to it.
+_CONNECTIONS = (
+    ("cold_chance", "opens a connection", "{:.0%}"),
+    ("connect_ms", "+ in ms", "{:,.0f}"),
+    ("upload_rounds", "upload rounds if not", "{:.2f}"),
+)
 _SHOWN = (
     ("rtt_ms", "rtt ms"),
     ("cached_tokens", "cached"),
@@ -177,6 +183,10 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         if name == "rtt_ms" and record.get("rtt_sources"):
             told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
             lines.append(("rtt by", [told.get(row, "-") for row in order], "dim"))
+    if any(record["signals"].get("cold_chance", ())):  # else nobody told of connections
+        for name, title, shape in _CONNECTIONS:
+            column = record["signals"][name]
+            lines.append((title, [shape.format(column[row]) for row in order], "dim"))
     for name, title, scale in _RATES:
         if name in record["signals"]:  # since schema 2
             column = record["signals"][name]

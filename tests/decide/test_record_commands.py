@@ -16,6 +16,7 @@ from epp.decide.record_query import Query
 from epp.decide.record_schema import decision_of
 from epp.decide.records import to_record
 from epp.errors import EppError
+from epp.signals.paths import Travelled
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
 if TYPE_CHECKING:
@@ -151,6 +152,22 @@ def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() ->
         assert words in text
     del record["rtt_sources"]
     assert decision_of(record).fleet.rtt_sources is None, "older records do not tell"
+
+
+def test_explain_shows_connections_where_somebody_told_of_them() -> None:
+    picker, shown = picker_of(), []
+    for told in (None, Travelled(anew=True, opened_ms=123.0)):
+        if told is not None:
+            picker.fleet.paths.observe(0, 0, told, rtt_ms=100.0, body_bytes=70_000)
+        record = json.loads(json.dumps(to_record(picker.pick(ask_of(1), 0.0, 0.0))))
+        out = io.StringIO()
+        for part in explain.explain(record):
+            Console(file=out, width=300).print(part)
+        shown.append(out.getvalue())
+    without, with_them = shown
+    assert "opens a connection" not in without
+    for words in ("opens a connection", "95%", "123"):
+        assert words in with_them
 
 
 def test_follow_tells_each_event_once_over_rotations(tmp_path: Path) -> None:
