@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from epp.bench import core, figures, idle, index, learned, recorded, server, soak, streams, through_envoy
+from epp.bench import (
+    core,
+    figures,
+    idle,
+    index,
+    learned,
+    recorded,
+    server,
+    soak,
+    streams,
+    through_envoy,
+    tokens,
+)
 from epp.bench.cpu import instructions_offered
 from epp.bench.figures import Figures
 from epp.envoy.launch import tied_to_parent
@@ -26,6 +38,8 @@ if TYPE_CHECKING:
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "learned", "server", "envoy", "streams", "index", "idle")
 LONG = ("long-index", "soak")
+#: Needs files that are not ours, so ``all`` runs it only where they are named.
+TOKENS = "tokens"
 #: Rounds unless told otherwise.
 _ROUNDS = {
     "core": 5,
@@ -35,6 +49,7 @@ _ROUNDS = {
     "streams": 1,
     "index": 1,
     "idle": 1,
+    "tokens": 5,
     "long-index": 1,
     "soak": 1,
 }
@@ -42,7 +57,7 @@ _ROUNDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("name", choices=("all", *ALL, *LONG), help="what to measure")
+    parser.add_argument("name", choices=("all", *ALL, TOKENS, *LONG), help="what to measure")
     parser.add_argument("--rounds", type=int, help="rounds of each, taken in turns (3 to 5, slow ones 1)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
@@ -56,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--modes", default=names, help="server: ways in which requests are shown (%(default)s)"
     )
     parser.add_argument("--requests", type=int, help="of a burst (server, envoy), or in all (soak)")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="tokens, all: holds a model's tokenizer.json"
+    )
     parser.add_argument("--endpoints", default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
     parser.add_argument("--sizes", default="200,1k,18k,100k", help="core: prompt lengths (%(default)s)")
 
@@ -63,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; 0 also where goals are missed: the table says so."""
     _check(arguments)
-    names = ALL if arguments.name == "all" else (arguments.name,)
+    names: Sequence[str] = ALL if arguments.name == "all" else (arguments.name,)
+    if arguments.name == "all" and arguments.tokenizer is not None:
+        names = (*ALL, TOKENS)
     begun_s = time.monotonic()
     print(", ".join(f"{name} {value}" for name, value in figures.settings().items()), flush=True)
     if not instructions_offered():
@@ -103,6 +123,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--address is for `epp bench server`: the other benches measure this picker")
     if arguments.against is not None and not (arguments.against / "epp" / "bench").is_dir():
         raise EppError(f"--against {arguments.against}: no source tree with epp/bench in it")
+    if arguments.name == TOKENS and arguments.tokenizer is None:
+        raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
     if arguments.rounds is not None and arguments.rounds < 1:
         raise EppError("--rounds must be 1 or more")
     for flag, known in (("sizes", set(core.SIZES)), ("modes", {mode.value for mode in recorded.Mode})):
@@ -122,6 +144,9 @@ def _measure(found: Figures, name: str, arguments: argparse.Namespace) -> None:
     elif name == "learned":
         for number in range(rounds):
             learned.measure(found, number)
+    elif name == TOKENS:
+        for number in range(rounds):
+            tokens.measure(found, number, arguments.tokenizer)
     elif name == "index":
         for size in ("1M", "10M"):
             index.measure(found, size)
@@ -189,6 +214,7 @@ def _in_tree(arguments: argparse.Namespace, tree: Path) -> Figures:
             arguments.name, "--rounds", "1", "--save", str(saved), "--modes", arguments.modes,
             "--endpoints", arguments.endpoints, "--sizes", arguments.sizes,
             *(("--requests", str(arguments.requests)) if arguments.requests else ()),
+            *(("--tokenizer", str(arguments.tokenizer.resolve())) if arguments.tokenizer else ()),
         )  # fmt: skip
         done = subprocess.run(  # noqa: S603  # ourselves
             tied_to_parent(sys.executable, "-m", "epp", "bench", *words),

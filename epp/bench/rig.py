@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from epp.decide.recorder import Recorder
     from epp.prompt.types import MeasuredPrompt, ParsedRequest
+    from epp.server.tokenizers import Tokenizers
 
 #: Headers as Envoy sends them.
 HEADERS = {
@@ -59,9 +60,17 @@ class Rig:
         endpoints: size of the fleet; each has an RTT, engine metrics and the common system prompt cached.
         recorder: takes its records.
         policy: prices.
+        tokenizers: count its prompts; they are estimated without.
     """
 
-    def __init__(self, endpoints: int, recorder: Recorder | None = None, policy: str = "gorgo") -> None:
+    def __init__(
+        self,
+        endpoints: int,
+        recorder: Recorder | None = None,
+        policy: str = "gorgo",
+        *,
+        tokenizers: Tokenizers | None = None,
+    ) -> None:
         self.hasher = BlockHasher(b"a secret of benchmarks")
         self.counter = EstimateCounter()
         self.clock = ManualClock()
@@ -88,6 +97,7 @@ class Rig:
             recorder=recorder or NoRecorder(),
             clock=self.clock,
             resolver=Resolver(),
+            tokenizers=tokenizers,
         )
         self._fill(endpoints)
 
