@@ -3,6 +3,7 @@
 The models look keys up and are right as often as a draw of the prior says (`epp.replay.kv_retry.prior`). Half
 of the questions are answered once by every model and fitted; the others are asked through Envoy with the
 OpenAI SDK and `epp.client.retry`, under one policy after the other, and judged to the picker as feedback.
+Before that every model streams a few answers, one at a time, so that the picker knows their speeds.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from openai import AsyncOpenAI
+
     from epp.replay.kv_retry.prior import Truth
 
 #: Long prompts take simulated engines as long as real ones; these fit into a minute or two.
 SHOWN_TOKENS = (4096, 16_384)
 FIT_QUESTIONS, AT_ONCE = 40, 8
+#: Prompts that every model streams an answer to before questions are asked: speeds are learned from these.
+MEASURED_TOKENS = (2048, 8192, 16_384) * 2
+_TRIED_HEADER = "x-epp-tried-models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +140,7 @@ async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path) -> l
         AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="-", max_retries=0, timeout=600) as client,
         aiohttp.ClientSession() as http,
     ):
+        await asyncio.gather(*(_measure(client, name) for name in NAMES))
 
         async def ask(one: LookupQuestion) -> Found:
             async with places:
@@ -151,6 +158,22 @@ async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path) -> l
             return found
 
         return await asyncio.gather(*(ask(one) for one in asked))
+
+
+async def _measure(client: AsyncOpenAI, name: str) -> None:
+    """Stream answers of one model, one after the other: whole answers do not tell when they began."""
+    others = ",".join(other for other in NAMES if other != name)
+    for number, tokens in enumerate(MEASURED_TOKENS):
+        one = question(-1 - number, LANGUAGES[0], tokens)
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": f"{name} {one.prompt}"}],
+            temperature=0,
+            stream=True,
+            extra_headers={_TRIED_HEADER: others},
+        )
+        async for _ in stream:
+            pass
 
 
 def _table(found: dict[str, list[Found]]) -> Table:
