@@ -240,7 +240,10 @@ class Shelf:
         self._runs: dict[str, Summary] = {}
         if self._file.exists():
             for line in self._file.read_bytes().splitlines():
-                kept = msgspec.json.decode(line, type=_Line)
+                try:
+                    kept = msgspec.json.decode(line, type=_Line)
+                except msgspec.MsgspecError:  # a process was killed while it wrote
+                    continue
                 key = kept.key if digest else kept.key.split("|", 1)[1]
                 self._runs[key] = kept.summary
 
