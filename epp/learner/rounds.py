@@ -175,7 +175,7 @@ class Learner:
         """Hold a round, due or not; the model that is in force from now on, None when nothing changed.
 
         `last` tells about the round. One without an answered sample to train on, or to judge by, is over at
-        once.
+        once, as is one whose numbers come to nothing.
         """
         memory = self.memory
         memory.rounds, memory.since = memory.rounds + 1, 0
@@ -185,6 +185,17 @@ class Learner:
             verdict = Verdict(False, "refused: no answered requests to learn from")
             self.last = self._told(now_wall_s, 0, 0, verdict)
             return None
+        try:
+            return self._held(now_wall_s, training, held_out)
+        except ValueError as error:  # inputs or outcomes that no training survives
+            verdict = Verdict(False, f"refused: the training failed: {error}")
+            self.last = self._told(now_wall_s, len(training), len(held_out), verdict)
+            return None
+
+    def _held(
+        self, now_wall_s: float, training: Sequence[Sample], held_out: Sequence[Sample]
+    ) -> RewardModel | None:
+        memory = self.memory
         origin = Origin(memory.seen, memory.rounds, now_wall_s, self._seed_of(0))
         candidate = fit(training, self.settings, origin)
         verdict = self._judged(candidate, training, held_out)

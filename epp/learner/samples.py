@@ -203,6 +203,8 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         served = choice.endpoints.index(ended.endpoint)
     except ValueError:  # somebody who was no candidate: nothing is known of its state
         return None
+    if not np.isfinite(choice.rows).all():  # one such row would spoil every training that it is part of
+        return None
     waited_ms = math.nan
     if math.isnan(ended.ttft_ms):
         waited_ms = ended.e2e_ms

@@ -10,7 +10,13 @@ import pytest
 from epp.learner.settings import Data, Gate, LearnerSettings, Monitors, Network
 
 PAGE = (Path(__file__).parents[2] / "docs" / "learner.md").read_text()
-SECTIONS = {"network": Network, "data": Data, "gate": Gate, "monitors": Monitors, "": LearnerSettings}
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "network": Network,
+    "data": Data,
+    "gate": Gate,
+    "monitors": Monitors,
+    "": LearnerSettings,
+}
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda name: name or "top")

@@ -285,6 +285,20 @@ def test_without_answers_there_is_no_round_and_no_harm() -> None:
     assert not learner.due()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_training_that_comes_to_nothing_is_a_refused_round() -> None:
+    learner, traffic = Learner(settings_of()), Traffic()
+    fed(learner, traffic, 300)
+    incumbent = learner.incumbent
+    logged = traffic.one()
+    learner.add(replace(logged, sample=replace(logged.sample, row=np.full(3, np.inf))))
+    fed(learner, traffic, 99 + 200)  # by then it is not held out any more
+    assert learner.last is not None
+    assert "the training failed" in learner.last.verdict.reason
+    assert learner.incumbent is not None
+    assert incumbent is not None
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_an_open_gate_lets_everything_pass_and_says_what_it_would_have_said(on: bool) -> None:
     learner = Learner(settings_of(gate={"min_effective": 1e6, "on": on}))
