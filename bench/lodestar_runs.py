@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import multiprocessing
-import os
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -274,8 +273,6 @@ def in_order(
     work: Callable[[Job], _R], jobs: Sequence[Job], *, workers: int, until_s: float
 ) -> Iterator[tuple[Job, _R]]:
     """Results as they come; jobs begin in order, and none after ``until_s``."""
-    # A worker has one core: threads of linear algebra would only be in each other's way.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     waiting, running = list(jobs), dict[Future[_R], Job]()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

@@ -7,7 +7,6 @@ function of its values, and what comes back is put in the order that was asked f
 from __future__ import annotations
 
 import multiprocessing
-import os
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -144,8 +143,6 @@ def run_all(
             if on_done is not None:
                 on_done(len(results))
         return results
-    # Each worker has a core at most: threads of linear algebra would only be in each other's way.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Not forked: a fork of a process that has threads (progress bars have) may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
