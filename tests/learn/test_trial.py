@@ -14,9 +14,12 @@ from epp.tuner.plan import render_plan
 from epp.tuner.samples import Sample
 from epp.tuner.settings import Evidence, Stages, TunerSettings
 from epp.tuner.state import Observed, Proposed, Publish, Rules
+from tests.kit.learnedlife import LearnedLife, faster_by_the_model
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from epp.policies.reward_model import RewardModel
     from epp.tuner.state import Action, State
 
@@ -94,3 +97,21 @@ def test_a_model_below_the_weight_does_not_decide() -> None:
     weights = {name: spec.default for name, spec in Lodestar.weight_specs.items()}
     assert policy.usable({**weights, WEIGHT: 1.0})[0] is not None
     assert policy.usable({**weights, WEIGHT: 0.0}) == (None, "switched-off")
+
+
+def test_the_learned_policy_decides_after_its_trial_and_the_heuristic_again_on_regret(tmp_path: Path) -> None:
+    world = LearnedLife(tmp_path, ttft_ms=faster_by_the_model)
+    world.start()
+    world.run(20)
+    assert world.state.phase == "baseline"
+    assert world.book.current.values[WEIGHT] == 0.0  # a model that is there decides nothing yet
+    world.until("probation")
+    world.run(3)
+    assert world.book.current.values[WEIGHT] == 1.0
+    assert world.published_version() in {entry.stem.split(".")[1] for entry in world.models.versions()}
+    world.ttft_ms = lambda weights: 400.0 if weights[WEIGHT] >= 0.5 else 100.0
+    world.until("baseline")
+    world.run(3)
+    assert "demoted" in world.state.history[-1].how
+    assert world.book.current.values[WEIGHT] == 0.0
+    assert not world.picker_errors

@@ -1,0 +1,158 @@
+"""A small deployment whose picker runs `lodestar`, with the learner that trains and tries it, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from epp.config.reward_model import parse_reward_model
+from epp.decide.picker import Picker, PickerSettings
+from epp.decide.weights import WeightBook
+from epp.learn.loop import Loop
+from epp.learn.places import ModelPlaces
+from epp.learn.publish import Publisher
+from epp.learn.store import MemoryStore
+from epp.learn.trial import POLICY, STARTING, WEIGHT, Contender
+from epp.policies.lodestar import Lodestar
+from epp.policies.registry import create
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.prefix_index import PrefixIndex
+from epp.tune.audit import Audit
+from epp.tune.lock import TunerLock
+from epp.tune.session import Session
+from epp.tune.store import StateStore
+from epp.tune.tuner import Tuner
+from epp.tuner.state import Rules
+from tests.kit.learning import settings_of
+from tests.kit.learnworld import FakeModelDisk
+from tests.kit.tunework import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.learner.settings import LearnerSettings
+
+
+def faster_by_the_model(weights: Mapping[str, float]) -> float:
+    """Mean TTFT by who decides."""
+    return 60.0 if weights[WEIGHT] >= 0.5 else 200.0
+
+
+def quick_learner() -> LearnerSettings:
+    """Tiny rounds whose gate refuses nothing: the trial is what is tested."""
+    return settings_of(
+        network={"epochs": 2, "hidden": (4,)},
+        data={"first": 120, "every": 400, "recent": 300, "replay": 50},
+        gate={"held_out": 40, "on": False},
+        monitors={"frozen": 10},
+    )
+
+
+@dataclass
+class LearnedLife(World):
+    """A world in which the model, and not weights, is learned."""
+
+    learner: LearnerSettings = field(default_factory=quick_learner)
+
+    def __post_init__(self) -> None:
+        self.model_disk = FakeModelDisk()
+        self.models = ModelPlaces(self.folder / "reward.json")
+        self.loop: Loop | None = None
+        super().__post_init__()
+
+    def start(self) -> Tuner:
+        """A learner process begins, with its trial."""
+        lock, trial_lock = (
+            TunerLock(path, tell=self.told.append, pause=lambda _: None)
+            for path in (self.models.lock, self.places.lock)
+        )
+        lock.acquire()
+        trial_lock.acquire()
+        self.lock = trial_lock
+        disk, tell = self.model_disk, self.told.append
+        loop = Loop(
+            settings=self.learner,
+            places=self.models,
+            disk=disk,
+            records=self.records,
+            store=MemoryStore(self.models, disk, self.learner, tell),
+            publisher=Publisher(self.models, disk, keep=3, check=lock.check, tell=tell),
+            audit=Audit(self.models, disk, tell, "learner"),
+            lock=lock,
+            clock=self.clock,
+            tell=tell,
+        )
+        loop.open()
+        session = Session(
+            places=self.places,
+            disk=self.disk,
+            store=StateStore(self.places, self.disk, tell),
+            audit=Audit(self.places, self.disk, tell, "learner"),
+            rules=Rules(self.settings, {WEIGHT: (0.0, 1.0)}),
+            policy=POLICY,
+            file_bounds=self.book.bounds,
+            starting=STARTING,
+            check=trial_lock.check,
+            tell=tell,
+        )
+        self.tuner = loop.trial = Tuner(
+            session=session,
+            places=self.places,
+            disk=self.disk,
+            records=self.records,
+            overrides=self.overrides,
+            bounds=self.book.bounds,
+            lock=trial_lock,
+            clock=self.clock,
+            rehearsal=Contender(lambda: loop.incumbent, self.clock, 600.0),
+            tell=tell,
+        )
+        loop.trial.open()
+        self.loop = loop
+        return loop.trial
+
+    def second(self, *, traffic: bool = True) -> None:
+        """One second of life: the loop drives the trial."""
+        tuner, self.tuner = self.tuner, None
+        super().second(traffic=traffic)
+        self.tuner = tuner
+        if self.loop is not None and self._seconds % self.every_s == 0:
+            self.loop.tick()
+
+    def look(self) -> None:
+        """The picker looks at its files, the model among them."""
+        super().look()
+        text = self.models.model.read_bytes() if self.models.model.exists() else None
+        if text == self._texts.get("model"):
+            return
+        self._texts["model"] = text
+        model = None if text is None else parse_reward_model(text, "reward.json")
+        self.picker.policy = replace(self._policy, model=model)
+
+    def published_version(self) -> str:
+        """Version of the model that the picker has."""
+        policy = self.picker.policy
+        assert isinstance(policy, Lodestar)
+        assert policy.model is not None
+        return policy.model.version
+
+    def _book(self) -> WeightBook:
+        specs = Lodestar.weight_specs
+        return WeightBook(policy=POLICY, specs=specs, configured={}, bounds={}, source="epp.yaml")
+
+    def _picker(self) -> Picker:
+        ids = count()
+        self._policy = Lodestar(min_samples=0)
+        settings: dict[str, Any] = {"warmup_s": 0.0}
+        picker = Picker(
+            fleet=Fleet(PrefixIndex()),
+            policy=self._policy,
+            balance=create("least-request"),
+            weights=self.book,
+            settings=PickerSettings(**settings),
+            new_id=lambda: f"d{self.wall_s:.0f}-{next(ids)}",
+        )
+        picker.set_pool([Endpoint(f"10.0.0.{n}:8000", region=f"r{n}") for n in range(2)], 0.0)
+        return picker
