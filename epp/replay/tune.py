@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.draw import draw
+from epp.policies.lodestar import Lodestar
 from epp.replay.plan import TUNING_SEED
 from epp.replay.simulate import Task, run_task
 from epp.sim.oracle import ORACLES
@@ -79,8 +80,8 @@ class Tuned:
 
 
 def tunable(name: str) -> bool:
-    """Whether a policy has weights to tune."""
-    return name not in ORACLES and bool(_specs(name))
+    """Whether a policy has weights to tune; one that learns has its heuristic's, and switches."""
+    return name not in ORACLES and name != Lodestar.name and bool(_specs(name))
 
 
 def objective(figures: Figures) -> float:

@@ -45,6 +45,7 @@ def test_what_has_weights_is_tunable() -> None:
     assert tunable("gorgo")
     assert not tunable("random")
     assert not tunable("greedy-oracle-ttft")
+    assert not tunable("lodestar")  # it learns by itself
 
 
 def test_a_search_on_a_known_surface_finds_its_valley(monkeypatch: pytest.MonkeyPatch) -> None:
