@@ -103,6 +103,7 @@ def run_task(task: Task) -> Outcome:
         result, lesson = run_learned(
             requests, task.fleet, policy, learning, weights=weights, seed=task.seed, options=options
         )
+        lesson.chosen.clear()  # a line a request: too much to travel, and the sentences need none of it
     else:
         result = run_window(requests, task.fleet, policy, weights, seed=task.seed, options=options)
     outcome = outcome_of(cell, task.seed, from_window(result, len(requests)), columns=task.columns)
