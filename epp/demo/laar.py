@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHOWN_TOKENS = (4096, 16_384)
 FIT_QUESTIONS, AT_ONCE = 40, 8
 #: Prompts that every model streams an answer to before questions are asked: speeds are learned from these.
-MEASURED_TOKENS = (2048, 8192, 16_384) * 2
+MEASURED_TOKENS = (2048, 8192, 16_384) * 4
 _TRIED_HEADER = "x-epp-tried-models"
 
 

@@ -30,7 +30,7 @@ LEAST_SUCCESS = 0.01
 
 def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
     """The column ``success`` within ``least`` and 1."""
-    return np.clip(fleet.success, least, 1.0)
+    return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
 
 def tried_factor(request: RequestView, fleet: FleetView, penalty: float) -> NDArray[np.float64]:

@@ -73,14 +73,14 @@ class Laar(GorgoMs):
     ) -> Ranking:
         """The attempt's terms, the price of another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
+        terms = attempt.terms
         success = success_of(fleet, self.least_success)
-        own = attempt.terms["network"] + attempt.terms["prefill"] + attempt.terms["decode"]
-        per_answer = own / success
+        per_answer = (terms["network"] + terms["prefill"] + terms["decode"]) / success
         tried = tried_factor(request, fleet, weights["tried_penalty"])
-        retry = (1.0 - success) * (weights["retry_weight"] * _least_untried(per_answer, tried))
-        costs = attempt.costs + retry
-        terms = {**attempt.terms, "retry": retry, "tried": tried, WORTH_TERM: self._worth(per_answer)}
-        return Ranking(costs * tried, terms)
+        again = weights["retry_weight"] * _least_untried(request, per_answer, tried)
+        retry = (1.0 - success) * again
+        extra = {"retry": retry, "tried": tried, WORTH_TERM: self._worth(per_answer)}
+        return Ranking((attempt.costs + retry) * tried, {**terms, **extra})
 
     def _worth(self, per_answer_ms: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.patience_s:
@@ -88,7 +88,12 @@ class Laar(GorgoMs):
         return (per_answer_ms <= self.patience_s * 1e3).astype(np.float64)
 
 
-def _least_untried(per_answer_ms: NDArray[np.float64], tried: NDArray[np.float64]) -> float:
+def _least_untried(
+    request: RequestView, per_answer_ms: NDArray[np.float64], tried: NDArray[np.float64]
+) -> float:
     """The least of endpoints whose model was not tried; of all where none is left."""
-    untried = per_answer_ms[tried == 1.0]
-    return float(np.minimum.reduce(untried if len(untried) else per_answer_ms))
+    if request.tried_models:
+        untried = per_answer_ms[tried == 1.0]
+        if len(untried):
+            per_answer_ms = untried
+    return float(np.minimum.reduce(per_answer_ms))
