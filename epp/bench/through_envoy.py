@@ -13,6 +13,8 @@ import statistics
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.bench import prompts
@@ -23,6 +25,7 @@ from epp.bench.plain_envoy import plain_envoy
 from epp.bench.upstream import END, Upstream
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
+from epp.envoy.module import build
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.errors import EppError
@@ -43,6 +46,8 @@ WAYS: tuple[tuple[str, Variant, Any], ...] = (
     ("duplex, left", Variant.FULL_DUPLEX, "none"),
 )
 PLAIN = "no picker"
+#: The constant one again, with the observing filter's compiled part; there where a C compiler is.
+COMPILED = "compiled"
 
 
 @dataclass(slots=True)
@@ -87,8 +92,10 @@ class EnvoyBench:
         pid, address = await self._exit.enter_async_context(plain_envoy(self._upstream.address))
         self._ways[PLAIN] = Way(address, pid, None)
         spec = EndpointSpec(address=self._upstream.address)
-        for name, variant, observe in WAYS:
-            if name not in self._wanted:
+        module = self._module() if "constant" in self._wanted else ""
+        compiled = ((COMPILED, Variant.STANDALONE, "all"),) if module else ()
+        for name, variant, observe in (*WAYS, *compiled):
+            if name not in self._wanted and name != COMPILED:
                 continue
             ours = self._exit.enter_context(picker([spec], observe=observe))
             host, port = split_address(ours.grpc)
@@ -101,9 +108,20 @@ class EnvoyBench:
                 picker_port=port,
                 message_timeout_ms=5000,
                 first_token_port=split_address(ours.first_token)[1],
+                observe_module=module if name == COMPILED else "",
             )
             envoy = await self._exit.enter_async_context(EnvoyProcess(settings))
             self._ways[name] = Way(envoy.listener_url.removeprefix("http://"), envoy.pid, ours.pid)
+
+    def _module(self) -> str:
+        """The filter's compiled part, built for this run; nothing where it does not compile."""
+        folder = Path(self._exit.enter_context(TemporaryDirectory(prefix="epp-bench-")))
+        try:
+            build(folder / "libepp_observe.so")
+        except EppError as error:
+            print(f"the compiled filter is not measured: {error}")
+            return ""
+        return str(folder / "libepp_observe.so")
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
@@ -131,26 +149,23 @@ class EnvoyBench:
                 "ms",
                 percentile(constant.ttft_ms, 0.99) - percentile(plain.ttft_ms, 0.99),
             )
-            await self._lengths(figures, number, constant, plain)
+            await self._lengths(figures, number)
 
-    async def _lengths(self, figures: Figures, number: int, constant: Way, plain: Way) -> None:
+    async def _lengths(self, figures: Figures, number: int) -> None:
         """What a long answer adds against a short one, over the Envoy without a picker."""
-        added: dict[int, float] = {}
+        ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", COMPILED)}
+        added: dict[str, list[float]] = {name: [] for name in ways if name != PLAIN}
         count = max(self._requests // 5, 8)
         for self._upstream.tokens in (16, 1024):
-            spent = []
-            for way in (constant, plain):
+            for way in ways.values():
                 await self._burst(way, number * 7 + self._upstream.tokens, count, RATE / 2)
-                spent.append(sum(way.cpu_ms))
-            added[self._upstream.tokens] = spent[0] - spent[1]
-            figures.add(
-                f"envoy/added at {self._upstream.tokens} tokens",
-                "ms CPU",
-                added[self._upstream.tokens],
-                "both",
-            )
-        if added[16] > 0:
-            figures.add("envoy/1024 of 16 tokens", "ratio", added[1024] / added[16])
+            for name, spent in added.items():
+                spent.append(sum(ways[name].cpu_ms) - sum(ways[PLAIN].cpu_ms))
+                at = f"{self._upstream.tokens} tokens{_as(name)}"
+                figures.add(f"envoy/added at {at}", "ms CPU", spent[-1], "both")
+        for name, (short, long) in added.items():
+            if short > 0:
+                figures.add(f"envoy/1024 of 16 tokens{_as(name)}", "ratio", long / short)
 
     async def _burst(self, way: Way, seed: int, count: int, rate: float) -> None:
         """Send requests at a rate; fills in what was seen."""
@@ -167,6 +182,10 @@ class EnvoyBench:
         after_s = [0.0 if pid is None else cpu_s(pid) for pid in pids]
         spent = [(after - before) / count * 1e3 for before, after in zip(before_s, after_s, strict=True)]
         way.cpu_ms = spent[0], spent[1]
+
+
+def _as(name: str) -> str:
+    return f", {name}" if name == COMPILED else ""
 
 
 async def _ask(address: str, body: bytes) -> float:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.envoy.module import build_scan
+from epp.cli import main
+from epp.envoy.module import build, build_scan
+from epp.errors import EppError
 from tests.observe import answers
 from tests.observe.test_lua import ANTHROPIC, CHAT, EACH, FEW, LUA, STREAMS, TAIL_BYTES, WHOLE, cuts
 
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
 
     from epp.prompt.usage import Usage
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-pytestmark = needs_compiler
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 class Native:
@@ -153,3 +154,15 @@ def test_usage_is_the_last_one_of_a_whole_answer(native: Native) -> None:
 
 def test_the_streams_are_those_of_the_script() -> None:
     assert set(STREAMS) >= {"chat", "anthropic", "responses", "sglang"}
+
+
+def test_the_command_builds_what_envoy_loads(tmp_path: Path) -> None:
+    library = tmp_path / "libepp_observe.so"
+    assert main(["envoy", "module", "--out", str(library)]) == 0
+    assert b"envoy_dynamic_module_on_program_init" in library.read_bytes()
+
+
+@pytest.mark.parametrize("compiler", ["false", "/nonexistent/cc"])
+def test_a_compiler_that_fails_is_told_of(tmp_path: Path, compiler: str) -> None:
+    with pytest.raises(EppError):
+        build(tmp_path / "module.so", compiler)
