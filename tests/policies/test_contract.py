@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create
+from epp.view import NUMERIC_COLUMNS
 from tests.kit.fleets import (
     copied,
     default_weights,
@@ -23,7 +24,7 @@ from tests.kit.fleets import (
     requests,
     with_unknown,
 )
-from tests.kit.reward_models import linear_model
+from tests.kit.reward_models import WIDE, linear_model
 
 if TYPE_CHECKING:
     from epp.policies.base import Policy
@@ -58,6 +59,14 @@ FILLABLE = (
 
 def rank(policy: Policy, ask: RequestView, fleet: FleetView, seed: int = 7) -> Ranking:
     return policy.rank(ask, fleet, default_weights(policy), seed)
+
+
+def last_bits(policy: Policy, fleet: FleetView) -> float:
+    """How far apart two costs may be that are equal: a product of matrices adds up differently by place."""
+    if policy is not WITH_MODEL:
+        return 0.0
+    largest = max(float(getattr(fleet, name).max()) for name in NUMERIC_COLUMNS)
+    return 1e-5 * min(max(largest, 1.0), 4.0 * WIDE)  # inputs are clipped to the bounds
 
 
 @every_policy
@@ -103,7 +112,7 @@ def test_the_order_of_endpoints_decides_nothing(
     order = data.draw(st.permutations(range(len(fleet))))
     straight = rank(policy, ask, fleet).costs
     turned = rank(policy, ask, permuted(fleet, order)).costs
-    assert turned.tolist() == straight[list(order)].tolist()
+    np.testing.assert_allclose(turned, straight[list(order)], rtol=0.0, atol=last_bits(policy, fleet))
 
 
 @every_policy
@@ -131,11 +140,12 @@ def test_a_value_not_known_never_makes_an_endpoint_cheaper(
     values[index] = data.draw(st.sampled_from(others))
     known = rank(policy, ask, fleet).costs
     filled = rank(policy, ask, with_unknown(fleet, column, index)).costs
-    assert filled[index] >= known[index]
+    slack = last_bits(policy, fleet)
+    assert filled[index] >= known[index] - slack
     if policy.additive_terms:
         assert np.delete(filled, index).tolist() == np.delete(known, index).tolist()
     # Costs that are places move with each other; what counts is who stands before whom.
-    assert (filled < filled[index]).sum() >= (known < known[index]).sum()
+    assert (filled < filled[index] + slack).sum() >= (known < known[index] - slack).sum()
 
 
 @every_policy
