@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from epp.config.reward_model import dump_reward_model
 from epp.config.schema import Config, PolicySection
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
+from epp.policies.reward_model import RewardModel
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.learning import Learning
@@ -94,6 +98,26 @@ class _Clock:
         return 0.0
 
 
+def _model() -> RewardModel:
+    return RewardModel(
+        features=("rtt_ms",),
+        classes=(),
+        mean=np.zeros(1),
+        std=np.ones(1),
+        low=np.zeros(1),
+        high=np.ones(1),
+        layers=((np.ones((1, 1), np.float32), np.zeros(1, np.float32)),),
+        heads=("ttft_ms",),
+        scale=np.ones(1),
+        offset=np.zeros(1),
+        samples=1,
+        seen=1,
+        round=1,
+        trained_at_s=0.0,
+        tail=0.0,
+    )
+
+
 def example() -> Metrics:
     """Metrics after one request of each kind on a pool of one endpoint."""
     metrics = Metrics()
@@ -140,7 +164,9 @@ def example() -> Metrics:
     metrics.registry.register(FamilyCollector(observation_families()))
     metrics.registry.register(FamilyCollector(ProtocolMetrics().families()))
     config = Config(policy=PolicySection(model_file="reward.json"), shadow=["lodestar"])
-    Learning(config, picker, metrics, _Clock(), "example")
+    learning = Learning(config, picker, metrics, _Clock(), "example")
+    if learning.feed is not None:
+        learning.feed.content(dump_reward_model(_model()))
     return metrics
 
 

@@ -49,13 +49,14 @@ class Learning:
         #: To be told of every decision, on the request path: they only take note.
         self.observers: list[Callable[[Decision], None]] = []
         self._model_file = config.policy.model_file
-        self._feed: ModelFeed | None = None
+        #: Takes contents of the model file; None where no policy uses a model.
+        self.feed: ModelFeed | None = None
         shadow_metrics = ShadowMetrics()
         self._shadow = Shadow(
             shadows(config.shadow, source),
             config.shadow_per_s,
             shadow_metrics,
-            lambda: self._feed.model if self._feed is not None else None,
+            lambda: self.feed.model if self.feed is not None else None,
         )
         if config.shadow:
             self.observers.append(self._shadow.decided)
@@ -83,21 +84,21 @@ class Learning:
         if not self._model_file:
             log.warning("policy.model_file is not set: lodestar decides by its heuristic alone")
         watch = ModelWatch(config.policy.model_max_age_s)
-        self._feed = ModelFeed(takers, watch, metrics, clock, self._model_file)
+        self.feed = ModelFeed(takers, watch, metrics, clock, self._model_file)
         counted = LearnedMetrics()
-        self.observers += [self._feed.decided, counted.decided]
+        self.observers += [self.feed.decided, counted.decided]
         metrics.registry.register(FamilyCollector(counted.families()))
-        metrics.registry.register(ModelCollector(self._feed, clock))
+        metrics.registry.register(ModelCollector(self.feed, clock))
 
     def files(self, base: Path) -> list[WatchedFile]:
         """The model file, where there is one."""
-        if self._feed is None or not self._model_file:
+        if self.feed is None or not self._model_file:
             return []
-        return [WatchedFile(base / self._model_file, self._feed.content)]
+        return [WatchedFile(base / self._model_file, self.feed.content)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""
-        if self._feed is not None:
-            tasks.start("check the model", self._feed.run())
+        if self.feed is not None:
+            tasks.start("check the model", self.feed.run())
         if self._shadow.policies:
             tasks.start("score in shadow", self._shadow.run())

@@ -80,7 +80,7 @@ def metrics(made: App) -> dict[tuple[str, ...], float]:
 
 
 def check(made: App) -> None:
-    feed = made._learning._feed
+    feed = made._learning.feed
     assert feed is not None
     feed.check()
 
