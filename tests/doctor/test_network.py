@@ -111,9 +111,9 @@ def test_each_setting_has_its_command(settings: dict[str, str], what: str, fix: 
 def test_an_initial_window_is_set_for_the_one_destination() -> None:
     ((said, fix),) = kernel_says(FAR, Kernel(GOOD, {"10.0.1.1": Route("10.0.0.254", "eth0")}))
     assert "10.0.1.1" in said
-    assert fix.startswith("ip route replace 10.0.1.1 via 10.0.0.254 dev eth0 initcwnd 40")
+    assert fix.startswith("ip route replace 10.0.1.1 via 10.0.0.254 dev eth0 initcwnd 64")
     ((_, fix),) = kernel_says(FAR, Kernel(GOOD, {"10.0.1.1": Route("", "wg0")}))
-    assert fix.startswith("ip route replace 10.0.1.1 dev wg0 initcwnd 40")
+    assert fix.startswith("ip route replace 10.0.1.1 dev wg0 initcwnd 64")
 
 
 def test_relays_need_no_wide_beginning_but_room_for_their_windows() -> None:

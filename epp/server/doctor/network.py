@@ -33,8 +33,8 @@ _WARM_ROUNDS = 0.5
 BODY_BYTES = 1_000_000
 #: Kernels count a buffer's overhead in: about as much again as the data (kernel.org, networking/ip-sysctl).
 _OVERHEAD = 2
-#: Segments of the kernel's own first flight, and those that take a prompt of 14k tokens at once.
-_INITIAL_SEGMENTS, _WIDE_SEGMENTS = 10, 40
+#: Segments of the kernel's own first flight, and those that take a prompt of 20k tokens at once.
+_INITIAL_SEGMENTS, _WIDE_SEGMENTS = 10, 64
 _SEGMENT_BYTES = FIRST_FLIGHT_BYTES // _INITIAL_SEGMENTS
 #: Loss at which controls that halve their window are judged (Mathis et al. 1997, the macroscopic behaviour).
 _LOSS = 0.005
@@ -189,7 +189,7 @@ def _initial_window(report: Report, host: str, route: Route | None, rtt_s: float
     report.advice(
         "network",
         f"new connections to {host}, {rtt_s * 1e3:.0f} ms away, begin with {_INITIAL_SEGMENTS} segments",
-        f"a cold prompt of {_WIDE_SEGMENTS * _SEGMENT_BYTES // 1000} KB pays two round trips too many",
+        f"a cold prompt of {_WIDE_SEGMENTS * _SEGMENT_BYTES // 1000} KB pays three round trips too many",
         f"ip route replace {host} {way} initcwnd {_WIDE_SEGMENTS}, and initrwnd {_WIDE_SEGMENTS} on the way"
         " back at the engine's host; a relay makes it needless",
     )
