@@ -73,7 +73,7 @@ def test_several_replicas_take_what_they_leave_out_from_the_options() -> None:
     [
         (["--replica", "nam=x"], "nam: unknown key"),
         (["--replica", "name=x,port=http"], "port: 'http'"),
-        (["--replica", "name=x,class=b200"], "class: 'b200' .*h100, l40s-x2"),
+        (["--replica", "name=x,class=b200"], "class: 'b200' .*h100, l20, l40s-x2"),
         (["--replica", "name=x", "--replica", "name=y,port=1"], "port: missing"),
         (["--region-rtt-ms", "-1"], "rtt_ms must not be negative"),
     ],
