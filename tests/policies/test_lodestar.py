@@ -141,7 +141,7 @@ class TestBounds:
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
         self, ask: RequestView, fleet: FleetView
     ) -> None:
-        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0), fleet, ask)
+        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0, k=0), fleet, ask)
         inside = [reason == "" for reason in reasons(ranking)]
         places = heuristic(fleet, ask)
         for row in best(ranking):
