@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Self
 
-from epp.envoy.launch import tied_to_parent
+from epp.envoy.launch import stop, tied_to_parent
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -58,17 +57,7 @@ class Child:
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await stop(process, _STOP_S)
 
     def kill(self) -> None:
         """End it as a crash would."""

@@ -1,7 +1,9 @@
-"""Child processes that cannot outlive their parent."""
+"""Child processes that cannot outlive their parent, and how they are stopped."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
 
@@ -22,3 +24,20 @@ def tied_to_parent(binary: str, *arguments: str) -> tuple[str, ...]:
     that has threads, as gRPC's has.
     """
     return (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), binary, *arguments)
+
+
+async def stop(process: asyncio.subprocess.Process | None, within_s: float) -> None:
+    """Ask a process to end, and end it when it does not in time, or nobody waits for that any longer."""
+    if process is None or process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(within_s):
+            await process.wait()
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if not isinstance(error, TimeoutError):
+            raise

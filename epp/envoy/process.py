@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from epp.envoy.launch import tied_to_parent
+from epp.envoy.launch import stop, tied_to_parent
 from epp.envoy.module import MODULE_SINCE
 from epp.envoy.render import render, render_endpoints, render_relay, write
 from epp.errors import EppError
@@ -273,19 +273,7 @@ class EnvoyProcess:
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(self._stop_timeout_s):
-                await process.wait()
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            if not isinstance(error, TimeoutError):
-                raise
+        await stop(process, self._stop_timeout_s)
 
     def _log_tail(self) -> str:
         try:
