@@ -294,8 +294,8 @@ class CapabilitySection(Section, frozen=True):
     Attributes:
         file: what is known of their answers, as `epp laar fit` writes it, watched; none when empty.
         tell_model: responses tell which model answered, by its engine's name for it, in
-            ``x-epp-served-model``, and how many are left that are worth a try in ``x-epp-untried-models``. Render
-            Envoy's configuration again after a change.
+            ``x-epp-served-model``, and how many are left that are worth a try in
+            ``x-epp-untried-models``. Render Envoy's configuration again after a change.
     """
 
     file: str = ""
