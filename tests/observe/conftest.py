@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from epp.envoy.process import EnvoyProcess, find_envoy, version_of
 from epp.envoy.settings import Variant
 from epp.server.als import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
-from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
+from tests.kit.envoy import ScriptedUpstream, require_compiler, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
 
@@ -195,8 +194,7 @@ async def running(variant: Variant = Variant.STANDALONE, **changes: Any) -> Asyn
 @pytest.fixture(scope="session")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled part of the filter."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
+    require_compiler()
     library: Path = tmp_path_factory.mktemp("module") / "libepp_observe.so"
     build(library)
     return library

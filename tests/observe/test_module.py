@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from epp.cli import main
 from epp.envoy.module import build, build_scan
 from epp.errors import EppError
+from tests.kit.envoy import require_compiler
 from tests.observe import answers
 from tests.observe.test_lua import ANTHROPIC, CHAT, EACH, FEW, LUA, STREAMS, TAIL_BYTES, WHOLE, cuts
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.prompt.usage import Usage
-
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 class Native:
@@ -57,6 +55,7 @@ class Native:
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Native:
     library: Path = tmp_path_factory.mktemp("module") / "scan.so"
+    require_compiler()
     build_scan(library)
     return Native(ctypes.CDLL(str(library)))
 
