@@ -19,7 +19,7 @@ import msgspec
 
 from epp.learn.feed import LogFeed
 from epp.learner.rounds import Learner
-from epp.tune.lock import BEAT_S
+from epp.tune.lock import Heart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ class Loop:
         self._settings, self._places, self._disk, self._records = settings, places, disk, records
         self._store, self._publisher, self._audit = store, publisher, audit
         self._lock, self._clock, self._tell = lock, clock, tell
-        self._beat_s = clock.mono_s()
+        self._heart = Heart(lock, clock.mono_s(), self._once)
         self._status_s = self._retry_s = float("-inf")
         self._unsaved = False
         self._told: set[str] = set()
@@ -112,7 +112,7 @@ class Loop:
         Raises:
             LockLostError: another learner has taken over; nothing may be written any more.
         """
-        self._beat()
+        self._heart.tick(self._clock.mono_s())
         now_wall_s = self._clock.wall_s()
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
@@ -130,16 +130,6 @@ class Loop:
         self._unsaved, self._retry_s = True, float("-inf")
         self._write()
         self._lock.release()
-
-    def _beat(self) -> None:
-        now_s = self._clock.mono_s()
-        if now_s - self._beat_s < BEAT_S:
-            return
-        self._beat_s = now_s
-        try:
-            self._lock.beat()
-        except OSError as error:
-            self._once(f"cannot write the lock: {error}")
 
     def _hold(self, now_wall_s: float) -> None:
         began_s = self._clock.mono_s()

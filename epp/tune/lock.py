@@ -29,7 +29,7 @@ from epp.errors import EppError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BEAT_S = 5.0
+_BEAT_S = 5.0
 STALE_S = 30.0
 _LOOK_S = 1.0
 _LENGTH = 512
@@ -136,7 +136,7 @@ class TunerLock:
         self._own = _Own(fd, holder)
 
     def beat(self) -> None:
-        """Say that this tuner lives; often enough is every `BEAT_S`.
+        """Say that this tuner lives; `Heart` does so often enough.
 
         Raises:
             LockLostError: the lock is another's by now.
@@ -219,6 +219,33 @@ class TunerLock:
     def _write(fd: int, holder: Holder) -> None:
         text = msgspec.json.encode(holder)
         os.pwrite(fd, text.ljust(_LENGTH - 1)[: _LENGTH - 1] + b"\n", 0)
+
+
+class Heart:
+    """Beats a lock as often as it takes.
+
+    Args:
+        lock: the lock, held.
+        now_s: monotonic time of the last beat.
+        tell: takes sentences for the log.
+    """
+
+    def __init__(self, lock: TunerLock, now_s: float, tell: Callable[[str], None]) -> None:
+        self._lock, self._beat_s, self._tell = lock, now_s, tell
+
+    def tick(self, now_s: float) -> None:
+        """Beat when it is time to; a lock file that cannot be written is told of.
+
+        Raises:
+            LockLostError: the lock is another's by now.
+        """
+        if now_s - self._beat_s < _BEAT_S:
+            return
+        self._beat_s = now_s
+        try:
+            self._lock.beat()
+        except OSError as error:
+            self._tell(f"cannot write the lock: {error}")
 
 
 def _boot_id() -> str:

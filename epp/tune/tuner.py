@@ -15,7 +15,7 @@ from epp.errors import ConfigError
 from epp.tune.asked import read_asked
 from epp.tune.feed import SampleFeed
 from epp.tune.feed import State as FeedState
-from epp.tune.lock import BEAT_S
+from epp.tune.lock import Heart
 from epp.tuner.state import TRIALS, NothingBetter, Observed, Pinned, Proposed
 from epp.tuner.trials import late_s
 
@@ -107,7 +107,8 @@ class Tuner:
         self._overrides_text: bytes | None = b"?"
         self._unreadable = ""
         self._asked = ""
-        self._beat_s = self._saved_s = clock.mono_s()
+        self._saved_s = clock.mono_s()
+        self._heart = Heart(lock, self._saved_s, self._once)
         self._mono_s, self._wall_s = clock.mono_s(), clock.wall_s()
         self._feed: SampleFeed
 
@@ -144,7 +145,7 @@ class Tuner:
         """
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         self._look_at_the_clock(now_s, now_wall_s)
-        self._beat(now_s)
+        self._heart.tick(now_s)
         self._look_at_overrides(now_wall_s)
         self._look_at_what_was_asked(now_wall_s)
         session = self.session
@@ -178,15 +179,6 @@ class Tuner:
         self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
         if session.state.phase in TRIALS:
             session.break_schedule()
-
-    def _beat(self, now_s: float) -> None:
-        if now_s - self._beat_s < BEAT_S:
-            return
-        self._beat_s = now_s
-        try:
-            self._lock.beat()
-        except OSError as error:
-            self._once(f"cannot write the lock: {error}")
 
     def _look_at_overrides(self, now_wall_s: float) -> None:
         if self._overrides is None:
