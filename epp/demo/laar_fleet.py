@@ -6,9 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.demo.serving import LISTEN, Serving, ports_of
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings
+from epp.demo.serving import LISTEN, Serving
 from epp.sim.a100 import A100_MODELS
 
 if TYPE_CHECKING:
@@ -43,18 +41,7 @@ class LaarFleet(Serving):
         ]
         (self.folder / "endpoints.yaml").write_bytes(dump_pool(pool))
         listening = await self._picker(self._config(), len(pool))
-        host, port, first_token_port = ports_of(listening)
-        settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in pool),
-            listener_port=0,
-            admin_port=0,
-            picker_host=host,
-            picker_port=port,
-            first_token_port=first_token_port,
-            served_model_header=True,
-        )
-        envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
-        self.url, self.picker_url = envoy.listener_url, f"http://{listening['http']}"
+        await self._envoy(pool, listening, served_model_header=True)
 
     def _config(self) -> str:
         return (

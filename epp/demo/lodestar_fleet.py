@@ -10,9 +10,7 @@ import msgspec
 
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.demo.child import Child
-from epp.demo.serving import LISTEN, Serving, ports_of
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings
+from epp.demo.serving import LISTEN, Serving
 from epp.policies.lodestar import Lodestar
 
 if TYPE_CHECKING:
@@ -73,17 +71,7 @@ class LodestarFleet(Serving):
         listening = await self._picker(self._config(), len(pool))
         if self.learns:
             await self._start_learner()
-        host, port, first_token_port = ports_of(listening)
-        settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in pool),
-            listener_port=0,
-            admin_port=0,
-            picker_host=host,
-            picker_port=port,
-            first_token_port=first_token_port,
-        )
-        envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
-        self.url, self.picker_url = envoy.listener_url, f"http://{listening['http']}"
+        await self._envoy(pool, listening)
 
     def _config(self) -> str:
         policy = f"{{name: {self._policy}}}"

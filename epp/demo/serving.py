@@ -15,10 +15,15 @@ import aiohttp
 
 from epp.config.address import split_address
 from epp.demo.child import Child
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from epp.config.pool import EndpointSpec
 
 #: Envoy sends its access log ten times a second, and the recorder writes twenty times.
 LAST_REPORTS_S = 0.3
@@ -109,8 +114,19 @@ class Serving:
                         return listening
                 await asyncio.sleep(2 * _POLL_S)
 
-
-def ports_of(listening: dict[str, str]) -> tuple[str, int, int]:
-    """The picker's host, its ext_proc port and its port for first tokens."""
-    host, port = split_address(listening["grpc"])
-    return host, port, split_address(listening["first_token"])[1]
+    async def _envoy(
+        self, pool: Sequence[EndpointSpec], listening: Mapping[str, str], *, served_model_header: bool = False
+    ) -> EnvoyProcess:
+        """Envoy before the pool, asking the picker of these addresses; the URLs are set."""
+        settings = EnvoySettings(
+            endpoints=tuple(spec.endpoint() for spec in pool),
+            listener_port=0,
+            admin_port=0,
+            picker_host=split_address(listening["grpc"])[0],
+            picker_port=split_address(listening["grpc"])[1],
+            first_token_port=split_address(listening["first_token"])[1],
+            served_model_header=served_model_header,
+        )
+        envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
+        self.url, self.picker_url = envoy.listener_url, f"http://{listening['http']}"
+        return envoy

@@ -12,9 +12,7 @@ import aiohttp
 
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.demo.child import Child
-from epp.demo.serving import LISTEN, Serving, ports_of
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings
+from epp.demo.serving import LISTEN, Serving
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
@@ -68,17 +66,7 @@ class Stack(Serving):
         listening = await self._picker(self._config(), len(endpoints))
         if create(self._policy).weight_specs:
             await self._start_tuner()
-        host, port, first_token_port = ports_of(listening)
-        settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in endpoints),
-            listener_port=0,
-            admin_port=0,
-            picker_host=host,
-            picker_port=port,
-            first_token_port=first_token_port,
-        )
-        envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
-        self.url, self.picker_url = envoy.listener_url, f"http://{listening['http']}"
+        envoy = await self._envoy(endpoints, listening)
         self.admin_url = envoy.admin_url
 
     def _config(self) -> str:
