@@ -6,7 +6,6 @@ source that made it. One process writes.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import multiprocessing
 import time
@@ -18,7 +17,6 @@ import msgspec
 import numpy as np
 
 from bench.lodestar_cells import CELLS, ENTRIES, FULL, GRID, SHORT, SMOKE, TUNING_SEED
-from bench.policy_runs import PACKAGE
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create
 from epp.replay.fleets import FLEETS
@@ -41,7 +39,8 @@ _R = TypeVar("_R")
 SIZES = {size.name: size for size in (SHORT, FULL, SMOKE)}
 #: Width of the windows in which a run is looked at.
 BIN_S = 30.0
-_SOURCES = ("decide", "learner", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+#: Of the package, what decides how a run comes out.
+SOURCES = ("decide", "learner", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,16 +101,6 @@ class Job:
 class _Line(msgspec.Struct, frozen=True):
     key: str
     summary: Summary
-
-
-def source_digest() -> str:
-    """Of everything that decides what a run comes to."""
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        path = PACKAGE / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def cell_named(name: str) -> Cell:

@@ -18,7 +18,7 @@ from epp.replay.simulate import Outcome, Task, run_task
 from epp.replay.tune import Tuned, TuningTask, tune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
 
@@ -45,10 +45,10 @@ class _TunedLine(msgspec.Struct, frozen=True):
     tried: int
 
 
-def source_digest() -> str:
-    """Of everything that decides what a run comes to."""
+def source_digest(names: Iterable[str] = _SOURCES) -> str:
+    """Of files and folders of the package: all that decides what a run comes to, unless others are named."""
     digest = hashlib.sha256()
-    for name in _SOURCES:
+    for name in names:
         path = PACKAGE / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(file.read_bytes())
