@@ -58,6 +58,11 @@ def normalise_address(text: str) -> str:
     return join_address(*split_address(text))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host (no brackets) is this machine by its own word: a loopback address, or ``localhost``."""
+    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def is_ip(host: str) -> bool:
     """Whether a host (no brackets) is an IPv4 or IPv6 address rather than a name."""
     try:

@@ -73,6 +73,19 @@ def test_regions_are_far_by_what_the_picker_measures() -> None:
     assert relayed == {"far": Far(0.21, ("10.0.1.9",), relayed=True)}
 
 
+def test_what_is_late_on_this_machine_is_not_far() -> None:
+    specs = {
+        "127.0.0.1:1": EndpointSpec(address="127.0.0.1:1", region="demo"),
+        "[::1]:1": EndpointSpec(address="[::1]:1"),
+        "localhost:1": EndpointSpec(address="localhost:1"),
+    }
+    said = Page("".join(f'epp_endpoint_rtt_seconds{{endpoint="{address}"}} 0.2\n' for address in specs))
+    assert far_regions(said, Config(), specs) == {}
+    mixed = specs | {"10.0.0.9:1": EndpointSpec(address="10.0.0.9:1", region="demo")}
+    said = Page("".join(f'epp_endpoint_rtt_seconds{{endpoint="{address}"}} 0.2\n' for address in mixed))
+    assert far_regions(said, Config(), mixed) == {"demo": Far(0.2, ("10.0.0.9",), relayed=False)}
+
+
 def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
     worst = Kernel({**GOOD, "tcp_slow_start_after_idle": "1", "tcp_congestion_control": "reno"})
     report = Report()

@@ -1,7 +1,7 @@
 """Checks of the way to far endpoints: connections, the kernel's settings, HTTP/2 windows. Pure.
 
-Speaks only where an endpoint, or its relay, is far: within a region round trips cost nothing that settings
-could win back. Everything is advice with the command that would do it; nothing is done. docs/multi-region.md
+Speaks only where an endpoint, or its relay, is far and on another machine: within a region round trips cost
+nothing that settings could win back. Everything is advice with the command that would do it; nothing is done. docs/multi-region.md
 tells what each is worth.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip, split_address
+from epp.config.address import is_ip, is_loopback, split_address
 from epp.server.doctor.envoy_tree import Tree, clusters_of, find_types, listeners_of
 from epp.view import FIRST_FLIGHT_BYTES
 
@@ -73,8 +73,10 @@ def far_regions(page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -
         if nearest_s >= LONG_S:
             relay = config.relays.regions.get(region)
             names = [relay] if relay else sorted(by_address)
-            hosts = tuple(dict.fromkeys(split_address(name)[0] for name in names))
-            found[region] = Far(nearest_s, hosts, relay is not None)
+            hosts = dict.fromkeys(split_address(name)[0] for name in names)
+            away = tuple(host for host in hosts if not is_loopback(host))
+            if away:  # what this machine itself answers late is busy, or plays at being far
+                found[region] = Far(nearest_s, away, relay is not None)
     return found
 
 
