@@ -1,8 +1,8 @@
 """Checks of the way to far endpoints: connections, the kernel's settings, HTTP/2 windows. Pure.
 
 Speaks only where an endpoint, or its relay, is far and on another machine: within a region round trips cost
-nothing that settings could win back. Everything is advice with the command that would do it; nothing is done. docs/multi-region.md
-tells what each is worth.
+nothing that settings could win back. Everything is advice with the command that would do it; nothing is done.
+docs/multi-region.md tells what each is worth.
 """
 
 from __future__ import annotations
