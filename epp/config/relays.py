@@ -39,8 +39,8 @@ class Relays(Section, frozen=True):
             default when empty.
         compression: whether JSON bodies of requests are compressed between the tiers.
         max_streams: requests at once on one connection; more open another one.
-        probes: whether the picker probes and scrapes endpoints ``direct``, or through their region's
-            ``relay``, as requests go and where it cannot reach them itself; it then reads the files, too.
+        probes: whether the picker probes and scrapes endpoints through their region's ``relay``, as requests
+            go, for which it reads the files, too; or ``direct``.
     """
 
     regions: dict[str, str] = {}
@@ -58,7 +58,7 @@ class Relays(Section, frozen=True):
     congestion_control: str = ""
     compression: Literal["none", "gzip"] = "none"
     max_streams: PositiveInt = 1000
-    probes: Literal["direct", "relay"] = "direct"
+    probes: Literal["direct", "relay"] = "relay"
 
     def __post_init__(self) -> None:
         """Addresses with room for the ports of all connections, and certificates, once there are relays."""

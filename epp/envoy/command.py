@@ -77,6 +77,19 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: from the config)",
     )
     parser.add_argument(
+        "--upstream-idle-timeout",
+        type=float,
+        metavar="S",
+        help="close connections to endpoints that were idle so long; keep it below the engine's own"
+        " keep-alive, and raise both where engines are far (default: 4)",
+    )
+    parser.add_argument(
+        "--preconnect-ratio",
+        type=float,
+        metavar="R",
+        help="connections to an endpoint held ready per request in flight, 1 to 3 (default: 1.5)",
+    )
+    parser.add_argument(
         "--strip-accept-encoding",
         action="store_true",
         help="ask engines for answers that are not compressed, so that their usage can be read",
@@ -156,6 +169,10 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         observe_module=arguments.observe_module,
         eds_path=str(arguments.eds.absolute()) if arguments.eds else "",
     )
+    if arguments.upstream_idle_timeout is not None:
+        settings = replace(settings, upstream_idle_timeout_s=arguments.upstream_idle_timeout)
+    if arguments.preconnect_ratio is not None:
+        settings = replace(settings, preconnect_ratio=arguments.preconnect_ratio)
     if arguments.listen:
         host, port = _address("--listen", arguments.listen)
         settings = replace(settings, listener_host=host, listener_port=port)

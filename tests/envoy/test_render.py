@@ -146,6 +146,16 @@ def test_command_renders_what_the_configuration_says(
     assert picker["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9102}
 
 
+def test_command_sets_connections_for_far_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["envoy", "render", "--config", str(config_folder(tmp_path))]
+    assert main([*arguments, "--upstream-idle-timeout", "590", "--preconnect-ratio", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "idle_timeout: 590s" in text
+    assert "per_upstream_preconnect_ratio: 2" in text
+    assert main([*arguments, "--preconnect-ratio", "9"]) == 2
+    assert "must be from 1 to 3" in capsys.readouterr().err
+
+
 def test_command_writes_files(tmp_path: Path) -> None:
     config, out, eds = config_folder(tmp_path), tmp_path / "envoy.yaml", tmp_path / "eds.yaml"
     arguments = ["envoy", "render", "--config", str(config), "--out", str(out), "--eds", str(eds)]

@@ -42,7 +42,7 @@ _RELAYED_FIX = "keep idle_timeout_s of relays at 0 and ping_s below what firewal
 _DIRECT_FIX = (
     "put a relay into the region (docs/multi-region.md); or let idle connections live longer, first at"
     " engines (vLLM: VLLM_HTTP_TIMEOUT_KEEP_ALIVE=75, 5 s without), then in Envoy's cluster of them"
-    " (common_http_protocol_options.idle_timeout: 60s, rendered as 4s)"
+    " (epp envoy render --upstream-idle-timeout 60)"
 )
 
 
