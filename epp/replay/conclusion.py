@@ -72,7 +72,8 @@ def _against_baselines(comparison: Comparison, candidate: str, margin: float) ->
         ]
     mine = comparison.to_best.get(candidate)
     if mine is not None and not mine.possibly_best:
-        return [f"{lead}; it is not the best: at most {change(mine.high)} above whichever is."]
+        above = "" if mine.high is None else f": at most {change(mine.high)} above whichever is"
+        return [f"{lead}; it is not the best{above}."]
     return [
         (
             f"{lead}; no difference from the best is shown, and non-inferiority within {within} is "

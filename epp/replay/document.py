@@ -94,11 +94,14 @@ class AgainstCandidate(msgspec.Struct, frozen=True):
 
 
 class AgainstBest(msgspec.Struct, frozen=True):
-    """A policy's figure over the best of the others (Hsu), all intervals of a metric holding at once."""
+    """A policy's figure over the best of the others (Hsu), all intervals of a metric holding at once.
+
+    ``high`` is null where nothing bounds it.
+    """
 
     ratio: float
     low: float
-    high: float
+    high: float | None
     possibly_best: bool
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from epp.replay.conclusion import cell_conclusion, change
-from epp.replay.document import CellEntry, PolicyEntry, compare_policies
+from epp.replay.document import AgainstBest, CellEntry, PolicyEntry, compare_policies
 from epp.replay.simulate import Outcome
 from epp.replay.sweep import sweep_entry
 from tests.replay.test_tune import made
@@ -133,3 +135,8 @@ def test_the_knee_is_the_highest_load_up_to_which_a_policy_keeps_up() -> None:
         "b: keeps up to 10 input tokens/s, not to 20.",
         "c: does not keep up even at 10 input tokens/s.",
     ]
+
+
+def test_a_bound_that_is_none_survives_the_file() -> None:
+    best = msgspec.json.decode(msgspec.json.encode(AgainstBest(1.2, 1.1, math.inf, False)), type=AgainstBest)
+    assert best == AgainstBest(1.2, 1.1, None, False)
