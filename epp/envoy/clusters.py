@@ -91,7 +91,7 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         per_connection_buffer_limit_bytes=1024 * 1024,
         typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
         circuit_breakers=limits(settings.max_requests),
-        outlier_detection=_outlier_detection(settings),
+        outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
             per_upstream_preconnect_ratio=settings.preconnect_ratio
         ),
@@ -125,26 +125,34 @@ def limits(max_requests: int) -> api.cluster.CircuitBreakers:
     )
 
 
-def _outlier_detection(settings: EnvoySettings) -> api.cluster.OutlierDetection:
-    """Ejects endpoints that cannot be reached or answer nothing but errors; at most half of the pool.
+def outlier_detection(
+    settings: EnvoySettings, *, most_percent: int, answers: bool
+) -> api.cluster.OutlierDetection:
+    """Ejects what cannot be reached, and with ``answers`` what answers nothing but errors.
 
     Failures to connect and errors that the engine answered are counted apart, so that a few bad prompts
     between good ones eject nobody while three failed connections do.
+
+    Args:
+        settings: how long for.
+        most_percent: share of the hosts that may be ejected at once.
+        answers: whether errors in answers count.
     """
+    enforced = 100 if answers else 0
     return api.cluster.OutlierDetection(
         interval=api.seconds(1),
         base_ejection_time=api.seconds(settings.eject_s),
         max_ejection_time=api.seconds(10 * settings.eject_s),
-        max_ejection_percent=50,
+        max_ejection_percent=most_percent,
         split_external_local_origin_errors=True,
         consecutive_local_origin_failure=3,
         enforcing_consecutive_local_origin_failure=100,
-        consecutive_5xx=10,
-        enforcing_consecutive_5xx=100,
-        consecutive_gateway_failure=5,
-        enforcing_consecutive_gateway_failure=100,
         enforcing_success_rate=0,
         enforcing_local_origin_success_rate=0,
+        consecutive_5xx=10 if answers else None,
+        enforcing_consecutive_5xx=enforced,
+        consecutive_gateway_failure=5 if answers else None,
+        enforcing_consecutive_gateway_failure=enforced,
     )
 
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from epp.config.address import is_ip
 from epp.envoy import messages as api
 from epp.envoy.addresses import REPLICAS, split
-from epp.envoy.clusters import HTTP_OPTIONS, SERVED_KEY, limits, override_host, tcp_keepalive
+from epp.envoy.clusters import (
+    HTTP_OPTIONS,
+    SERVED_KEY,
+    limits,
+    outlier_detection,
+    override_host,
+    tcp_keepalive,
+)
 from epp.envoy.compression import compressors
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, congestion_control, http2
@@ -80,7 +87,8 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
         typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
         circuit_breakers=limits(settings.max_requests),
-        outlier_detection=_outlier_detection(settings),
+        # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
+        outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
         health_checks=[_health_check(relays)],
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         upstream_bind_config=api.core.BindConfig(socket_options=sockets) if sockets else None,
@@ -119,23 +127,6 @@ def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.Cluster
             )
             for region in relays.regions
         ],
-    )
-
-
-def _outlier_detection(settings: EnvoySettings) -> api.cluster.OutlierDetection:
-    """By failed connections alone: errors are the engines', and one bad engine must not cost its region."""
-    return api.cluster.OutlierDetection(
-        interval=api.seconds(1),
-        base_ejection_time=api.seconds(settings.eject_s),
-        max_ejection_time=api.seconds(10 * settings.eject_s),
-        max_ejection_percent=100,
-        split_external_local_origin_errors=True,
-        consecutive_local_origin_failure=3,
-        enforcing_consecutive_local_origin_failure=100,
-        enforcing_consecutive_5xx=0,
-        enforcing_consecutive_gateway_failure=0,
-        enforcing_success_rate=0,
-        enforcing_local_origin_success_rate=0,
     )
 
 
