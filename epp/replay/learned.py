@@ -204,7 +204,7 @@ class LearnedSim(FleetSim):
     def _put_in_force(self, model: RewardModel | None) -> None:
         self._training = False
         self._learned = replace(self._learned, model=model)
-        self._decider.policy = self._learned
+        self._decider.replace_policy(self._learned)
 
 
 def run_learned(
