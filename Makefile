@@ -109,7 +109,7 @@ envoy-config: setup ## render deploy/envoy/ and the chart's Envoy again (then `m
 docs: setup ## write the generated pages again: configuration, metrics, dashboard, APIs
 	$(BIN)/python tools/gen_config_docs.py
 	$(BIN)/python tools/gen_metrics_docs.py
-	$(BIN)/python tools/gen_dashboard.py
+	$(BIN)/python -m tools.gen_dashboard
 	$(BIN)/python -m tools.gen_api_docs
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)

@@ -16,7 +16,8 @@ from prometheus_client import generate_latest
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import Serving
 from tests.kit.prometheus import Prometheus, require
-from tools.gen_dashboard import DASHBOARD, ROWS, text
+from tools.dashboard_panels import ROWS
+from tools.gen_dashboard import DASHBOARD, text
 from tools.gen_metrics_docs import example, families
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml"
@@ -57,7 +58,7 @@ def exposed() -> set[str]:
 
 
 def test_the_committed_dashboard_is_fresh() -> None:
-    assert DASHBOARD.read_text() == text(), "run python tools/gen_dashboard.py"
+    assert DASHBOARD.read_text() == text(), "run python -m tools.gen_dashboard"
 
 
 def test_panels_do_not_lie_on_each_other_and_are_all_there() -> None:
