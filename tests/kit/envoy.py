@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from epp.signals.endpoint import Endpoint
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
 
 def require_envoy() -> None:
@@ -44,6 +46,19 @@ async def require_version(major: int, minor: int, feature: str) -> None:
     require_envoy()
     if await version_of(find_envoy()) < (major, minor):
         pytest.skip(f"{feature} needs Envoy {major}.{minor}")
+
+
+async def accepted(config: Path) -> None:
+    """Ask the Envoy at hand whether it takes a configuration; the calling test fails if not."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [str(find_envoy()), "--mode", "validate", "-c", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @dataclass
