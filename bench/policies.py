@@ -109,13 +109,14 @@ def _run(
 ) -> list[CellRuns]:
     """Seed by seed, so that a run that was stopped has whole seeds; ``kept_only`` runs no others."""
     plan = [
-        (cell, entry.label, policy)
+        (cell, entry, policy)
         for cell in cells
         for entry in entries
         if (policy := chosen(entry, cell, weights)) is not None
     ]
     by_seed = {
-        seed: [Task(cell.cell, cell.fleet, policy, seed) for cell, _, policy in plan] for seed in seeds
+        seed: [Task(cell.cell, entry.fleet(cell), policy, seed) for cell, entry, policy in plan]
+        for seed in seeds
     }
     if kept_only:
         by_seed = {seed: tasks for seed, tasks in by_seed.items() if shelf.has(tasks)}
@@ -124,9 +125,9 @@ def _run(
         sys.exit("no seed has all its runs")
     outcomes = shelf.run([task for tasks in by_seed.values() for task in tasks])
     runs = {cell.name: CellRuns(cell, list(by_seed), {}, {}) for cell in cells}
-    for number, (cell, label, policy) in enumerate(plan):
-        runs[cell.name].outcomes[label] = outcomes[number :: len(plan)]
-        runs[cell.name].weights[label] = dict(policy.weights)
+    for number, (cell, entry, policy) in enumerate(plan):
+        runs[cell.name].outcomes[entry.label] = outcomes[number :: len(plan)]
+        runs[cell.name].weights[entry.label] = dict(policy.weights)
     return list(runs.values())
 
 

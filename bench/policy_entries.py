@@ -1,6 +1,9 @@
 """Who is compared, and on which cells: policies in all their variants, and windows of any length.
 
 Owns the list of entries and the shortening of cells. Runs nothing.
+
+The paper's own baselines stand here in two ways, both with engine metrics read every 30 s (source [G]): as
+its router has them, two of them with a live term, and by those metrics alone, as source [P] had them.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from epp.replay.tune import TuningTask, tunable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.sim.scenario import FleetSpec
+
 CANDIDATE = "gorgo-ms"
 
-#: Groups of entries. Baselines as their sources publish or ship them; the same with live counters and with
-#: tuned weights; ablations of the candidate; yardsticks.
-OURS, PAPER, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
-    "ours", "paper", "published", "live", "ablation", "yardstick"
+#: Groups of entries. The paper's own baselines as its router has them, and by old metrics alone; others as
+#: their sources publish or ship them; the same with live counters and with tuned weights; ablations of the
+#: candidate; yardsticks.
+OURS, PAPER, PAPER_OLD, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
+    "ours", "paper", "paper, old metrics", "published", "live", "ablation", "yardstick"
 )  # fmt: skip
+#: The paper's routers read engine metrics this often (source [G]).
+_PAPER_SCRAPE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,20 @@ class Entry:
         group: see above.
         policy: what runs; weights are added where it is tuned.
         tuned: with weights of the tuning loads.
+        scrape_s: how often engine metrics are read for it, None for as the cell has it.
     """
 
     label: str
     group: str
     policy: PolicyChoice
     tuned: bool = False
+    scrape_s: float | None = None
+
+    def fleet(self, cell: PolicyCell) -> FleetSpec:
+        """The cell's fleet as this entry sees it."""
+        if self.scrape_s is None:
+            return cell.fleet
+        return replace(cell.fleet, scrape_interval_s=self.scrape_s)
 
 
 def _entry(group: str, name: str, label: str = "", **given: Mapping[str, object]) -> Entry:
@@ -65,6 +81,7 @@ _LIVE = (
     _entry(LIVE, "power-of-two"),
     _entry(LIVE, "session-affinity"),
 )
+_STALE = ("least-load-stale", "least-request-stale", "prefix-cache-stale")
 _PUBLISHED = (
     _entry(PUBLISHED, "dynamo-softmax"),
     _entry(PUBLISHED, "llm-d"),
@@ -72,6 +89,7 @@ _PUBLISHED = (
     _entry(PUBLISHED, "lmetric", "lmetric scraped", params={"counts": "engine"}),
     _entry(PUBLISHED, "prefix-threshold", "prefix-threshold scraped", params={"counts": "engine"}),
     _entry(PUBLISHED, "mooncake-static"),
+    *(_entry(PUBLISHED, name) for name in _STALE),
     _entry(PUBLISHED, "round-robin"),
     _entry(PUBLISHED, "random"),
 )
@@ -81,9 +99,16 @@ _OURS = (
     _entry(OURS, "gorgo"),
     Entry("gorgo tuned", OURS, PolicyChoice("gorgo"), tuned=True),
 )
-_PAPER = tuple(
-    _entry(PAPER, name)
-    for name in ("session-affinity-hash256", "least-load-stale", "least-request-stale", "prefix-cache-stale")
+
+
+def _old(group: str, name: str) -> Entry:
+    return Entry(f"{name} 30 s", group, PolicyChoice(name), scrape_s=_PAPER_SCRAPE_S)
+
+
+_PAPER = (
+    _entry(PAPER, "session-affinity-hash256"),
+    *(_old(PAPER, name) for name in ("least-load", "least-request", "prefix-cache-stale")),
+    *(_old(PAPER_OLD, name) for name in ("least-load-stale", "least-request-stale")),
 )
 _YARDSTICKS = tuple(_entry(YARDSTICK, name) for name in ("greedy-oracle-ttft", "greedy-oracle-total"))
 #: Entries that differ in their default weights alone are the same policy once tuned.
@@ -104,14 +129,16 @@ ENTRIES: tuple[Entry, ...] = (
 )
 #: For the short run: the baselines that came near the best on development seeds (docs/gorgo-ms.md).
 SHORT = (
-    *(CANDIDATE, "gorgo", "gorgo tuned"),
+    *(CANDIDATE, f"{CANDIDATE} tuned", "gorgo", "gorgo tuned"),
     *(entry.label for entry in _PAPER),
     *("lmetric", "mooncake learned", "preble-e2", "dynamo", "sglang-cache-aware-library", "llm-d live"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "sglang-cache-aware tuned"),
     "greedy-oracle-total",
 )
-#: Of the short run's cells with wrong beliefs and other engines only those of this load: the cheaper one.
-_SHORT_VARIED = "mooncake"
+#: The loads of the short run: chat with caches that forget, busy and idle; long prompts; sessions of agents.
+_SHORT_LOADS = ("art-chat ts 1", "art-chat ts 3", "mooncake", "agent sessions")
+#: Where a load was not tuned on a fleet, its weights on this one stand in.
+_TUNED_ON = "three regions"
 #: The candidate with one of its parts changed.
 ABLATIONS: tuple[Entry, ...] = (
     _entry(ABLATION, CANDIDATE, "no network term", weights={"network_weight": 0.0}),
@@ -132,8 +159,9 @@ class Weights:
     by: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def of(self, entry: Entry, cell: PolicyCell) -> Mapping[str, float] | None:
-        """Those of the cell's load and fleet; None where the entry was not tuned for them."""
-        return self.by.get(entry.label, {}).get(tuning_name(cell))
+        """Those of the cell's load on its fleet, else in three regions; None where neither was tuned on."""
+        by, (load, fleet) = self.by.get(entry.label, {}), tuning_name(cell).split(" / ")
+        return by.get(f"{load} / {fleet}") or by.get(f"{load} / {_TUNED_ON}")
 
 
 def tuning_name(cell: PolicyCell) -> str:
@@ -177,7 +205,7 @@ def cells_of(pattern: str, *, core: bool, seconds: float) -> list[PolicyCell]:
         seconds: of each window, 0 for the whole.
     """
     parts = [part.strip() for part in pattern.split(",") if part.strip()]
-    short = [c for c in POLICY_CELLS if c.core and (c.group == "matched" or c.name.startswith(_SHORT_VARIED))]
+    short = [c for c in POLICY_CELLS if c.core and c.group == "matched" and c.name.startswith(_SHORT_LOADS)]
     out = short if core else list(POLICY_CELLS)
     out = [cell for cell in out if not parts or any(part in cell.name for part in parts)]
     return [shortened(cell, seconds) for cell in out] if seconds else out

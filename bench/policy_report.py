@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bench.policy_entries import CANDIDATE
-from bench.policy_summary import BEST_LIVE, BEST_PAPER, GORGO, GORGO_TUNED, METRICS, ORACLE
+from bench.policy_summary import BEST_LIVE, BEST_OLD, BEST_PAPER, GORGO, GORGO_TUNED, METRICS, ORACLE
 from epp.replay.comparison import cell_entry, fleet_rows
 from epp.replay.document import SCHEMA, Document, encode
 from epp.replay.report.page import render
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bench.policy_summary import Against, CellRuns, Summary
 
-OPPONENTS = (BEST_PAPER, GORGO, GORGO_TUNED, BEST_LIVE, ORACLE)
+OPPONENTS = (BEST_PAPER, BEST_OLD, GORGO, GORGO_TUNED, BEST_LIVE, ORACLE)
 MARGIN = 0.05
 
 
@@ -72,7 +72,7 @@ def _against(found: Against | None, name: str) -> str:
     if found is None:
         return "-"
     both = " / ".join(_interval(found.ratios[metric]) for metric in METRICS)
-    return f"{both} (`{found.rival}`)" if name in {BEST_PAPER, BEST_LIVE} else both
+    return f"{both} (`{found.rival}`)" if name in {BEST_PAPER, BEST_OLD, BEST_LIVE} else both
 
 
 def _interval(values: tuple[float, float, float]) -> str:

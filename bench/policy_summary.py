@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.policy_entries import CANDIDATE, LIVE, OURS, PAPER, YARDSTICK
+from bench.policy_entries import CANDIDATE, LIVE, OURS, PAPER, PAPER_OLD, YARDSTICK
 from epp.replay.evidence import MIN_UNITS, SeedEvidence, ratio
 
 if TYPE_CHECKING:
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 METRICS = ("ttft_ms", "e2e_ms")
 #: The opponents, in the order of the tables: by what name, and which entries of a cell they are the best of.
 BEST_PAPER = "best of the paper's baselines"
+BEST_OLD = "the same, by old metrics alone"
 GORGO = "gorgo, published weights"
 GORGO_TUNED = "gorgo, tuned"
 BEST_LIVE = "best live baseline of the cell"
 ORACLE = "oracle of the total"
+#: What could be served with.
+_REAL = {OURS, LIVE, PAPER, PAPER_OLD}
+#: Of the paper's baselines those that count what they have sent themselves.
+_WITH_LIVE_TERM = {"least-load 30 s", "least-request 30 s"}
 _SEED = 20_260_701
 #: Two-sided 95 % of Student's t by degrees of freedom, up to 19; more seeds than 20 take the last.
 _STUDENT = (
@@ -126,6 +131,7 @@ def _opponents(run: CellRuns, entries: Mapping[str, Entry]) -> dict[str, list[st
 
     named = {
         BEST_PAPER: of(PAPER),
+        BEST_OLD: [label for label in of(PAPER, PAPER_OLD) if label not in _WITH_LIVE_TERM],
         GORGO: ["gorgo"],
         GORGO_TUNED: ["gorgo tuned"],
         BEST_LIVE: of(LIVE),
@@ -186,7 +192,7 @@ def _places(runs: Sequence[CellRuns], entries: Mapping[str, Entry]) -> dict[str,
         for run in runs:
             if label not in run.outcomes:
                 continue
-            real = [other for other in run.outcomes if entries[other].group in {OURS, LIVE, PAPER}]
+            real = [other for other in run.outcomes if entries[other].group in _REAL]
             for metric in METRICS if real else ():
                 best = min(float(run.logs(other, metric).mean()) for other in real)
                 gaps[metric].append(float(run.logs(label, metric).mean()) - best)

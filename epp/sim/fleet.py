@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from epp.sim.job import Job
     from epp.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
 
+# Metrics read seldom are good for longer: as many scrapes as may be missed.
+_SCRAPES_MISSED = 3.0
 # Probes and scrapes begin before the window does: a picker that just started knows nothing.
 _LEAD_MS: Final = 5_000.0
 #: Unix time of the virtual clock's zero.
@@ -284,11 +286,12 @@ class FleetSim:
 
 
 def _with_scrapes(options: WindowOptions, interval_s: float | None) -> WindowOptions:
-    """The options with engine metrics read that often, None for as they are."""
+    """The options with engine metrics read that often, None for as they are; old is what missed three."""
     if interval_s is None:
         return options
     config = options.config
-    scrape = msgspec.structs.replace(config.scrape, interval_s=interval_s)
+    stale_after_s = max(config.scrape.stale_after_s, _SCRAPES_MISSED * interval_s)
+    scrape = msgspec.structs.replace(config.scrape, interval_s=interval_s, stale_after_s=stale_after_s)
     return replace(options, config=msgspec.structs.replace(config, scrape=scrape))
 
 

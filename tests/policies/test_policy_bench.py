@@ -20,7 +20,7 @@ from bench.policy_entries import (
 )
 from bench.policy_report import text_of, write_report
 from bench.policy_runs import Shelf, source_digest
-from bench.policy_summary import BEST_LIVE, BEST_PAPER, CellRuns, summarise
+from bench.policy_summary import BEST_LIVE, BEST_OLD, BEST_PAPER, CellRuns, summarise
 from epp.policies.registry import POLICIES, create
 from epp.replay.measure import Figures, Quantiles
 from epp.replay.policy_cells import POLICY_CELLS, SCORING_SEEDS
@@ -98,12 +98,21 @@ def test_yardsticks_and_the_papers_baselines_are_no_live_baselines() -> None:
     figures: dict[str, Sequence[tuple[float, float]]] = {
         CANDIDATE: [(90, 900)],
         "greedy-oracle-total": [(1, 1)],
-        "least-load-stale": [(2, 2)],
+        "least-request 30 s": [(2, 2)],
+        "least-request-stale 30 s": [(3, 3)],
+        "least-request-stale": [(1, 1)],
         "lmetric": [(3, 3)],
     }
     summary = summarise([cell_runs(0, figures)], BY_LABEL)
     assert summary.rows[0].against[BEST_LIVE].rival == "lmetric"
-    assert summary.rows[0].against[BEST_PAPER].rival == "least-load-stale"
+    assert summary.rows[0].against[BEST_PAPER].rival == "least-request 30 s"
+    assert summary.rows[0].against[BEST_OLD].rival == "least-request-stale 30 s"
+
+
+def test_the_papers_baselines_read_engine_metrics_as_seldom_as_its_router() -> None:
+    cell = cells_of(SHORT_CELL, core=True, seconds=20.0)[0]
+    assert BY_LABEL["least-load 30 s"].fleet(cell).scrape_interval_s == pytest.approx(30.0)
+    assert BY_LABEL["least-load"].fleet(cell) == cell.fleet
 
 
 def test_every_policy_and_yardstick_is_compared() -> None:
@@ -142,6 +151,10 @@ def test_weights_are_tuned_once_for_a_load_on_a_fleet_that_nothing_happens_to() 
         assert found is not None
         assert found.weights == {"rtt_weight": 3.0}
     assert chosen(BY_LABEL["dynamo tuned"], cells[0], weights) is None
+    elsewhere = cells_of("mooncake / six", core=False, seconds=60.0)[0]
+    found = chosen(BY_LABEL["gorgo tuned"], elsewhere, weights)
+    assert found is not None, "those of three regions stand in on fleets that nobody tuned on"
+    assert found.weights == {"rtt_weight": 3.0}
 
 
 def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from epp.replay.fleets import FLEETS
@@ -50,12 +51,13 @@ def test_replicas_without_a_prefix_cache_give_no_hits() -> None:
 
 
 def _ages_ms(spec: FleetSpec) -> list[float]:
-    """The oldest engine metrics that each decision saw."""
+    """The oldest engine metrics that each decision saw; none of them was too old to be used."""
     seen: list[float] = []
 
     class Watched(FleetSim):
         def decided(self, decision: Decision) -> None:
             seen.append(float(decision.fleet.engine_age_ms.max()))
+            assert np.isfinite(decision.fleet.engine_running).all()
 
     sim = Watched(LOAD, spec, policy_named("least-request"), weights={}, seed=1, options=WindowOptions())
     sim.run()
@@ -68,5 +70,7 @@ def test_engine_metrics_come_as_often_as_the_fleet_says() -> None:
     assert max(_ages_ms(homo)) <= 100.0 + 1e-6
     slower = _ages_ms(replace(homo, scrape_interval_s=None))  # the configuration's second
     assert 500.0 < max(slower) <= 1000.0 + 1e-6
+    slowest = _ages_ms(replace(homo, scrape_interval_s=30.0))
+    assert max(slowest) > 10_000.0, "metrics read seldom are good until the next ones"
     with pytest.raises(ValueError, match="scrape_interval_s"):
         replace(parse_fleet("a30"), scrape_interval_s=0.0)
