@@ -35,7 +35,7 @@ from tests.observe.conftest import Rig, running
 from tests.observe.entries import entry, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 WAYS: dict[str, dict[str, Any]] = {
     "off": {"observe": False},
@@ -49,14 +49,14 @@ REQUESTS = {16: 480, 128: 192, 1024: 48}
 _PAUSE_S = 0.004
 
 
-def stream(tokens: int) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
-    """An answer of so many tokens, then its usage and the end mark."""
-    token = answers.chunk(answers.token(" word"))
+def stream(tokens: int, event: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """An answer of so many tokens, each told by the same event, then its usage and the end mark."""
+    piece = answers.chunk(event)
 
     async def play(writer: asyncio.StreamWriter) -> None:
         writer.write(answers.head())
         for _ in range(tokens):
-            writer.write(token)
+            writer.write(piece)
             await asyncio.sleep(_PAUSE_S)
         writer.write(answers.chunk(answers.usage() + answers.DONE) + answers.chunk(b""))
 
@@ -85,21 +85,28 @@ async def envoy_cost(rounds: int) -> None:
         rigs = {name: await stack.enter_async_context(running(**changes)) for name, changes in ways.items()}
         print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>25}" for name in ways) + "  (us/request)")
         for tokens in TOKENS:
-            found: dict[str, list[float]] = {name: [] for name in ways}
-            for rig in rigs.values():
-                rig.plays(stream(tokens))
-                await load(rig, CONCURRENCY)
-            for _ in range(rounds):
-                for name, rig in rigs.items():
-                    before = cpu_us(rig.envoy.pid)
-                    await load(rig, REQUESTS[tokens])
-                    found[name].append((cpu_us(rig.envoy.pid) - before) / REQUESTS[tokens])
+            found = await in_turns(rigs, tokens, answers.token(" word"), rounds)
             chunks = [r.chunks for r in rigs["reports"].told.reports[-CONCURRENCY:] if r.chunks]
-            row = " ".join(f"{_cell(values, found['off']):>25}" for values in found.values())
+            row = " ".join(f"{cell(values, found['off']):>25}" for values in found.values())
             print(f"{tokens:>6} {statistics.mean(chunks):>7.0f} {row}", flush=True)
 
 
-def _cell(values: list[float], base: list[float]) -> str:
+async def in_turns(rigs: Mapping[str, Rig], tokens: int, event: bytes, rounds: int) -> dict[str, list[float]]:
+    """Envoy's CPU per request in microseconds, by way and round, for answers of so many tokens."""
+    found: dict[str, list[float]] = {name: [] for name in rigs}
+    for rig in rigs.values():
+        rig.plays(stream(tokens, event))
+        await load(rig, CONCURRENCY)
+    for _ in range(rounds):
+        for name, rig in rigs.items():
+            before = cpu_us(rig.envoy.pid)
+            await load(rig, REQUESTS[tokens])
+            found[name].append((cpu_us(rig.envoy.pid) - before) / REQUESTS[tokens])
+    return found
+
+
+def cell(values: list[float], base: list[float]) -> str:
+    """A cell of the table: the median, and what is added to the same rounds of another way."""
     added = statistics.median(value - off for value, off in zip(values, base, strict=True))
     return f"{statistics.median(values):.0f} ({added:+.0f})"
 

@@ -9,25 +9,19 @@ the ways take turns, one Envoy worker each, and each token is a chunk of its own
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import statistics
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
-from bench.observe import CONCURRENCY, load
-from bench.observe_duplex import cpu_us
+from bench.observe import TOKENS, cell, in_turns
 from epp.prompt.rewrite import rewrite
 from epp.prompt.rewrite_answer import ModelRestorer
 from tests.observe import answers
 from tests.observe.conftest import Rig, running
 from tests.observe.entries import protobuf
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 #: From the settings and the public name that the decision's metadata carries, if any.
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
@@ -35,9 +29,6 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "not rewritten": ({}, ""),
     "restored": ({}, "chat"),
 }
-TOKENS = (16, 128, 1024)
-REQUESTS = {16: 480, 128: 192, 1024: 48}
-_PAUSE_S = 0.004
 
 
 def token(text: str) -> bytes:
@@ -53,20 +44,6 @@ def token(text: str) -> bytes:
             ],
         }
     )  # fmt: skip
-
-
-def stream(tokens: int) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
-    """An answer of so many tokens, then its usage and the end mark."""
-    piece = answers.chunk(token(" word"))
-
-    async def play(writer: asyncio.StreamWriter) -> None:
-        writer.write(answers.head())
-        for _ in range(tokens):
-            writer.write(piece)
-            await asyncio.sleep(_PAUSE_S)
-        writer.write(answers.chunk(answers.usage() + answers.DONE) + answers.chunk(b""))
-
-    return play
 
 
 def name_publicly(rig: Rig, public: str) -> None:
@@ -92,24 +69,11 @@ async def envoy_cost(rounds: int) -> None:
                 name_publicly(rigs[name], public)
         print(f"{'tokens':>6} " + " ".join(f"{name:>20}" for name in WAYS) + "  (us/request)")
         for tokens in TOKENS:
-            found: dict[str, list[float]] = {name: [] for name in WAYS}
-            for rig in rigs.values():
-                rig.plays(stream(tokens))
-                await load(rig, CONCURRENCY)
-            for _ in range(rounds):
-                for name, rig in rigs.items():
-                    before = cpu_us(rig.envoy.pid)
-                    await load(rig, REQUESTS[tokens])
-                    found[name].append((cpu_us(rig.envoy.pid) - before) / REQUESTS[tokens])
+            found = await in_turns(rigs, tokens, token(" word"), rounds)
             print(
-                f"{tokens:>6} " + " ".join(f"{_cell(v, found['no filter']):>20}" for v in found.values()),
+                f"{tokens:>6} " + " ".join(f"{cell(v, found['no filter']):>20}" for v in found.values()),
                 flush=True,
             )
-
-
-def _cell(values: list[float], base: list[float]) -> str:
-    added = statistics.median(value - off for value, off in zip(values, base, strict=True))
-    return f"{statistics.median(values):.0f} ({added:+.0f})"
 
 
 def picker_cost(calls: int = 3000) -> None:

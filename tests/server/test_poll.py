@@ -17,7 +17,7 @@ from epp.server.command import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.listed import listed_names
 from epp.server.metrics import Metrics
-from epp.server.poll import BEATS, TOGETHER, Beat, Poller, TokenFile, target_of
+from epp.server.poll import BEATS, TOGETHER, Beat, Poller, Target, TokenFile, target_of
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -89,20 +89,23 @@ async def engine(status: int = 200, headers: list[dict[str, str]] | None = None)
 
 
 @asynccontextmanager
-async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any) -> AsyncIterator[Seen]:
+async def polled(target: Target, scrape: Scrape, **changes: Any) -> AsyncIterator[Seen]:
+    """A poller at work; probes are as patient as scrapes."""
     seen = Seen()
-    scrape = Scrape(**{"interval_s": 0.02, "timeout_s": 0.5, **changes})
-    poller = Poller(
-        target_of(address, spec or EndpointSpec(address=address), scrape),
-        probe=Probe(interval_s=0.02, timeout_s=0.5),
-        scrape=scrape,
-        sink=seen,
-        clock=SystemClock(),
-    )
+    probe = Probe(interval_s=0.02, timeout_s=scrape.timeout_s)
+    poller = Poller(target, probe=probe, scrape=scrape, sink=seen, clock=SystemClock(), **changes)
     task = asyncio.ensure_future(poller.run())
     yield seen
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any) -> AsyncIterator[Seen]:
+    scrape = Scrape(**{"interval_s": 0.02, "timeout_s": 0.5, **changes})
+    target = target_of(address, spec or EndpointSpec(address=address), scrape)
+    async with polled(target, scrape) as seen:
+        yield seen
 
 
 async def test_a_round_trip_counts_only_on_a_warm_connection() -> None:

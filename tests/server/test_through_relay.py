@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,12 +12,11 @@ from aiohttp import web
 
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
-from epp.config.schema import Probe, Scrape
-from epp.server.command import SystemClock
-from epp.server.poll import Poller, target_of
+from epp.config.schema import Scrape
+from epp.server.poll import target_of
 from epp.server.through_relay import relay_to
 from tests.kit.relays import certificates
-from tests.server.test_poll import Seen
+from tests.server.test_poll import Seen, polled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,20 +49,10 @@ async def relay(folder: Path, asked: list[str], served: str | None = None) -> As
 
 @asynccontextmanager
 async def polling(configured: Relays, address: str = ENGINE, **changes: Any) -> AsyncIterator[Seen]:
-    seen, scrape = Seen(), Scrape(interval_s=0.02, timeout_s=10.0)
+    scrape = Scrape(interval_s=0.02, timeout_s=10.0)
     spec = EndpointSpec(address=address, region="far")
-    poller = Poller(
-        target_of(address, spec, scrape, configured),
-        probe=Probe(interval_s=0.02, timeout_s=10.0),
-        scrape=scrape,
-        sink=seen,
-        clock=SystemClock(),
-        **changes,
-    )
-    task = asyncio.ensure_future(poller.run())
-    yield seen
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with polled(target_of(address, spec, scrape, configured), scrape, **changes) as seen:
+        yield seen
 
 
 def through(folder: Path, address: str) -> Relays:
