@@ -3,13 +3,14 @@
 Owns the opponents and the arithmetic. Pure. Everything is a ratio of the candidate's 95th percentiles to an
 opponent's, on logarithms, paired by seed; below 1 the candidate is lower. Intervals are of the seeds: of a
 cell by `epp.replay.evidence`, of a mean over cells by the spread of the seeds' means (Student), because the
-seeds, not the cells, are drawn.
+seeds, not the cells, are drawn. Few seeds say little of the spread of one cell; then it is taken as the same
+in all cells (Student, with the degrees of freedom of all of them).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,7 +102,7 @@ class Summary:
 
 def summarise(runs: Sequence[CellRuns], entries: Mapping[str, Entry], candidate: str = CANDIDATE) -> Summary:
     """Compare the candidate with everybody, cell by cell and over the cells."""
-    rows = [_row(run, entries, candidate) for run in runs]
+    rows = _pooled(runs, [_row(run, entries, candidate) for run in runs], candidate)
     names = [*dict.fromkeys(name for row in rows for name in row.against)]
     means = {name: _mean(runs, rows, name, candidate) for name in names}
     worst = {
@@ -153,24 +154,63 @@ def _ratio(run: CellRuns, candidate: str, rival: str, metric: str) -> tuple[floa
     return found.ratio, found.low, found.high
 
 
+def _pooled(runs: Sequence[CellRuns], rows: Sequence[Row], candidate: str) -> list[Row]:
+    """The rows, with intervals from the spread in all cells where a cell has none of its own."""
+    halves: dict[tuple[str, str], float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.against):
+        for metric in METRICS:
+            found = _differences(runs, rows, name, metric, candidate)
+            freedom = sum(len(values) - 1 for values in found)
+            if freedom:
+                spread = sum(float(((values - values.mean()) ** 2).sum()) for values in found)
+                halves[name, metric] = _quantile(freedom) * math.sqrt(spread / freedom)
+
+    def interval(run: CellRuns, name: str, metric: str, against: Against) -> tuple[float, float, float]:
+        point, low, high = against.ratios[metric]
+        if math.isnan(low) and (name, metric) in halves:
+            half = halves[name, metric] / math.sqrt(len(run.seeds))
+            return point, point * math.exp(-half), point * math.exp(half)
+        return point, low, high
+
+    out = []
+    for run, row in zip(runs, rows, strict=True):
+        against = {
+            name: replace(one, ratios={metric: interval(run, name, metric, one) for metric in METRICS})
+            for name, one in row.against.items()
+        }
+        out.append(replace(row, against=against))
+    return out
+
+
+def _differences(
+    runs: Sequence[CellRuns], rows: Sequence[Row], name: str, metric: str, candidate: str
+) -> list[NDArray[np.float64]]:
+    """Per cell that knows the opponent: the candidate's logarithms less its rival's, by seed."""
+    return [
+        run.logs(candidate, metric) - run.logs(row.against[name].rival, metric)
+        for run, row in zip(runs, rows, strict=True)
+        if name in row.against
+    ]
+
+
 def _mean(runs: Sequence[CellRuns], rows: Sequence[Row], name: str, candidate: str) -> Against:
     ratios = {}
     for metric in METRICS:
-        by_cell = [
-            run.logs(candidate, metric) - run.logs(row.against[name].rival, metric)
-            for run, row in zip(runs, rows, strict=True)
-            if name in row.against
-        ]
+        by_cell = _differences(runs, rows, name, metric, candidate)
         seeds = min(len(values) for values in by_cell)
         ratios[metric] = _student(np.mean([values[:seeds] for values in by_cell], axis=0))
     return Against(name, ratios)
+
+
+def _quantile(freedom: int) -> float:
+    return _STUDENT[min(freedom, len(_STUDENT)) - 1]
 
 
 def _student(values: NDArray[np.float64]) -> tuple[float, float, float]:
     mean, count = float(values.mean()), len(values)
     if count < 2:
         return math.exp(mean), math.nan, math.nan
-    half = _STUDENT[min(count - 2, len(_STUDENT) - 1)] * float(values.std(ddof=1)) / math.sqrt(count)
+    half = _quantile(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

@@ -84,14 +84,30 @@ def test_each_cell_has_its_own_best_opponent_by_both_percentiles() -> None:
 
 
 def test_intervals_need_seeds_and_hold_a_constant_ratio() -> None:
-    few = cell_runs(0, {CANDIDATE: [(90, 900)] * 3, "lmetric": [(100, 1000)] * 3})
-    assert math.isnan(summarise([few], BY_LABEL).rows[0].against[BEST_LIVE].ratios["ttft_ms"][1])
+    one = cell_runs(0, {CANDIDATE: [(90, 900)], "lmetric": [(100, 1000)]})
+    assert math.isnan(summarise([one], BY_LABEL).rows[0].against[BEST_LIVE].ratios["ttft_ms"][1])
     load = [100.0 * 1.3**seed for seed in range(10)]
     many = cell_runs(0, {CANDIDATE: [(0.9 * x, x) for x in load], "lmetric": [(x, x) for x in load]})
     point, low, high = summarise([many], BY_LABEL).rows[0].against[BEST_LIVE].ratios["ttft_ms"]
     assert (point, low, high) == pytest.approx((0.9, 0.9, 0.9)), "the load's luck cancels"
     mean = summarise([many], BY_LABEL).means[BEST_LIVE].ratios["ttft_ms"]
     assert mean == pytest.approx((0.9, 0.9, 0.9))
+
+
+def test_few_seeds_take_the_spread_of_all_cells() -> None:
+    steady = {CANDIDATE: [(90, 900)] * 3, "lmetric": [(100, 1000)] * 3}
+    noisy = {CANDIDATE: [(90, 900), (80, 900), (101.25, 900)], "lmetric": [(100, 1000)] * 3}
+    rows = summarise([cell_runs(0, steady), cell_runs(1, noisy)], BY_LABEL).rows
+    intervals = [row.against[BEST_LIVE].ratios["ttft_ms"] for row in rows]
+    for point, low, high in intervals:
+        assert low < point < high
+        assert point == pytest.approx(0.9)
+        assert low * high == pytest.approx(point**2)
+    assert intervals[0] == pytest.approx(intervals[1]), "a cell without luck of its own is no surer"
+    # ln 90/80 twice, four degrees of freedom, three seeds
+    half = 2.78 * math.sqrt(2 * math.log(90 / 80) ** 2 / 4 / 3)
+    assert intervals[0][2] / intervals[0][0] == pytest.approx(math.exp(half))
+    assert rows[0].against[BEST_LIVE].ratios["e2e_ms"] == pytest.approx((0.9, 0.9, 0.9))
 
 
 def test_yardsticks_and_the_papers_baselines_are_no_live_baselines() -> None:
