@@ -95,9 +95,10 @@ def test_intervals_need_seeds_and_hold_a_constant_ratio() -> None:
 
 
 def test_few_seeds_take_the_spread_of_all_cells() -> None:
-    steady = {CANDIDATE: [(90, 900)] * 3, "lmetric": [(100, 1000)] * 3}
-    noisy = {CANDIDATE: [(90, 900), (80, 900), (101.25, 900)], "lmetric": [(100, 1000)] * 3}
-    rows = summarise([cell_runs(0, steady), cell_runs(1, noisy)], BY_LABEL).rows
+    rival = [(100.0, 1000.0)] * 3
+    steady = cell_runs(0, {CANDIDATE: [(90, 900)] * 3, "lmetric": rival})
+    noisy = cell_runs(1, {CANDIDATE: [(90, 900), (80, 900), (101.25, 900)], "lmetric": rival})
+    rows = summarise([steady, noisy], BY_LABEL).rows
     intervals = [row.against[BEST_LIVE].ratios["ttft_ms"] for row in rows]
     for point, low, high in intervals:
         assert low < point < high
