@@ -28,7 +28,7 @@ from epp.server.retry import told
 from epp.server.rewrite import rewritten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from epp.clock import Clock
     from epp.config.schema import RegionRule
@@ -169,13 +169,18 @@ class Core:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
         return bool(self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.names_models)
 
+    def begin(self, request: HttpRequest) -> tuple[Reading, Awaitable[CountedPrompt | None] | None]:
+        """Read a request; besides, what brings its tokens where its model has a tokenizer."""
+        reading = self._read(request)
+        if reading.parsed is None or self._tokenizers is None:
+            return reading, None
+        return reading, self._tokenizers.start(reading.parsed)
+
     async def read(self, request: HttpRequest) -> Reading:
         """Read a request and wait for its tokens where its model has a tokenizer, never beyond its budget."""
-        reading = self._read(request)
-        if reading.parsed is not None and self._tokenizers is not None:
-            counting = self._tokenizers.start(reading.parsed)
-            if counting is not None:
-                reading.counted = await counting
+        reading, counting = self.begin(request)
+        if counting is not None:
+            reading.counted = await counting
         return reading
 
     def _read(self, request: HttpRequest) -> Reading:

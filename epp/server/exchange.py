@@ -27,16 +27,20 @@ from epp.prompt.answer import AnswerWatch
 from epp.server.metrics_protocol import Restoring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+    from epp.prompt.types import CountedPrompt
     from epp.server.core import Core, Reading
     from epp.server.metrics import Metrics
     from epp.server.metrics_protocol import ProtocolMetrics
     from epp.server.observe import Sampler
     from epp.server.unobserved import UnobservedLeases
+
+#: What to send, in order, and how the stream then ends, if it does.
+Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
 
 #: Modes in which nothing of a response's body is shown: there is nothing to read or to leave.
 _NOT_SHOWN = {BodyMode.NONE}
@@ -76,17 +80,30 @@ class Exchange:
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
 
-    async def receive(
-        self, message: ProcessingRequest
-    ) -> tuple[list[ProcessingResponse], Finish | Abort | None]:
+    async def receive(self, message: ProcessingRequest) -> Answer:
         """Take a message; what to send, in order, and how the stream then ends, if it does."""
-        replies: list[ProcessingResponse] = []
+        answer = self.take(message)
+        return answer if isinstance(answer, tuple) else await answer
+
+    def take(self, message: ProcessingRequest) -> Answer | Awaitable[Answer]:
+        """The same, at once wherever nothing has to be waited for."""
         outputs = self._stream.receive(message)
         for output in outputs:
             if isinstance(output, PickNeeded):
-                self._reading = await self._core.read(output.request)
-        marker = self._act(outputs, replies)
-        return replies, marker
+                self._reading, counting = self._core.begin(output.request)
+                if counting is not None:
+                    return self._counted(self._reading, counting, outputs)
+        return self._answer(outputs)
+
+    async def _counted(
+        self, reading: Reading, counting: Awaitable[CountedPrompt | None], outputs: Sequence[Output]
+    ) -> Answer:
+        reading.counted = await counting
+        return self._answer(outputs)
+
+    def _answer(self, outputs: Sequence[Output]) -> Answer:
+        replies: list[ProcessingResponse] = []
+        return replies, self._act(outputs, replies)
 
     def closed(self, *, cut: bool) -> None:
         """The gRPC stream is over; ``cut`` when it was reset."""
