@@ -1,6 +1,7 @@
 """Policies judged on the cells of `epp.replay.policy_cells`: tuned alike, run on the same loads, compared.
 
     python -m bench.policies                       # the short run: under 20 minutes on 2 cores
+    python -m bench.policies --wide                # many more cells, each shorter, and fewer policies
     python -m bench.policies --full                # everything; may be stopped and gone on with
     python -m bench.policies --development --cells "art-chat ts 1" --entries gorgo-ms,lmetric
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, Weights, cells_of, chosen, tuning_tasks
+from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, WIDE, Weights, cells_of, chosen, tuning_tasks
 from bench.policy_figures import written
 from bench.policy_report import text_of, write_report
 from bench.policy_runs import Shelf, source_digest
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent.parent / "docs" / "gorgo-ms.md"
 WEIGHTS = Path(__file__).parent / "policy_weights.json"
-_SHORT_S, _SHORT_SEEDS, _FULL_SEEDS = 600.0, 8, 20
+_SHORT_S, _SHORT_SEEDS, _FULL_SEEDS = 600.0, 5, 20
+_WIDE_S, _WIDE_SEEDS = 300.0, 3
 _SHORT_BUDGET, _FULL_BUDGET = 8, 24
 
 
@@ -46,7 +48,8 @@ def main() -> int:
     arguments = _arguments()
     digest = "" if arguments.any_source else source_digest()
     shelf = Shelf(arguments.folder, workers=arguments.workers, digest=digest, on_done=_Progress())
-    cells = cells_of(arguments.cells, core=not arguments.full, seconds=arguments.seconds)
+    short = not (arguments.full or arguments.wide)
+    cells = cells_of(arguments.cells, core=short, seconds=arguments.seconds)
     entries = _entries(arguments)
     weights = _tuned(shelf, entries, cells, arguments)
     seeds = (DEVELOPMENT_SEEDS if arguments.development else SCORING_SEEDS)[: arguments.seeds]
@@ -78,7 +81,8 @@ def _entries(arguments: argparse.Namespace) -> list[Entry]:
         return [entry for entry in known if entry.label in wanted]
     if arguments.full:
         return known
-    return [entry for entry in known if entry.label in SHORT or entry in ABLATIONS]
+    labels = set(WIDE if arguments.wide else SHORT)
+    return [entry for entry in known if entry.label in labels or entry in ABLATIONS]
 
 
 def _tuned(
@@ -147,6 +151,7 @@ class _Progress:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all cells, entries and seeds, whole windows")
+    parser.add_argument("--wide", action="store_true", help="what the short run leaves out, in short windows")
     parser.add_argument("--cells", default="", help="only cells whose name holds one of these, by commas")
     parser.add_argument("--entries", default="", help="only these, by commas")
     parser.add_argument("--ablations", action="store_true", help="the candidate's ablations, too")
@@ -164,11 +169,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--page", default="", help=f"write the tables into that place of {PAGE.name}")
     parser.add_argument("--out", type=Path, default=None, help="where the report goes")
     arguments = parser.parse_args()
-    full = arguments.full
-    arguments.seeds = arguments.seeds or (_FULL_SEEDS if full else _SHORT_SEEDS)
+    full, wide = arguments.full, arguments.wide
+    arguments.cells = arguments.cells or ("wide" if wide else "")
+    arguments.seeds = arguments.seeds or (_FULL_SEEDS if full else _WIDE_SEEDS if wide else _SHORT_SEEDS)
     arguments.budget = arguments.budget or (_FULL_BUDGET if full else _SHORT_BUDGET)
     if arguments.seconds < 0.0:
-        arguments.seconds = 0.0 if full else _SHORT_S
+        arguments.seconds = 0.0 if full else _WIDE_S if wide else _SHORT_S
     return arguments
 
 

@@ -31,7 +31,7 @@ MARGIN = 0.05
 
 def text_of(summary: Summary, runs: Sequence[CellRuns]) -> str:
     """Everything as Markdown."""
-    return "\n\n".join("\n".join(_markdown(table)) for table in tables(summary, runs))
+    return "\n\n".join("\n".join(_markdown(table)) for table in tables(summary, runs) if len(table) > 1)
 
 
 def tables(summary: Summary, runs: Sequence[CellRuns]) -> list[list[list[str]]]:

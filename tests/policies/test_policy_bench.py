@@ -12,6 +12,9 @@ from bench.policy_entries import (
     ENTRIES,
     LIVE,
     PAPER,
+    SHORT,
+    WIDE,
+    WIDE_CELLS,
     YARDSTICK,
     Weights,
     cells_of,
@@ -153,6 +156,13 @@ def test_short_windows_keep_what_happens_in_its_place() -> None:
         [event.at_s * short.cell.source.until_s / whole.cell.source.until_s for event in whole.fleet.events]
     )
     assert short.cell.source.until_s * short.cell.pace == pytest.approx(300.0)
+
+
+def test_the_wide_run_has_each_of_its_cells_once_and_none_of_the_short_run() -> None:
+    wide = [cell.name for cell in cells_of("wide", core=False, seconds=300.0)]
+    assert sorted(wide) == sorted(WIDE_CELLS)
+    assert not set(wide) & {cell.name for cell in cells_of("", core=True, seconds=300.0)}
+    assert {*WIDE, *SHORT} <= BY_LABEL.keys()
 
 
 def test_weights_are_tuned_once_for_a_load_on_a_fleet_that_nothing_happens_to() -> None:
