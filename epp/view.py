@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
 
 from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -94,6 +95,50 @@ class RequestView:
     tried_models: tuple[str, ...] = ()
 
 
+class Signals(NamedTuple):
+    """One endpoint's numbers, by the names of `FleetView`'s columns."""
+
+    rtt_ms: float
+    cached_tokens: float
+    uncached_tokens: float
+    queued_tokens: float
+    pending_uncached_tokens: float
+    running_requests: float
+    decoding_requests: float
+    decoding_tokens: float
+    engine_running: float
+    engine_waiting: float
+    engine_kv_usage: float
+    engine_used_tokens: float
+    engine_age_ms: float
+    hit_ratio: float
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    decode_base_ms: float
+    decode_ms_per_request: float
+    success: float
+    cold_chance: float
+    connect_ms: float
+    upload_rounds: float
+
+
+#: Columns of a `FleetView` that hold numbers, in the order in which tools print and record them.
+NUMERIC_COLUMNS = Signals._fields
+
+
+class _Column:
+    """A named row of a view's block."""
+
+    __slots__ = ("_row",)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._row = NUMERIC_COLUMNS.index(name)
+
+    def __get__(self, view: FleetView, owner: type) -> NDArray[np.float64]:
+        column: NDArray[np.float64] = view.block[self._row]
+        return column
+
+
 @fast_dataclass(frozen=True, slots=True)
 class FleetView:
     """Signals about every eligible endpoint at one instant.
@@ -101,10 +146,13 @@ class FleetView:
     A value that is not known is filled with the worst known value of its column (0 when none is known), so
     that no endpoint is preferred for being unknown; ``unknown`` says which were filled.
 
+    The columns lie in one block and are cut from it when they are asked for: most decisions look at few.
+
     Attributes:
         endpoints: ``host:port`` of each candidate, in pool order.
         regions: region of each, ``""`` when not configured.
         engine_classes: hardware and engine class of each, ``""`` when not configured.
+        block: all numbers, ``[columns, endpoints]``, a row for each of `NUMERIC_COLUMNS`; not to be written.
         rtt_ms: round-trip time to each over a warm connection.
         cached_tokens: prompt tokens expected in its KV cache.
         uncached_tokens: prompt tokens it would have to prefill.
@@ -139,62 +187,66 @@ class FleetView:
     endpoints: tuple[str, ...]
     regions: tuple[str, ...]
     engine_classes: tuple[str, ...]
-    rtt_ms: NDArray[np.float64]
-    cached_tokens: NDArray[np.float64]
-    uncached_tokens: NDArray[np.float64]
-    queued_tokens: NDArray[np.float64]
-    pending_uncached_tokens: NDArray[np.float64]
-    running_requests: NDArray[np.float64]
-    decoding_requests: NDArray[np.float64]
-    decoding_tokens: NDArray[np.float64]
-    engine_running: NDArray[np.float64]
-    engine_waiting: NDArray[np.float64]
-    engine_kv_usage: NDArray[np.float64]
-    engine_used_tokens: NDArray[np.float64]
-    engine_age_ms: NDArray[np.float64]
-    hit_ratio: NDArray[np.float64]
-    prefill_base_ms: NDArray[np.float64]
-    prefill_ms_per_token: NDArray[np.float64]
-    decode_base_ms: NDArray[np.float64]
-    decode_ms_per_request: NDArray[np.float64]
-    success: NDArray[np.float64]
-    cold_chance: NDArray[np.float64]
-    connect_ms: NDArray[np.float64]
-    upload_rounds: NDArray[np.float64]
+    block: NDArray[np.float64]
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
+
+    rtt_ms = _Column()
+    cached_tokens = _Column()
+    uncached_tokens = _Column()
+    queued_tokens = _Column()
+    pending_uncached_tokens = _Column()
+    running_requests = _Column()
+    decoding_requests = _Column()
+    decoding_tokens = _Column()
+    engine_running = _Column()
+    engine_waiting = _Column()
+    engine_kv_usage = _Column()
+    engine_used_tokens = _Column()
+    engine_age_ms = _Column()
+    hit_ratio = _Column()
+    prefill_base_ms = _Column()
+    prefill_ms_per_token = _Column()
+    decode_base_ms = _Column()
+    decode_ms_per_request = _Column()
+    success = _Column()
+    cold_chance = _Column()
+    connect_ms = _Column()
+    upload_rounds = _Column()
+
+    @classmethod
+    def of_columns(
+        cls,
+        columns: Mapping[str, Sequence[float] | NDArray[np.float64]],
+        *,
+        endpoints: tuple[str, ...],
+        regions: tuple[str, ...],
+        engine_classes: tuple[str, ...],
+        unknown: Mapping[str, NDArray[np.bool_]] | None = None,
+        rtt_sources: NDArray[np.int8] | None = None,
+        models: tuple[str, ...] = (),
+    ) -> Self:
+        """A view by the names of its columns.
+
+        Raises:
+            KeyError: a column is missing.
+            ValueError: they are not of one length.
+        """
+        block = np.array([columns[name] for name in NUMERIC_COLUMNS], np.float64)
+        return cls(endpoints, regions, engine_classes, block, unknown or {}, rtt_sources, models)
 
     def __len__(self) -> int:
         """Number of candidates."""
         return len(self.endpoints)
 
+    def at(self, index: int) -> Signals:
+        """One candidate's numbers."""
+        return Signals._make(self.block[:, index].tolist())
 
-#: Columns of a `FleetView` that hold numbers, in the order in which tools print and record them.
-NUMERIC_COLUMNS = (
-    "rtt_ms",
-    "cached_tokens",
-    "uncached_tokens",
-    "queued_tokens",
-    "pending_uncached_tokens",
-    "running_requests",
-    "decoding_requests",
-    "decoding_tokens",
-    "engine_running",
-    "engine_waiting",
-    "engine_kv_usage",
-    "engine_used_tokens",
-    "engine_age_ms",
-    "hit_ratio",
-    "prefill_base_ms",
-    "prefill_ms_per_token",
-    "decode_base_ms",
-    "decode_ms_per_request",
-    "success",
-    "cold_chance",
-    "connect_ms",
-    "upload_rounds",
-)
+    def each(self) -> list[Signals]:
+        """Every candidate's numbers, for formulas that are cheaper one by one than by columns."""
+        return list(map(Signals._make, self.block.T.tolist()))
 
 
 @fast_dataclass(frozen=True, slots=True)

@@ -135,14 +135,14 @@ def _fleet(record: Mapping[str, Any]) -> FleetView:
         unknown[name][rows] = True
     signals = record["signals"]
     signals = {**{name: [value] * count for name, value in _SINCE.items() if name not in signals}, **signals}
-    return FleetView(
+    return FleetView.of_columns(
+        {name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
         endpoints=tuple(record["endpoints"]),
         regions=tuple(record["regions"]),
         engine_classes=tuple(record["engine_classes"]),
         unknown=unknown,
         rtt_sources=_rtt_sources(record, count),
         models=tuple(record.get("served_models", ())),
-        **{name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
     )
 
 

@@ -159,7 +159,7 @@ def to_record(
         "endpoints": fleet.endpoints,
         "regions": fleet.regions,
         "engine_classes": fleet.engine_classes,
-        "signals": {name: getattr(fleet, name).tolist() for name in NUMERIC_COLUMNS},
+        "signals": dict(zip(NUMERIC_COLUMNS, fleet.block.tolist(), strict=True)),
         "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
         "rtt_sources": _rtt_sources(fleet),
         "shares": None if decision.shares is None else decision.shares.tolist(),

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from epp.policies.base import Need, Ties, WeightSpec
 from epp.policies.parts import check_flag, check_number
-from epp.view import FIRST_FLIGHT_BYTES, Ranking, upload_doublings
+from epp.view import FIRST_FLIGHT_BYTES, FleetView, Ranking, Signals, upload_doublings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
+    from epp.view import RequestView
 
-    from epp.view import FleetView, RequestView
+_TERMS = ("network", "prefill", "waiting", "stall", "decode")
+#: Up to so many endpoints the formula is cheaper in numbers, one endpoint after the other, than in columns.
+_FEW = 8
+#: What the formula reads: one endpoint's numbers, or the columns of all. Both give the same bits.
+_Seen = TypeVar("_Seen", Signals, FleetView)
+_Extreme = tuple["Callable[..., Any]", "Callable[..., Any]"]
+_OF_NUMBERS: _Extreme = (min, max)
+_OF_COLUMNS: _Extreme = (np.minimum, np.maximum)
+
+
+class _Prices(NamedTuple):
+    """What a request and the weights alone say."""
+
+    network: float
+    prefill: float
+    copy: float
+    waiting: float
+    stall: float
+    answer: float  # weight times tokens
+    prompt_tokens: float
+    doublings: float
+    beyond_first_flight: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +83,7 @@ class GorgoMs:
     name: ClassVar[str] = "gorgo-ms"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.RTT})
     ties: ClassVar[Ties] = Ties.BAND
-    additive_terms: ClassVar[tuple[str, ...]] = ("network", "prefill", "waiting", "stall", "decode")
+    additive_terms: ClassVar[tuple[str, ...]] = _TERMS
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
         {
             "network_weight": WeightSpec(1.0, 0.0, 4.0, "price of a millisecond on the network"),
@@ -92,41 +113,75 @@ class GorgoMs:
         seed: int,  # noqa: ARG002 - nothing is drawn
     ) -> Ranking:
         """The sum of the five terms."""
-        cached, uncached = fleet.cached_tokens, fleet.uncached_tokens
-        if self.discount_hits:
-            cached = np.minimum(fleet.hit_ratio * cached, request.prompt_tokens)
-            uncached = request.prompt_tokens - cached
-        own_ms = fleet.prefill_ms_per_token * uncached + fleet.prefill_base_ms
-        copied_ms = fleet.prefill_ms_per_token * (cached.max() - cached)
-        weight = weights["prefill_weight"]
-        copies = self._copy_weight(request, weight)
-        pending = fleet.running_requests - fleet.decoding_requests
-        terms = {
-            "network": self._network(request, fleet, weights["network_weight"]),
-            "prefill": weight * (own_ms - copied_ms) + copies * copied_ms,
-            "waiting": weights["waiting_weight"]
-            * (
-                fleet.prefill_ms_per_token * fleet.pending_uncached_tokens
-                + 0.5 * fleet.prefill_base_ms * pending
-            ),
-            "stall": weights["stall_weight"] * own_ms * fleet.running_requests,
-            "decode": weights["decode_weight"]
-            * request.expected_output_tokens
-            * (fleet.decode_base_ms + fleet.decode_ms_per_request * fleet.running_requests),
-        }
-        costs = terms["network"] + terms["prefill"] + terms["waiting"] + terms["stall"] + terms["decode"]
-        return Ranking(costs, terms)
+        prices = self._prices(request, weights)
+        if len(fleet) > _FEW:
+            cached = self._cached(prices, fleet, _OF_COLUMNS)
+            columns = self._terms(prices, fleet, cached, cached.max(), _OF_COLUMNS)
+        else:
+            each = fleet.each()
+            few = [self._cached(prices, one, _OF_NUMBERS) for one in each]
+            most = max(few)
+            rows = [
+                self._terms(prices, one, cached, most, _OF_NUMBERS)
+                for one, cached in zip(each, few, strict=True)
+            ]
+            columns = tuple(np.array(rows, np.float64).T)
+        *terms, costs = columns
+        return Ranking(costs, dict(zip(_TERMS, terms, strict=True)))
 
-    def _network(self, request: RequestView, fleet: FleetView, weight: float) -> NDArray[np.float64]:
-        doublings = upload_doublings(request.body_bytes)
+    def _prices(self, request: RequestView, weights: Mapping[str, float]) -> _Prices:
+        prefill = weights["prefill_weight"]
+        return _Prices(
+            network=weights["network_weight"],
+            prefill=prefill,
+            copy=self._copy_weight(request, prefill),
+            waiting=weights["waiting_weight"],
+            stall=weights["stall_weight"],
+            answer=weights["decode_weight"] * request.expected_output_tokens,
+            prompt_tokens=float(request.prompt_tokens),
+            doublings=upload_doublings(request.body_bytes),
+            beyond_first_flight=request.body_bytes > FIRST_FLIGHT_BYTES,
+        )
+
+    def _cached(self, prices: _Prices, seen: _Seen, extreme: _Extreme) -> Any:  # as _Seen
+        """Tokens that are believed to be found in the cache."""
+        if not self.discount_hits:
+            return seen.cached_tokens
+        least, _ = extreme
+        return least(seen.hit_ratio * seen.cached_tokens, prices.prompt_tokens)
+
+    def _terms(
+        self,
+        prices: _Prices,
+        seen: _Seen,
+        cached: Any,  # as _Seen
+        most_cached: float,
+        extreme: _Extreme,
+    ) -> tuple[Any, ...]:
+        """The terms in the order of `_TERMS`, and their sum."""
+        per_token, base, running = seen.prefill_ms_per_token, seen.prefill_base_ms, seen.running_requests
+        uncached = prices.prompt_tokens - cached if self.discount_hits else seen.uncached_tokens
+        own_ms = per_token * uncached + base
+        copied_ms = per_token * (most_cached - cached)
+        pending = running - seen.decoding_requests
+        network = self._network(prices, seen, extreme)
+        prefill = prices.prefill * (own_ms - copied_ms) + prices.copy * copied_ms
+        waiting = prices.waiting * (per_token * seen.pending_uncached_tokens + 0.5 * base * pending)
+        stall = prices.stall * own_ms * running
+        decode = prices.answer * (seen.decode_base_ms + seen.decode_ms_per_request * running)
+        return network, prefill, waiting, stall, decode, network + prefill + waiting + stall + decode
+
+    def _network(self, prices: _Prices, seen: _Seen, extreme: _Extreme) -> Any:  # as _Seen
+        rtt_ms, doublings, (least, largest) = seen.rtt_ms, prices.doublings, extreme
         if not self.price_cold:
-            return weight * (1.0 + self.upload_rounds * doublings) * fleet.rtt_ms
-        rounds = np.minimum(self.upload_rounds, fleet.upload_rounds)
-        warm = weight * (1.0 + rounds * doublings) * fleet.rtt_ms
-        cold_ms = fleet.connect_ms
-        if request.body_bytes > FIRST_FLIGHT_BYTES:
-            cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * fleet.rtt_ms
-        return warm + weight * fleet.cold_chance * cold_ms
+            return prices.network * (1.0 + self.upload_rounds * doublings) * rtt_ms
+        rounds = least(self.upload_rounds, seen.upload_rounds)
+        cold_ms = seen.connect_ms
+        if prices.beyond_first_flight:
+            cold_ms = cold_ms + largest(1.0 - rounds, 0.0) * doublings * rtt_ms
+        return (
+            prices.network * (1.0 + rounds * doublings) * rtt_ms + prices.network * seen.cold_chance * cold_ms
+        )
 
     def _copy_weight(self, request: RequestView, weight: float) -> float:
         if not self.popular or weight <= 1.0:

@@ -16,7 +16,7 @@ from epp.signals.paths import cold_body_ms
 from epp.view import upload_doublings
 
 if TYPE_CHECKING:
-    from epp.view import FleetView, RequestView
+    from epp.view import FleetView, RequestView, Signals
 
 #: Round trips per doubling of a body where nobody told of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
@@ -41,16 +41,17 @@ def foretell(request: RequestView, fleet: FleetView, chosen: int) -> Duration:
         fleet: as it was when it was.
         chosen: index of the endpoint it goes to.
     """
-    running = fleet.running_requests.item(chosen)
-    pending = max(running - fleet.decoding_requests.item(chosen), 0.0)
-    hits = fleet.hit_ratio.item(chosen) * fleet.cached_tokens.item(chosen)
-    tokens = max(request.prompt_tokens - hits, 0.0) + fleet.pending_uncached_tokens.item(chosen)
+    seen = fleet.at(chosen)
+    running = seen.running_requests
+    pending = max(running - seen.decoding_requests, 0.0)
+    hits = seen.hit_ratio * seen.cached_tokens
+    tokens = max(request.prompt_tokens - hits, 0.0) + seen.pending_uncached_tokens
     first_ms = (
-        _network_ms(request, fleet, chosen)
-        + fleet.prefill_base_ms.item(chosen) * prefills(pending)
-        + fleet.prefill_ms_per_token.item(chosen) * tokens
+        _network_ms(request.body_bytes, seen)
+        + seen.prefill_base_ms * prefills(pending)
+        + seen.prefill_ms_per_token * tokens
     )
-    step_ms = fleet.decode_base_ms.item(chosen) + fleet.decode_ms_per_request.item(chosen) * running
+    step_ms = seen.decode_base_ms + seen.decode_ms_per_request * running
     decode_ms = max(request.expected_output_tokens - 1.0, 0.0) * step_ms
     return Duration(first_ms / 1e3, (first_ms + decode_ms) / 1e3)
 
@@ -75,7 +76,8 @@ def cold_ms(rtt_ms: float, body_bytes: int, opened_ms: float) -> float:
     return opened_ms + cold_body_ms(rtt_ms, body_bytes)
 
 
-def _network_ms(request: RequestView, fleet: FleetView, chosen: int) -> float:
-    rtt_ms, chance = fleet.rtt_ms.item(chosen), fleet.cold_chance.item(chosen)
-    warm = network_ms(rtt_ms, request.body_bytes, fleet.upload_rounds.item(chosen))
-    return (1.0 - chance) * warm + chance * cold_ms(rtt_ms, request.body_bytes, fleet.connect_ms.item(chosen))
+def _network_ms(body_bytes: int, seen: Signals) -> float:
+    warm = network_ms(seen.rtt_ms, body_bytes, seen.upload_rounds)
+    return (1.0 - seen.cold_chance) * warm + seen.cold_chance * cold_ms(
+        seen.rtt_ms, body_bytes, seen.connect_ms
+    )

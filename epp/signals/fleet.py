@@ -25,8 +25,8 @@ from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
 from epp.signals.rtt import RttTable
-from epp.signals.slots import SlotMap, grown, rows_of, taken
-from epp.view import FleetView
+from epp.signals.slots import SlotMap, grown, rows_of
+from epp.view import NUMERIC_COLUMNS, FleetView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,6 +41,23 @@ if TYPE_CHECKING:
     from epp.signals.slots import Rows
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
+
+
+def _from(column: str, count: int) -> slice:
+    """So many rows of a view's block, from a column on."""
+    first = NUMERIC_COLUMNS.index(column)
+    return slice(first, first + count)
+
+
+# Where a view's block has what each store tells.
+_RTT, _CACHED, _UNCACHED = map(NUMERIC_COLUMNS.index, ("rtt_ms", "cached_tokens", "uncached_tokens"))
+_LEDGER, _ENGINE, _AGE = (
+    _from("queued_tokens", 5),
+    _from("engine_running", 4),
+    NUMERIC_COLUMNS.index("engine_age_ms"),
+)
+_HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, ("hit_ratio", "success"))
+_RATES, _PATHS = _from("prefill_base_ms", 4), _from("cold_chance", 3)
 
 #: Candidate sets whose names are kept ready; filters make a handful of them.
 _REMEMBERED_SETS = 256
@@ -237,45 +254,24 @@ class Fleet:
         """
         # No `take` or `dot`: they let go of the interpreter, which another thread then holds meanwhile.
         endpoints, regions, engine_classes, rows = self._names_of(slots)
-        prefill_base, prefill_token, decode_base, decode_request = taken(self.rates.block(), rows)
         measured = self._measured.columns(rows, now_s)
         unknown = measured.unknown
         if success is not None and success.unknown is not None:
             unknown = {**unknown, "success": success.unknown}
-        cached = np.zeros(len(slots)) if cached_tokens is None else np.minimum(cached_tokens, prompt_tokens)
-        rtt_ms, running, waiting, kv_usage, used_tokens = measured.values
-        queued, pending, running_requests, decoding, context = taken(self.ledger.block, rows)
-        cold_chance, connect_ms, upload_rounds = self.paths.columns(rows, rtt_ms, now_s)
-        return FleetView(
-            endpoints=endpoints,
-            regions=regions,
-            engine_classes=engine_classes,
-            rtt_ms=rtt_ms,
-            cached_tokens=cached,
-            uncached_tokens=prompt_tokens - cached,
-            queued_tokens=queued,
-            pending_uncached_tokens=pending,
-            running_requests=running_requests,
-            decoding_requests=decoding,
-            decoding_tokens=context,
-            engine_running=running,
-            engine_waiting=waiting,
-            engine_kv_usage=kv_usage,
-            engine_used_tokens=used_tokens,
-            engine_age_ms=measured.age_ms(now_s),
-            hit_ratio=taken(self.calibration.hit_ratio, rows),
-            prefill_base_ms=prefill_base,
-            prefill_ms_per_token=prefill_token,
-            decode_base_ms=decode_base,
-            decode_ms_per_request=decode_request,
-            success=measured.ones if success is None else success.values,
-            cold_chance=cold_chance,
-            connect_ms=connect_ms,
-            upload_rounds=upload_rounds,
-            unknown=unknown,
-            rtt_sources=measured.rtt_sources,
-            models=models,
-        )
+        block = np.empty((len(NUMERIC_COLUMNS), len(endpoints)))
+        block[_RTT], block[_ENGINE] = measured.values[0], measured.values[1:]
+        if cached_tokens is None:
+            block[_CACHED] = 0.0
+        else:
+            np.minimum(cached_tokens, prompt_tokens, out=block[_CACHED])
+        np.subtract(prompt_tokens, block[_CACHED], out=block[_UNCACHED])
+        block[_LEDGER] = self.ledger.block[:, rows]
+        block[_AGE] = measured.age_ms(now_s)
+        block[_HIT_RATIO] = self.calibration.hit_ratio[rows]
+        block[_RATES] = self.rates.block()[:, rows]
+        block[_SUCCESS] = 1.0 if success is None else success.values
+        block[_PATHS] = self.paths.columns(rows, measured.values[0], now_s)
+        return FleetView(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:
         """Every signal for people."""

@@ -40,7 +40,6 @@ class Columns:
         unknown: masks of what was not known and was filled, by column, that of ages included.
         updated_s: when each one's metrics came, NaN where they did not.
         rtt_sources: where round trips come from, as indices of `epp.view.RTT_SOURCES`.
-        ones: a one for each.
     """
 
     rows: Rows
@@ -49,7 +48,6 @@ class Columns:
     unknown: Mapping[str, NDArray[np.bool_]]
     updated_s: NDArray[np.float64]
     rtt_sources: NDArray[np.int8]
-    ones: NDArray[np.float64]
 
     def age_ms(self, now_s: float) -> NDArray[np.float64]:
         """Age of the metrics now, by endpoint; where there are none the largest known."""
@@ -94,9 +92,8 @@ class Measured:
             unknown=unknown,
             updated_s=updated_s,
             rtt_sources=taken(rtt.sources(now_s), rows),
-            ones=np.ones(len(updated_s)),
         )
-        for shared in (kept.values, kept.rtt_sources, kept.ones):
+        for shared in (kept.values, kept.rtt_sources):
             shared.flags.writeable = False
         return kept
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.slots import grown, taken
+from epp.signals.slots import grown
 from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _CLASSES = NONE_IDLE + 1
 _PRIOR = (0.02, 0.05, 0.3, 0.5, 0.7, 0.9, 0.95)
 #: Requests that a prior counts as, and that a path remembers.
 _PRIOR_REQUESTS, _MEMORY = 2.0, 500.0
+_PRIOR_COLDS = [_PRIOR_REQUESTS * prior for prior in _PRIOR]
 #: What a class that no request was seen of counts as beside one that was, where both are averaged.
 _UNSEEN = 0.1
 #: Timings of bodies and of connects that an estimate is taken over.
@@ -91,7 +92,12 @@ class PathFigures:
 
 
 class _Path:
-    """What is known of one path."""
+    """What is known of one path.
+
+    Args:
+        name: the region's, or the endpoint's.
+        first: where its classes begin in the table's columns.
+    """
 
     __slots__ = (
         "_colds",
@@ -102,17 +108,20 @@ class _Path:
         "chance",
         "cold",
         "connect_ms",
+        "first",
+        "name",
         "requests",
         "rounds",
         "slots",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, first: int) -> None:
+        self.name, self.first = name, first
         # Lists: a handful of numbers for each report, which arrays would take longer for.
         self._requests, self._colds = [0.0] * _CLASSES, [0.0] * _CLASSES
         self._rounds: list[list[float]] = [[] for _ in range(_CLASSES)]
         self._connects: list[float] = []
-        self.slots: list[int] = []
+        self.slots: set[int] = set()
         self.requests = self.cold = 0
         self.chance = list(_PRIOR)
         self.rounds = [1.0] * _CLASSES
@@ -122,16 +131,16 @@ class _Path:
         self.requests += 1
         self.cold += told.anew
         keep = 1.0 - 1.0 / _MEMORY
-        self._requests = [count * keep for count in self._requests]
-        self._colds = [count * keep for count in self._colds]
-        self._requests[idle] += 1.0
-        self._colds[idle] += told.anew
+        requests = self._requests = [count * keep for count in self._requests]
+        colds = self._colds = [count * keep for count in self._colds]
+        requests[idle] += 1.0
+        colds[idle] += told.anew
         self.chance = _rising(
             [
-                (colds + _PRIOR_REQUESTS * prior) / (count + _PRIOR_REQUESTS)
-                for colds, count, prior in zip(self._colds, self._requests, _PRIOR, strict=True)
+                (cold + prior) / (count + _PRIOR_REQUESTS)
+                for cold, prior, count in zip(colds, _PRIOR_COLDS, requests, strict=True)
             ],
-            [count + _UNSEEN for count in self._requests],
+            requests,
         )
         before = 0.0 if math.isnan(self.body_bytes) else self.body_bytes
         self.body_bytes = before + (body_bytes - before) / min(self.requests, 100)
@@ -157,46 +166,50 @@ class _Path:
 
 
 class PathTable:
-    """Paths by slot."""
+    """Paths by slot.
+
+    What is shown of a path stands in a table, a column for each class; an endpoint's column is that of the
+    connection that the next request would find. So what a report changes is written once, for however many
+    endpoints.
+    """
 
     def __init__(self) -> None:
         self._paths: dict[str, _Path] = {}
-        self._of: dict[int, str] = {}
+        self._of: dict[int, _Path] = {}
         self._idle: dict[int, list[float]] = {}  # when each became idle, the youngest last
-        self._class = np.zeros(0, np.intp)  # of the connection that the next request would find
-        self._due_s = np.zeros(0, np.float64)  # when that one is older than its class
+        self._table = np.zeros((3, 0), np.float64)
+        self._free: list[int] = []  # first columns of paths that left
+        self._at = np.zeros(0, np.intp)  # column by slot
+        self._due_s = np.zeros(0, np.float64)  # when that connection is older than its class
         self._next_due_s = math.inf
-        self._block = np.zeros((3, 0), np.float64)
-        self._changed: set[str] = set()  # paths whose columns are not in the block yet
+        self._unopened = 0  # paths of which no connect was seen
         #: Whether anything was ever told of a connection.
         self.known = False
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._class = np.append(self._class, np.full(capacity - len(self._class), NONE_IDLE, np.intp))
+        self._at = np.append(self._at, np.zeros(capacity - len(self._at), np.intp))
         self._due_s = grown(self._due_s, capacity, math.inf)
-        self._block = grown(self._block, capacity, 0.0)
-        self._block[2, :] = 1.0
-        self._changed.update(self._paths)
 
     def assign(self, slot: int, path: str) -> None:
         """The slot's endpoint is reached by this path; its connections are not known."""
         self.forget(slot)
-        self._of[slot] = path
-        self._paths.setdefault(path, _Path()).slots.append(slot)
-        self._changed.add(path)
+        known = self._paths.get(path) or self._add(path)
+        self._of[slot] = known
+        known.slots.add(slot)
+        self._classify(slot, 0.0)
 
     def forget(self, slot: int) -> None:
         """The endpoint left; its path keeps what it learned while somebody else uses it."""
         self.close(slot)
-        name = self._of.pop(slot, None)
-        if name is None:
+        path = self._of.pop(slot, None)
+        if path is None:
             return
-        path = self._paths[name]
-        path.slots.remove(slot)
+        path.slots.discard(slot)
         if not path.slots:
-            del self._paths[name]
-            self._changed.discard(name)
+            del self._paths[path.name]
+            self._free.append(path.first)
+            self._unopened -= math.isnan(path.connect_ms)
 
     def close(self, slot: int) -> None:
         """Its connections are gone, because the process behind them is."""
@@ -232,31 +245,34 @@ class PathTable:
             rtt_ms: round trip when it was sent; NaN when that was not known.
             body_bytes: its size.
         """
-        name = self._of.get(slot)
-        if name is None:
+        path = self._of.get(slot)
+        if path is None:
             return
-        self._paths[name].observe(idle, told, rtt_ms, body_bytes)
-        self._changed.add(name)
-        if not self.known:
-            self.known = True
-            self._changed.update(self._paths)
+        unopened = math.isnan(path.connect_ms)
+        path.observe(idle, told, rtt_ms, body_bytes)
+        self._unopened -= unopened and not math.isnan(path.connect_ms)
+        if self.known:
+            self._show(path)
+            return
+        self.known = True
+        for other in self._paths.values():
+            self._show(other)
 
     def columns(self, rows: Rows, rtt_ms: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
         """``[3, rows]``: chance of a cold connection, ms to open one, upload rounds on a warm one.
 
         Where no connect was seen it takes a round trip, of ``rtt_ms`` by row.
         """
-        if self.known:
-            if now_s >= self._next_due_s:
-                for slot in np.flatnonzero(self._due_s <= now_s).tolist():
-                    self._classify(slot, now_s)
-                self._next_due_s = float(self._due_s.min())
-            for name in self._changed:
-                self._show(self._paths[name])
-            self._changed.clear()
-        values = taken(self._block, rows)
-        if math.isnan(np.minimum.reduce(values[1])):  # the cheapest question whether any of them is NaN
-            values[1] = np.where(np.isnan(values[1]), rtt_ms, values[1])
+        if now_s >= self._next_due_s:
+            for slot in np.flatnonzero(self._due_s <= now_s).tolist():
+                self._classify(slot, now_s)
+            self._next_due_s = float(self._due_s.min())
+        values = self._table[:, self._at[rows]]
+        if self.known and self._unopened:
+            if self._unopened == len(self._paths):
+                values[1] = rtt_ms
+            else:
+                np.copyto(values[1], rtt_ms, where=np.isnan(values[1]))
         return values
 
     def describe(self, rtt_ms: NDArray[np.float64]) -> dict[str, PathFigures]:
@@ -289,18 +305,27 @@ class PathTable:
             due_s = idle[-1] + IDLE_S[found] if found < len(IDLE_S) else math.inf
         else:
             found = NONE_IDLE
-        self._class[slot], self._due_s[slot] = found, due_s
+        path = self._of.get(slot)
+        self._at[slot] = found if path is None else path.first + found
+        self._due_s[slot] = due_s
         self._next_due_s = min(self._next_due_s, due_s)
-        if self.known and slot in self._of:
-            path = self._paths[self._of[slot]]
-            self._block[0, slot], self._block[2, slot] = path.chance[found], path.rounds[found]
+
+    def _add(self, name: str) -> _Path:
+        """A new path, with columns of its own."""
+        first = self._free.pop() if self._free else len(self._paths) * _CLASSES
+        if first == self._table.shape[1]:
+            self._table = grown(self._table, max(2 * first, _CLASSES), 0.0)
+        path = self._paths[name] = _Path(name, first)
+        self._unopened += 1
+        self._show(path)
+        return path
 
     def _show(self, path: _Path) -> None:
-        slots = path.slots
-        found = self._class[slots]
-        self._block[0, slots] = np.array(path.chance)[found]
-        self._block[1, slots] = path.connect_ms
-        self._block[2, slots] = np.array(path.rounds)[found]
+        """Write the path's columns: as good as assumed before while nothing was told of any."""
+        classes = slice(path.first, path.first + _CLASSES)
+        self._table[0, classes] = path.chance if self.known else 0.0
+        self._table[1, classes] = path.connect_ms if self.known else 0.0
+        self._table[2, classes] = path.rounds if self.known else 1.0
 
 
 def cold_body_ms(rtt_ms: float, body_bytes: float) -> float:
@@ -326,11 +351,13 @@ def _rounds_of(told: Travelled, rtt_ms: float, body_bytes: int) -> float:
     return min(max((told.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
 
 
-def _rising(values: list[float], weights: list[float]) -> list[float]:
+def _rising(values: list[float], requests: list[float]) -> list[float]:
     """The nearest column that never falls, by weighted squares: neighbours that do are averaged."""
+    if values == sorted(values):  # nearly always
+        return values
     parts: list[tuple[float, float, int]] = []  # mean, weight, count
-    for value, weight in zip(values, weights, strict=True):
-        mean, total, count = value, weight, 1
+    for value, seen in zip(values, requests, strict=True):
+        mean, total, count = value, seen + _UNSEEN, 1
         while parts and parts[-1][0] > mean:
             before, its, many = parts.pop()
             mean = (before * its + mean * total) / (its + total)

@@ -39,27 +39,25 @@ def fleet_view(
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name
     endpoints = tuple(names) or tuple(f"10.0.{i // 250}.{i % 250}:8000" for i in range(count))
-    return FleetView(
+    return FleetView.of_columns(
+        values,
         endpoints=endpoints,
         regions=tuple(regions) or ("",) * count,
         engine_classes=tuple(engine_classes) or ("",) * count,
         models=tuple(models),
-        **values,
     )
 
 
 def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
     """The same fleet with its endpoints in another order."""
     index = list(order)
-    columns: dict[str, Any] = {name: getattr(fleet, name)[index] for name in NUMERIC_COLUMNS}
     texts: dict[str, Any] = {
         name: tuple(getattr(fleet, name)[i] for i in index)
         for name in ("endpoints", "regions", "engine_classes", "models")
         if getattr(fleet, name)
     }
-    return replace(
-        fleet, **columns, **texts, unknown={name: mask[index] for name, mask in fleet.unknown.items()}
-    )
+    unknown = {name: mask[index] for name, mask in fleet.unknown.items()}
+    return replace(fleet, block=fleet.block[:, index], **texts, unknown=unknown)
 
 
 def with_unknown(fleet: FleetView, column: str, index: int) -> FleetView:
@@ -68,8 +66,9 @@ def with_unknown(fleet: FleetView, column: str, index: int) -> FleetView:
     mask = np.zeros(len(values), np.bool_)
     mask[index] = True
     values[index] = values[~mask].max(initial=0.0)
-    change: dict[str, Any] = {column: values}
-    return replace(fleet, **change, unknown={**fleet.unknown, column: mask})
+    block = fleet.block.copy()
+    block[NUMERIC_COLUMNS.index(column)] = values
+    return replace(fleet, block=block, unknown={**fleet.unknown, column: mask})
 
 
 def copied(fleet: FleetView) -> dict[str, NDArray[np.float64]]:
