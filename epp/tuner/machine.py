@@ -19,7 +19,6 @@ Rules
 
 from __future__ import annotations
 
-import copy
 import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -45,6 +44,7 @@ from epp.tuner.state import (
     RollBack,
     State,
     Thaw,
+    copied,
 )
 from epp.tuner.tally import Baseline, freeze, observe
 
@@ -100,7 +100,7 @@ def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]
     Returns:
         The new state, to be persisted first, and what is then to be done, in order.
     """
-    run = Run(copy.deepcopy(state), rules, event.now_wall_s)
+    run = Run(copied(state), rules, event.now_wall_s)
     run.set_clock()
     run.take(event)
     run.advance()
@@ -110,7 +110,7 @@ def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]
 
 def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
     """After a start with a persisted state: what was perhaps not done, and what other bounds ask for."""
-    run = Run(copy.deepcopy(state), rules, now_wall_s)
+    run = Run(copied(state), rules, now_wall_s)
     run.set_clock()
     incumbent, moved = clipped(state.incumbent, rules)
     if moved:

@@ -131,6 +131,22 @@ def forget_open(record: Record) -> None:
     record.open, record.waiting, record.next_unit = {}, {}, 0
 
 
+def copied(record: Record) -> Record:
+    """A record that can be filled while this one stays as it is."""
+    return Record(
+        open={
+            block: {arm: joined([tally]) for arm, tally in arms.items()}
+            for block, arms in record.open.items()
+        },
+        waiting=dict(record.waiting),
+        units=list(record.units),
+        totals=dict(record.totals),
+        latencies_ms={arm: dict(found) for arm, found in record.latencies_ms.items()},
+        next_unit=record.next_unit,
+        late=record.late,
+    )
+
+
 def is_split(trial: Trial) -> bool:
     """Whether both arms run at once."""
     return isinstance(trial, Split)

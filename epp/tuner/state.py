@@ -14,6 +14,7 @@ import msgspec
 
 from epp.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
 from epp.tuner.record import Record
+from epp.tuner.record import copied as copied_record
 from epp.tuner.tally import Baseline, Thresholds
 
 if TYPE_CHECKING:
@@ -135,6 +136,18 @@ class State(msgspec.Struct, kw_only=True):
     cursor: str = ""
     search: dict[str, Any] = {}
     version: int = STATE_VERSION
+
+
+def copied(state: State) -> State:
+    """A state that may be changed while this one stays as it is.
+
+    Evidence is all that is changed in place: everything else is replaced, so it is shared. A trial of a
+    thousand pairs is copied at every look, and copying it value by value took longer than judging it.
+    """
+    baseline = msgspec.structs.replace(
+        state.baseline, measure_ms=dict(state.baseline.measure_ms), e2e_ms=dict(state.baseline.e2e_ms)
+    )
+    return msgspec.structs.replace(state, record=copied_record(state.record), baseline=baseline)
 
 
 def to_json(state: State) -> bytes:
