@@ -2,10 +2,11 @@
 
 Three simulated regions start with weights that are off. The tuner rehearses, tries its candidate live,
 promotes it, watches it, finds nothing more and freezes; thresholds and evidence are those of production.
-Takes minutes, prints what happens and writes a page.
+``--start defaults`` begins with the policy's own weights instead, and freezes without a promotion. Takes
+minutes, prints what happens and writes a page.
 
-What differs from a live tuner: rehearsals know the fleet as it is instead of calibrating it from records, and
-the clock stands still meanwhile.
+What differs from a live tuner: rehearsals know the fleet as it is instead of calibrating it from records, the
+clock stands still meanwhile, and they are shorter (`BUDGET` measurements of `WINDOW_REQUESTS`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from epp.replay.workloads.art_chat import APR_5, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.scenario import regional_fleet
 from epp.tune.calibrate import Deployment
-from epp.tune.offline import BUDGET
-from epp.tune.rehearse import rehearse
+from epp.tune.rehearse import budget_after, rehearse
 from epp.tuner import machine
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.search import Search
@@ -50,8 +50,8 @@ START: Mapping[str, float] = {
 }
 RATE_RPS = 1.4
 STRETCH_S = 3 * 3600.0
-#: Recorded requests that a rehearsal is given.
-RECORDED = 6000
+#: Recorded requests that a rehearsal is given, its measurements, and the requests of each.
+RECORDED, BUDGET, WINDOW_REQUESTS = 6000, 64, 1000
 _PLANE = ("network_weight", "prefill_weight")
 _SAME = 0.1
 
@@ -65,7 +65,7 @@ class Rehearsals:
         fleet: the replicas.
         rules: bounds.
         seed: of searches and simulations.
-        budget: measurements for each.
+        budget: measurements for the first one from an incumbent.
         recorded: requests of late that it is given.
         tell: takes progress.
         tried: weights measured.
@@ -81,12 +81,14 @@ class Rehearsals:
     tell: Callable[[str], None] = field(default=lambda _: None)
     tried: list[dict[str, float]] = field(default_factory=list)
     refused: list[dict[str, float]] = field(default_factory=list)
+    _search: Search | None = None
+    _of: dict[str, float] = field(default_factory=dict)
 
     def __call__(
         self, state: State, now_wall_s: float, requests: Sequence[TraceRequest]
     ) -> Proposed | NothingBetter:
         """A candidate, or that there is none."""
-        trace = tuple(requests[: self.recorded])
+        trace = tuple(requests[-self.recorded :])
         deployment = Deployment(
             policy=self.policy,
             params={},
@@ -97,13 +99,25 @@ class Rehearsals:
             e2e_p95_ms=float("nan"),
             notes=(),
         )
-        search = Search(state.incumbent, self.rules.bounds, seed=self.seed + state.number + state.fruitless)
+        if self._search is None or self._of != state.incumbent:
+            seed = self.seed + state.number + state.fruitless
+            self._search, self._of = Search(state.incumbent, self.rules.bounds, seed=seed), state.incumbent
+        search, budget = self._search, budget_after(self.budget, state.fruitless)
 
         def told(number: int) -> None:
-            self.tell(f"rehearsal: {number} of {self.budget} measurements")
+            self.tell(f"rehearsal: {number} of {budget} measurements")
             self.tried.append(search.ask())
 
-        found = rehearse(deployment, search, state.incumbent, budget=self.budget, seed=self.seed, on_try=told)
+        found = rehearse(
+            deployment,
+            search,
+            state.incumbent,
+            budget=budget,
+            goal=self.rules.settings.goal,
+            seed=self.seed,
+            on_try=told,
+            window_requests=WINDOW_REQUESTS,
+        )
         moved = {name: found.weights[name] for name in self.rules.bounds}
         if not found.worth:
             return NothingBetter(now_wall_s, f"rehearsal: {found.reason}")
@@ -134,8 +148,10 @@ def chat(seed: int, *, rate_rps: float, duration_s: float) -> tuple[TraceRequest
     return at_rate(generate(replace(APR_5, duration_s=duration_s, rate_rps=rate_rps), seed), 1.0)
 
 
-def live(*, seed: int, hours: float, say: Callable[[str], None]) -> tuple[Life, Rehearsals]:
-    """From the perturbed start until a freeze that follows a promotion."""
+def live(
+    *, seed: int, hours: float, start: Mapping[str, float], say: Callable[[str], None]
+) -> tuple[Life, Rehearsals]:
+    """From some weights until a freeze."""
     rules, fleet = rules_of(POLICY), regional_fleet(L40S_X2)
     rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed)
 
@@ -145,16 +161,17 @@ def live(*, seed: int, hours: float, say: Callable[[str], None]) -> tuple[Life, 
         say(f"{at_h:6.2f} h  {moved}{note.reason}")
 
     def load(number: int) -> tuple[TraceRequest, ...]:
-        at_h = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
-        where = status(world.state, rules)
-        say(f"{at_h:6.2f} h  in {where.phase}: {where.enough}; next: {where.next_step}")
-        return chat(seed * 1000 + number, rate_rps=RATE_RPS, duration_s=STRETCH_S)
+        if number >= 0:
+            at_h = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
+            where = status(world.state, rules)
+            say(f"{at_h:6.2f} h  in {where.phase}: {where.enough}; next: {where.next_step}")
+        return chat((seed * 1000 + number) % 2**32, rate_rps=RATE_RPS, duration_s=STRETCH_S)
 
     world = Life(
         policy=POLICY,
         fleet=fleet,
         load=load,
-        state=machine.start(POLICY, START, rules, BEGIN_WALL_S),
+        state=machine.start(POLICY, start, rules, BEGIN_WALL_S),
         rules=rules,
         rehearse=rehearsals,
         stop=lambda state: state.phase == "frozen",
@@ -171,7 +188,7 @@ def story_of(world: Life, rehearsals: Rehearsals) -> Story:
     hours = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
     return Story(
         title="A tuner's life in virtual time",
-        lead=f"{world.policy}, {len(world.fleet.replicas)} simulated replicas, "
+        lead=f"{world.policy}, {len(world.fleet_at(0).replicas)} simulated replicas, "
         f"{len(world.samples):,} requests in {hours:.0f} h; thresholds of production",
         plane=_PLANE,
         tried=rehearsals.tried,
@@ -186,13 +203,20 @@ def story_of(world: Life, rehearsals: Rehearsals) -> Story:
 
 
 def main() -> int:
-    """Run it, and say how it ended: 0 when there were a promotion and a freeze."""
+    """Run it, and say how it ended: 0 after a freeze, and a promotion where the weights were off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-out/tuner.html"), help="the page")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hours", type=float, default=72.0, help="virtual time at most")
+    parser.add_argument("--hours", type=float, default=96.0, help="virtual time at most")
+    parser.add_argument("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
     arguments = parser.parse_args()
-    world, rehearsals = live(seed=arguments.seed, hours=arguments.hours, say=lambda s: print(s, flush=True))
+    off = arguments.start == "off"
+    world, rehearsals = live(
+        seed=arguments.seed,
+        hours=arguments.hours,
+        start=START if off else defaults_of(POLICY),
+        say=lambda sentence: print(sentence, flush=True),
+    )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(render(story_of(world, rehearsals)))
     state = world.state
@@ -201,7 +225,7 @@ def main() -> int:
     weights = ", ".join(f"{name} {value:.3g}" for name, value in state.incumbent.items())
     print(f"\n{promoted} promoted, {demoted} demoted; {state.phase}; weights in force: {weights}")
     print(f"Written: {arguments.out}")
-    return 0 if promoted and state.phase == "frozen" else 1
+    return 0 if (promoted or not off) and state.phase == "frozen" else 1
 
 
 if __name__ == "__main__":

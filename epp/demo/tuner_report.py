@@ -77,7 +77,9 @@ def render(story: Story) -> str:
         f'<h1>{escape(story.title)}</h1><p class="soft">{escape(story.lead)}</p>',
         '<div class="grid">',
         _card("Weights", "rings: tried in rehearsals; diamonds: in force, numbered", plane_plot(story)),
-        _card("Objective over time", "p95 of all requests; lines: promotions", objective_plot(story)),
+        _card(
+            "Objective over time", "p95 of all requests; lines: promotions, freezes", objective_plot(story)
+        ),
         *trials,
         "</div>",
         _card("What happened", "times in hours since the beginning", _table(story)),
@@ -161,6 +163,11 @@ def objective_plot(story: Story) -> str:
         at = x((change.at_wall_s - story.begin_wall_s) / 3600.0)
         drawing.line(at, _TOP, at, _HEIGHT - _BOTTOM, "unity")
         drawing.text(at + 4, _TOP + 12, change.how, "end candidate")
+    for note in story.notes:
+        if note.after == "frozen" != note.before:
+            at = x((note.at_wall_s - story.begin_wall_s) / 3600.0)
+            drawing.line(at, _TOP, at, _HEIGHT - _BOTTOM, "unity")
+            drawing.text(at - 4, _TOP + 28, "frozen", "end candidate", "end")
     for place, (label, style) in enumerate((("TTFT", "candidate"), ("E2E", "s0")), start=1):
         drawing.path([(x(row[0]), y(row[place])) for row in rows], f"line {style}", label)
         drawing.text(x(rows[-1][0]) - 4, y(rows[-1][place]) - 8, label, f"end {style}", "end")

@@ -185,8 +185,8 @@ class Life:
 
     Attributes:
         policy: that is tuned.
-        fleet: the replicas.
-        load: number of the stretch -> its requests.
+        fleet: number of the stretch -> the replicas then; or the same ones always.
+        load: number of the stretch -> its requests; -1 is what was recorded before the beginning.
         state: the tuner's.
         rules: settings and bounds.
         rehearse: answers the tuner's wish for a candidate: told state, time and the requests of late.
@@ -201,7 +201,7 @@ class Life:
     """
 
     policy: str
-    fleet: FleetSpec
+    fleet: FleetSpec | Callable[[int], FleetSpec]
     load: Callable[[int], Sequence[TraceRequest]]
     state: State
     rules: Rules
@@ -218,16 +218,18 @@ class Life:
     _asked: str = ""
     _stretch: Stretch | None = None
     _requests: Sequence[TraceRequest] = ()
+    _before: Sequence[TraceRequest] = ()
 
     def run(self, *, stretches: int) -> None:
         """Live until `stop` says so, or so many stretches are over."""
         for number in range(stretches):
             if self.over:
                 return
+            self._before = self._requests or self.load(-1)
             self._requests = self.load(number)
             self._stretch = stretch = Stretch(
                 self._requests,
-                self.fleet,
+                self.fleet_at(number),
                 self.policy,
                 self.state.incumbent,
                 seed=self.seed + number,
@@ -237,6 +239,16 @@ class Life:
             stretch.publish(machine.plan_of(self.state))
             stretch.loop.run(lambda stretch=stretch: stretch.busy and not self.over)  # type: ignore[misc]  # bound now
             self.now_wall_s += math.ceil(stretch.lasted_s / TICK_S) * TICK_S
+
+    def fleet_at(self, number: int) -> FleetSpec:
+        """The replicas of a stretch."""
+        return self.fleet(number) if callable(self.fleet) else self.fleet
+
+    def _recorded(self, now_wall_s: float) -> Sequence[TraceRequest]:
+        """What was sent of late: of this stretch, or of the one before it while that has more."""
+        sent_ms = 1e3 * (now_wall_s - self.now_wall_s)
+        sent = [request for request in self._requests if request.at_ms <= sent_ms]
+        return sent if len(sent) >= len(self._before) / 2 else self._before
 
     def answered(self, sample: Sample) -> None:
         """A request is over."""
@@ -249,7 +261,7 @@ class Life:
         self._take(Observed(now_wall_s, new))
         if self._asked:
             self._asked = ""
-            self._take(self.rehearse(self.state, now_wall_s, self._requests))
+            self._take(self.rehearse(self.state, now_wall_s, self._recorded(now_wall_s)))
         state = self.state
         if state.record.units:
             known = self.evidence.setdefault((state.number, f"{state.phase} {state.stage}"), [])

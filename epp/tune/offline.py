@@ -22,9 +22,10 @@ from epp.config.schema import Config
 from epp.envoy.launch import tied_to_parent
 from epp.sim.scenario import WindowOptions
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
-from epp.tune.rehearse import SAME, rehearse
+from epp.tune.rehearse import SAME, budget_after, rehearse
 from epp.tune.tuner import Found
 from epp.tuner.search import Search
+from epp.tuner.settings import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +54,7 @@ class Task(msgspec.Struct):
         config: the picker's configuration file, empty for none.
         search: state of an earlier search, empty for none.
         refused: weights that live trials did not promote.
+        goal: what live trials are judged by.
     """
 
     records: str
@@ -64,6 +66,7 @@ class Task(msgspec.Struct):
     config: str = ""
     search: dict[str, object] = {}
     refused: list[dict[str, float]] = []
+    goal: Goal = Goal()
 
 
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
@@ -81,10 +84,11 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
         incumbent=incumbent,
         bounds=bounds,
         seed=setup.rules.settings.seed + state.number + state.fruitless,
-        budget=budget,
+        budget=budget_after(budget, state.fruitless),
         config=str(setup.config_file.resolve()) if setup.config_file is not None else "",
         search=remembered.get("search", {}),
         refused=refused,
+        goal=setup.rules.settings.goal,
     )
 
 
@@ -110,6 +114,7 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
         search,
         incumbent,
         budget=task.budget,
+        goal=task.goal,
         seed=task.seed,
         options=WindowOptions(config=config),
         on_try=None if tell is None else lambda n: tell(f"{n} of {task.budget} measurements"),
@@ -226,6 +231,7 @@ def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, floa
         seed=seed,
         budget=budget,
         config="" if setup.config_file is None else str(setup.config_file),
+        goal=setup.rules.settings.goal,
     )
     progress = None if as_json or not sys.stderr.isatty() else _progress
     found, rehearsed, deployment = perform(task, progress)

@@ -9,6 +9,7 @@ Rules
   compared request by request.
 - The price has E2E and failures in it beside TTFT: TTFT alone is won by herding to the nearest (source [G]).
 - A simulation that is far from what was recorded judges nothing.
+- What a live trial could not show is not proposed: it would explore for a day and end without a verdict.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import percentile
 from epp.sim.run import policy_named, run_window
 from epp.sim.scenario import WindowOptions
+from epp.tuner.settings import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,13 +40,15 @@ if TYPE_CHECKING:
 WINDOW_REQUESTS = 1500
 WARMUP_SHARE = 0.25
 SEARCH_WINDOWS, JUDGE_WINDOWS = 2, 5
-#: A rise of E2E p95 that is still taken for none.
-E2E_MARGIN = 0.02
-_ERROR_PRICE = 10.0
+#: A rise of E2E p95 that its interval may still hold; its middle must show none.
+E2E_MARGIN = 0.05
+_E2E_PRICE, _ERROR_PRICE = 2.0, 10.0
 #: Factor by which simulated and recorded p95 may differ.
 TRUST = 3.0
 #: Weights within this relative distance are the same.
 SAME = 0.02
+#: Part of the budget that a search which found nothing again and again still gets.
+_LEAST_PART = 8
 _P95 = Statistic(95)
 
 
@@ -76,6 +80,15 @@ class Rehearsed:
     e2e: Comparison | None = None
     errors: tuple[int, int] = (0, 0)
     tried: int = 0
+
+
+def budget_after(budget: int, fruitless: int) -> int:
+    """Measurements for a search that goes on after so many candidates in a row came to nothing.
+
+    Half as many each time, down to an eighth: what a whole budget did not find is seldom there, and looking
+    on is mostly to see whether the newest records say otherwise.
+    """
+    return max(1, budget // min(1 << fruitless, _LEAST_PART))
 
 
 def windows(trace: Sequence[TraceRequest], size: int = WINDOW_REQUESTS) -> list[tuple[TraceRequest, ...]]:
@@ -114,14 +127,29 @@ class Stage:
             self._known[key] = [result for result in found.requests if result.index >= first]
         return self._known[key]
 
-    def price(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> float:
-        """``(ln TTFT p95 + ln E2E p95) / 2 + 10 * share of failed requests``; lower is better."""
+    def cost(
+        self, window: Sequence[TraceRequest], weights: Mapping[str, float], against: Mapping[str, float]
+    ) -> float:
+        """What weights cost more than others: ``(T + E) / 2 + 2 * max(0, E) + 10 * F``, lower is better.
+
+        ``T`` and ``E`` are logarithms of the ratios of TTFT p95 and E2E p95, ``F`` the difference of the
+        shares of failed requests. A rise of E2E is priced above all that a fall of TTFT can win, as no trial
+        would accept it.
+        """
+        ttft, e2e, failed = self._facts(window, weights)
+        ttft_before, e2e_before, failed_before = self._facts(window, against)
+        rise = e2e - e2e_before
+        if math.isnan(ttft + e2e):
+            return math.inf
+        price = (ttft - ttft_before + rise) / 2.0 + _E2E_PRICE * max(0.0, rise)
+        return price + _ERROR_PRICE * (failed - failed_before)
+
+    def _facts(
+        self, window: Sequence[TraceRequest], weights: Mapping[str, float]
+    ) -> tuple[float, float, float]:
         results = self.run(window, weights)
         failed = sum(not result.ok for result in results) / len(results)
-        ttft_ms, e2e_ms = p95(results, "ttft_ms"), p95(results, "e2e_ms")
-        if math.isnan(ttft_ms) or math.isnan(e2e_ms):
-            return math.inf
-        return (math.log(ttft_ms) + math.log(e2e_ms)) / 2.0 + _ERROR_PRICE * failed
+        return math.log(p95(results, "ttft_ms")), math.log(p95(results, "e2e_ms")), failed
 
 
 def p95(results: Sequence[SimResult], fact: str) -> float:
@@ -136,9 +164,11 @@ def rehearse(
     incumbent: Mapping[str, float],
     *,
     budget: int,
+    goal: Goal | None = None,
     seed: int = 0,
     options: WindowOptions | None = None,
     on_try: Callable[[int], None] | None = None,
+    window_requests: int = WINDOW_REQUESTS,
 ) -> Rehearsed:
     """Search and judge.
 
@@ -147,11 +177,13 @@ def rehearse(
         search: over the weights that may be moved; goes on from what it has been told.
         incumbent: weights in force, all of them.
         budget: measurements to make.
+        goal: what a live trial would be judged by; the default one when None.
         seed: of network and draws.
         options: how the picker is configured; recorded requests are always sent at their own time.
         on_try: called with the number of measurements so far.
+        window_requests: length of a window.
     """
-    cut = windows(deployment.trace)
+    cut = windows(deployment.trace, window_requests)
     searched = cut[::2][:SEARCH_WINDOWS]
     judged = [window for window in cut if window not in searched][-JUDGE_WINDOWS:]
     stage = Stage(deployment, replace(options or WindowOptions(), closed_loop=False), seed)
@@ -164,15 +196,17 @@ def rehearse(
     while not search.stop(budget=end):
         asked = search.ask()
         window = searched[search.told % len(searched)]
-        cost = stage.price(window, {**incumbent, **asked}) - stage.price(window, incumbent)
-        search.tell(cost)
+        search.tell(stage.cost(window, {**incumbent, **asked}, incumbent))
         so_far = replace(so_far, tried=so_far.tried + 1)
         if on_try is not None:
             on_try(so_far.tried)
-    return _judged(stage, judged, replace(so_far, weights={**incumbent, **search.recommend()}))
+    found = replace(so_far, weights={**incumbent, **search.recommend()})
+    return _judged(stage, judged, found, goal or Goal())
 
 
-def _judged(stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehearsed) -> Rehearsed:
+def _judged(
+    stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehearsed, goal: Goal
+) -> Rehearsed:
     names = [n for n, v in found.weights.items() if not math.isclose(v, found.incumbent[n], rel_tol=SAME)]
     if not names:
         reason = f"none of {found.tried} weights tried was better where the search looked"
@@ -182,7 +216,7 @@ def _judged(stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehea
     a, b = cast("Sequence[Any]", ours), cast("Sequence[Any]", theirs)
     ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
     failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
-    worth, reason = _worth(ttft, e2e, failed)
+    worth, reason = worth_a_trial(ttft, e2e, failed, goal)
     return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e, errors=failed)
 
 
@@ -198,17 +232,22 @@ def _paired(
     return out
 
 
-def _worth(ttft: Comparison, e2e: Comparison, failed: tuple[int, int]) -> tuple[bool, str]:
+def worth_a_trial(ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal) -> tuple[bool, str]:
+    """Whether a live trial is worth it: of the measure that it judges, and by as much as it could show."""
     if math.isnan(ttft.high) or math.isnan(e2e.high):
         return False, f"too few requests to judge on: {ttft.n} of {ttft.sessions} sessions"
-    said = f"TTFT p95 {_change(ttft)}, E2E p95 {_change(e2e)}"
+    said = f"TTFT p95 {_change(ttft)}, E2E p95 {_change(e2e)} on requests it was not searched on"
     if failed[1] > failed[0]:
         return False, f"more requests fail ({failed[1]} against {failed[0]}); {said}"
-    if ttft.high < 1.0 and e2e.high < 1.0 + E2E_MARGIN:
-        return True, f"TTFT better and E2E not worse on requests it was not searched on: {said}"
-    if e2e.high < 1.0 and ttft.high < 1.0 + E2E_MARGIN:
-        return True, f"E2E better and TTFT not worse on requests it was not searched on: {said}"
-    return False, f"no gain that holds on requests it was not searched on: {said}"
+    # Felt latency is E2E but for the wait before the first token, which it has too.
+    what, measured = ("TTFT", ttft) if goal.measure == "ttft" else ("E2E", e2e)
+    if measured.high >= 1.0:
+        return False, f"no gain in {what} is shown: {said}"
+    if e2e.ratio > 1.0 or e2e.high > 1.0 + E2E_MARGIN:
+        return False, f"E2E may become worse: {said}"
+    if measured.ratio > 1.0 - goal.promise:
+        return False, f"a gain below {goal.promise:.0%} is less than a trial could show: {said}"
+    return True, f"{what} better and E2E not worse: {said}"
 
 
 def _change(found: Comparison) -> str:

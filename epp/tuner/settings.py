@@ -29,6 +29,8 @@ class Goal(Section, frozen=True):
         error_margin: rise of the share of failed requests that is not tolerated.
         concentration_margin: rise of the hottest endpoint's share that is not tolerated.
         worth: fall of the share of slow requests below which a candidate is not worth its trial.
+        promise: fall of p95 of the measure that a rehearsal must promise before a candidate is tried live, as
+            a part of it. Less than this could hardly be shown within `Evidence.max_pairs`.
     """
 
     measure: Literal["ttft", "felt"] = "ttft"
@@ -40,6 +42,7 @@ class Goal(Section, frozen=True):
     error_margin: Margin = 0.005
     concentration_margin: Margin = 0.1
     worth: Margin = 0.002
+    promise: Margin = 0.04
 
 
 class Evidence(Section, frozen=True):

@@ -103,7 +103,7 @@ def life(answers: list[dict[str, float]], *, freeze_after: int = 1) -> Life:
     return Life(
         policy=POLICY,
         fleet=FLEET,
-        load=lambda number: chat(number, rate_rps=2.0, duration_s=60.0),
+        load=lambda number: chat(number % 1000, rate_rps=2.0, duration_s=60.0),
         state=machine.start(POLICY, defaults_of(POLICY), rules, BEGIN_WALL_S),
         rules=rules,
         rehearse=rehearse,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from epp.cli import main
 from epp.decide.record_files import read_records
+from epp.replay.compare import Comparison
 from epp.replay.workloads.art_chat import DEMO, generate
 from epp.sim.scenario import parse_fleet
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
 from epp.tune.offline import ChildRehearsal, Task, perform, task_of
-from epp.tune.rehearse import windows
+from epp.tune.rehearse import budget_after, windows, worth_a_trial
 from epp.tune.setup import read_setup
 from epp.tuner import machine
+from epp.tuner.settings import Goal
 from tests.kit.simrecords import record_simulation
 
 if TYPE_CHECKING:
@@ -76,15 +79,53 @@ def test_windows_keep_every_request_and_begin_at_zero(records: Path) -> None:
 def test_a_rehearsal_is_the_same_each_time_and_stays_within_bounds(records: Path) -> None:
     bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0), "prefill_weight": (1.0, 1.0)}
     task = Task(str(records), "gorgo", {}, bounds, seed=1, budget=10)
-    (found, rehearsed, _), (again, *_) = perform(task), perform(task)
-    assert found == again
+    (first, rehearsed, _), (again, *_) = perform(task), perform(task)
+    assert first == again
     assert rehearsed.tried == 10
     for name, (low, high) in bounds.items():
         assert low <= rehearsed.weights[name] <= high
     assert rehearsed.weights["prefill_weight"] == 1.0
-    if found.weights is not None:
+    if first.weights is not None:
         assert rehearsed.ttft is not None
-        assert "searched on" in found.reason
+        assert "searched on" in first.reason
+
+
+def compared(metric: Literal["ttft_ms", "e2e_ms"], low: float, ratio: float, high: float) -> Comparison:
+    return Comparison(metric, "p95", 900, 90, 0, ratio, low, high, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "e2e", "failed", "measure", "word"),
+    [
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 0), "ttft", ""),
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 1), "ttft", "more requests fail"),
+        ((0.88, 0.94, 1.01), (0.85, 0.90, 0.95), (0, 0), "ttft", "no gain in TTFT"),
+        ((0.95, 0.97, 0.99), (0.94, 0.98, 1.01), (0, 0), "ttft", "less than a trial could show"),
+        ((0.85, 0.90, 0.95), (1.00, 1.02, 1.04), (0, 0), "ttft", "E2E may become worse"),
+        ((0.85, 0.90, 0.95), (0.90, 0.99, 1.08), (0, 0), "ttft", "E2E may become worse"),
+        ((0.95, 0.99, 1.05), (0.85, 0.90, 0.95), (0, 0), "felt", ""),
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 0), "felt", "no gain in E2E"),
+        ((0.85, 0.90, math.nan), (0.94, 0.98, math.nan), (0, 0), "ttft", "too few requests"),
+    ],
+)
+def test_what_a_trial_would_not_end_well_for_is_not_proposed(
+    ttft: tuple[float, float, float],
+    e2e: tuple[float, float, float],
+    failed: tuple[int, int],
+    measure: Literal["ttft", "felt"],
+    word: str,
+) -> None:
+    worth, reason = worth_a_trial(
+        compared("ttft_ms", *ttft), compared("e2e_ms", *e2e), failed, Goal(measure=measure)
+    )
+    assert worth == (not word)
+    assert word in reason
+    assert "searched on" in reason or word == "too few requests"
+
+
+def test_a_search_that_finds_nothing_costs_less_each_time() -> None:
+    assert [budget_after(120, n) for n in range(6)] == [120, 60, 30, 15, 15, 15]
+    assert budget_after(3, 5) == 1
 
 
 def test_offline_prints_what_it_would_set_and_why(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +149,9 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
     state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
     state.search = {"proposed": {"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}}
     assert task_of(setup, state, budget=4).refused == [state.search["proposed"]]
+    state.fruitless = 1
+    assert task_of(setup, state, budget=4).budget == 2
+    state.fruitless = 0
     told: list[str] = []
     rehearsal = ChildRehearsal(setup, budget=4, tell=told.append)
     assert rehearsal.poll() is None
