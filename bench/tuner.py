@@ -2,7 +2,8 @@
 
 In this order, each with its n: the published search on its window, and the weights that it ends with over
 seeds; the published search where the queue may be left out, and a candidate that herds, proposed to ours;
-tuning runs, with harm on windows held out, met by both sets of weights alike; a drift. Runs are kept in
+switchbacks played on simulated blocks, every set of weights against every other; the optimum of each cell;
+tuning runs, with harm on windows held out, met by both sets of weights alike; drifts. Runs are kept in
 ``--folder``: what was run once, of the same source, is not run again, and a run may be stopped. Without
 ``--full`` each part gets its share of ``--minutes`` and starts no further run beyond it.
 """
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +26,24 @@ import msgspec
 
 from bench import tuner_parts
 from bench.policy_runs import PACKAGE, source_digest
+from bench.tuner_cells import CELLS, DRIFTS
+from bench.tuner_drift import drift
+from bench.tuner_played import WEIGHTS, played
 from bench.tuner_report import page, text_of
+from bench.tuner_runs import optimum, tuning_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
-#: Tuned policies: the published weights of the one, perturbed ones of the other.
+    Run = tuple[str, Callable[[], dict[str, Any]]]
+
+#: Tuned policies: perturbed weights of the one, the published ones of the other.
 _POLICIES = ("gorgo-ms", "gorgo")
+_WINDOW_S = 1800.0
+_TUNING_RUNS = 200
+#: One tuning run in so many is lived through again without a tuner.
+_PRICED_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,7 @@ class Part:
 
     name: str
     share: float
-    runs: Sequence[tuple[str, Callable[[], dict[str, Any]]]]
+    runs: Sequence[Run]
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -52,64 +67,84 @@ class _Line(msgspec.Struct, frozen=True):
     figures: dict[str, Any]
 
 
-def parts(*, full: bool) -> list[Part]:
-    """What is run, in order."""
-    seeds, hours = 50, 30 if full else 6
-    windows, budget = (30, 48) if full else (4, 16)
-    patience = 5 if full else 1
-    window_s, runs, drifts = 1800.0, 100 if full else 10, 8 if full else 1
-    p = tuner_parts
+def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> list[Part]:
+    """What is run, in order.
+
+    Args:
+        full: all seeds and long trials.
+        best: ``cell policy`` -> its optimum, filled in while running.
+    """
+    p, hours = tuner_parts, 30 if full else 12
+    free = "no queue"
     return [
-        Part(
-            "published",
-            0.15,
-            [
-                (f"{n} {window_s:g}", partial(p.es_paper, n, free=False, duration_s=window_s))
-                for n in range(seeds)
-            ],
-        ),
-        Part(
-            "unbounded",
-            0.15,
-            [
-                (f"{n} {window_s:g} no queue", partial(p.es_paper, n, free=True, duration_s=window_s))
-                for n in range(seeds)
-            ],
-        ),
-        Part(
-            "free rider",
-            0.25,
-            [(f"{n} {hours}", partial(p.free_rider, n, hours=hours)) for n in range(50 if full else 20)],
-        ),
-        Part(
-            "tuning",
-            0.3,
-            [
-                (
-                    f"{name} {n} {hours} {windows} {budget}" + (f" {patience}" if full else ""),
-                    partial(
-                        p.tuning_run,
-                        name,
-                        n,
-                        hours=hours,
-                        windows=windows,
-                        budget=budget,
-                        patience=patience,
-                    ),
-                )
-                for n in range(runs)
-                for name in _POLICIES
-            ],
-        ),
-        Part(
-            "drift",
-            0.15,
-            [
-                (f"{n} {hours} {budget}", partial(p.drift, n, hours=hours, budget=budget))
-                for n in range(drifts)
-            ],
-        ),
+        Part("published", 0.1, _searches("", free=False, window=128)),
+        Part("window of 64", 0.05, _searches("64", free=False, window=64)),
+        Part("unbounded", 0.1, _searches(free, free=True, window=128)),
+        Part("free rider", 0.25, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)]),
+        Part("played", 0.15, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0))),
+        Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()]),
+        Part("tuning", 0.2, list(_tuning(best, full=full, hours=hours))),
+        Part("drift", 0.1, list(_drifts(seeds=3, hours=30, budget=64) if full else _drifts())),
     ]
+
+
+def _searches(label: str, *, free: bool, window: int) -> list[Run]:
+    runs: list[Run] = []
+    for n in range(50):
+        work = partial(tuner_parts.es_paper, n, free=free, duration_s=_WINDOW_S, window=window)
+        runs.append((f"{n} {_WINDOW_S:g} {label}".strip(), work))
+    return runs
+
+
+def _plays(*, seeds: int, pool_s: float) -> Iterator[Run]:
+    for n in range(seeds):
+        for place in CELLS:
+            for old, new in permutations(WEIGHTS, 2):
+                label = f"{place} | {old} | {new} {n} {pool_s:g}"
+                yield label, partial(played, place, old, new, n, pool_s=pool_s)
+
+
+def _drifts(*, seeds: int = 1, hours: int = 5, budget: int = 32) -> Iterator[Run]:
+    for n in range(seeds):
+        for what in DRIFTS:
+            yield f"{what} {n} {hours} {budget}", partial(drift, what, n, hours=hours, budget=budget)
+
+
+def _keys() -> list[str]:
+    return [f"{place} | {policy}" for place in CELLS for policy in _POLICIES]
+
+
+def _tuning(best: Mapping[str, Mapping[str, float]], *, full: bool, hours: int) -> Iterator[Run]:
+    """Every cell and policy once, then again with other seeds."""
+    windows, budget = (30, 64) if full else (30, 32)
+    keys = _keys()
+    for number in range(_TUNING_RUNS):
+        n, key = number // len(keys), keys[number % len(keys)]
+        place, policy = key.split(" | ")
+        yield (
+            f"{key} {n} {hours} {windows} {budget}",
+            partial(
+                _tuned,
+                key,
+                best,
+                partial(
+                    tuning_run,
+                    place,
+                    policy,
+                    n,
+                    hours=hours,
+                    windows=windows,
+                    budget=budget,
+                    priced=number % _PRICED_EVERY == 0,
+                ),
+            ),
+        )
+
+
+def _tuned(
+    key: str, best: Mapping[str, Mapping[str, float]], work: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    return work(best=best.get(key))
 
 
 def main() -> int:
@@ -120,15 +155,20 @@ def main() -> int:
     parser.add_argument("--parts", default="", help="names joined by commas, all when left out")
     parser.add_argument("--folder", type=Path, default=Path("build/tuner"))
     parser.add_argument("--any-source", action="store_true", help="take kept runs of other sources too")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     digest = "" if arguments.any_source else source()
     wanted = [name.strip() for name in arguments.parts.split(",")] if arguments.parts else []
     found: dict[str, list[dict[str, Any]]] = {}
-    for part in parts(full=arguments.full):
+    best: dict[str, Mapping[str, float]] = {}
+    for part in parts(full=arguments.full, best=best):
         limit_s = float("inf") if arguments.full else part.share * arguments.minutes * 60.0
-        done = _run(part, arguments.folder, digest, limit_s if not wanted or part.name in wanted else 0.0)
-        found[part.name] = done
+        limit_s = limit_s if not wanted or part.name in wanted else 0.0
+        done = run(part, arguments.folder, digest, limit_s, workers=arguments.workers)
+        found[part.name] = list(done.values())
+        if part.name == "optimum":
+            best.update({key: figures["weights"] for key, figures in done.items()})
     print(text_of(found))
     (arguments.folder / "report.html").write_text(page(found))
     print(f"\nWritten: {arguments.folder}/report.html")
@@ -138,30 +178,70 @@ def main() -> int:
 def source() -> str:
     """Of everything that decides what a run comes to."""
     digest = hashlib.sha256(source_digest().encode())
-    here = [Path(tuner_parts.__file__), PACKAGE / "demo" / "tuner.py", PACKAGE / "demo" / "tuner_world.py"]
-    for file in [*here, PACKAGE / "tune" / "rehearse.py", *sorted((PACKAGE / "tuner").glob("*.py"))]:
+    here = sorted(Path(tuner_parts.__file__).parent.glob("tuner_*.py"))
+    here = [file for file in here if file.stem not in ("tuner_report", "tuner_search", "tuner_surface")]
+    for file in [*here, PACKAGE / "demo" / "tuner.py", PACKAGE / "demo" / "tuner_world.py"]:
+        digest.update(file.read_bytes())
+    for file in [PACKAGE / "tune" / "rehearse.py", *sorted((PACKAGE / "tuner").glob("*.py"))]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _run(part: Part, folder: Path, digest: str, limit_s: float) -> list[dict[str, Any]]:
+def run(
+    part: Part, folder: Path, digest: str, limit_s: float, *, workers: int = 1
+) -> dict[str, dict[str, Any]]:
+    """The figures of a part's runs by label, those kept and those made now.
+
+    Args:
+        part: what.
+        folder: of kept runs.
+        digest: of the source; empty to take runs of any.
+        limit_s: no run is begun later.
+        workers: processes.
+    """
     path = folder / f"{part.name.replace(', ', '-').replace(' ', '-')}.jsonl"
     known = {line.key: line.figures for line in _lines(path)}
-    until_s, out = time.monotonic() + limit_s, []
+    out: dict[str, dict[str, Any]] = {}
+    missing: list[Run] = []
+    for label, work in part.runs:
+        key = f"{digest} {label}"
+        if not digest:
+            key = next((name for name in known if name.split(" ", 1)[1] == label), key)
+        if key in known:
+            out[label] = known[key]
+        else:
+            missing.append((label, work))
     with path.open("ab") as file:
-        for label, work in part.runs:
-            key = f"{digest} {label}"
-            if not digest:
-                key = next((name for name in known if name.split(" ", 1)[1] == label), key)
-            if key not in known:
-                if time.monotonic() >= until_s:
-                    continue
-                known[key] = msgspec.json.decode(msgspec.json.encode(work()))
-                file.write(msgspec.json.encode(_Line(key, part.name, known[key])) + b"\n")
-                file.flush()
-                print(f"{part.name}: {label} done", file=sys.stderr, flush=True)
-            out.append(known[key])
-    return out
+        for label, figures in _made(missing, time.monotonic() + limit_s, workers):
+            out[label] = msgspec.json.decode(msgspec.json.encode(figures))
+            file.write(msgspec.json.encode(_Line(f"{digest} {label}", part.name, out[label])) + b"\n")
+            file.flush()
+            print(f"{part.name}: {label} done", file=sys.stderr, flush=True)
+    return {label: out[label] for label, _ in part.runs if label in out}
+
+
+def _made(runs: Sequence[Run], until_s: float, workers: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Runs as they end; none is begun when time is up."""
+    if workers <= 1 or len(runs) <= 1:
+        for label, work in runs:
+            if time.monotonic() >= until_s:
+                return
+            yield label, work()
+        return
+    waiting = iter(runs)
+    with ProcessPoolExecutor(workers) as pool:
+        begun: dict[Future[dict[str, Any]], str] = {}
+        while True:
+            while len(begun) < workers and time.monotonic() < until_s:
+                upcoming = next(waiting, None)
+                if upcoming is None:
+                    break
+                begun[pool.submit(upcoming[1])] = upcoming[0]
+            if not begun:
+                return
+            done, _ = wait(begun, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield begun.pop(future), future.result()
 
 
 def _lines(path: Path) -> list[_Line]:

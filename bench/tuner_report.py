@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LEVEL = 0.05
 _HARM = 0.01
-_WORTH = 0.01
+_WORTH, _LARGE = 0.01, 0.05
 _HERDED = 0.95
 _WORDS = 120
 _WIDTH, _HEIGHT, _EDGE = 640, 260, 56
@@ -39,8 +39,11 @@ def text_of(found: Mapping[str, Runs]) -> str:
     """What is known, part by part."""
     tell = {
         "published": _published,
+        "window of 64": _published,
         "unbounded": _free,
         "free rider": _rider,
+        "played": _played,
+        "optimum": _optimum,
         "tuning": _tuning,
         "drift": _drift,
     }
@@ -107,49 +110,117 @@ def _rider(runs: Runs) -> list[str]:
     return out
 
 
+def _played(runs: Runs) -> list[str]:
+    """What the blocks say is the truth: they are all that there is."""
+    promoted = [run for run in runs if run["promoted"]]
+    harmful = [run for run in runs if _worst(run) > _HARM]
+    good = [run for run in runs if run["ttft"] < -_WORTH and run["e2e"] <= 0.0]
+    large = [run for run in good if run["ttft"] < -_LARGE]
+    wrong = [run for run in promoted if _worst(run) > _HARM]
+    out = [f"{len({run['cell'] for run in runs})} cells; bounds: Clopper-Pearson, one-sided 95 %"]
+    for what, some in (("with TTFT or E2E p95 truly more than 1 % up", harmful), ("promotions", promoted)):
+        found = most(len(wrong), len(some)) if some else 1.0
+        out.append(
+            f"{what}: {len(some)}, of these promoted in spite of harm {len(wrong)}, at most {found:.1%}"
+        )
+    for share, some in ((_WORTH, good), (_LARGE, large)):
+        won = sum(run["promoted"] for run in some)
+        out.append(
+            f"truly better in TTFT by more than {share:.0%}, E2E not worse: {len(some)}, promoted {won}"
+        )
+    if promoted:
+        pairs = sorted(run["pairs"] for run in promoted)
+        out.append(f"pairs until a promotion: median {median(pairs):g}, {pairs[0]} to {pairs[-1]}")
+    for run in wrong:
+        ttft, e2e = (100.0 * math.expm1(run[name]) for name in ("ttft", "e2e"))
+        names = f"{run['cell']}: {run['incumbent']} -> {run['candidate']}"
+        out.append(f"harmful: {names}: TTFT {ttft:+.1f} %, E2E {e2e:+.1f} %")
+    return out
+
+
+def _worst(run: Mapping[str, Any]) -> float:
+    return max(math.expm1(run["ttft"]), math.expm1(run["e2e"]))
+
+
+def _optimum(runs: Runs) -> list[str]:
+    return [f"{len(runs)} cells and policies searched; used below"]
+
+
 def _tuning(runs: Runs) -> list[str]:
     promoted = [run for run in runs if run["promoted"]]
-    harmed = sum(max(_mean(run["gain"]["ttft"]), _mean(run["gain"]["e2e"])) > _HARM for run in promoted)
-    not_over = sum(run["phase"] not in ("baseline", "probation", "frozen") for run in runs)
-    out = [f"{len(promoted)} promoted, {not_over} not over"]
+    frozen = sum(run["phase"] == "frozen" for run in runs)
+    cells = len({run["cell"] for run in runs})
+    left = len(runs) - len(promoted) - frozen
+    out = [f"{cells} cells; {len(promoted)} promoted, {frozen} froze, {left} not over"]
     if promoted:
+        harmed = sum(max(_mean(run["gain"]["ttft"]), _mean(run["gain"]["e2e"])) > _HARM for run in promoted)
         out.append(
             "promotions that make TTFT or E2E p95 worse by more than 1 % (mean of "
-            f"{len(runs[0]['gain']['ttft'])} windows held out): {harmed} of {len(promoted)}, "
-            f"at most {most(harmed, len(promoted)):.1%}"
+            f"{len(promoted[0]['gain']['ttft'])} windows held out): {harmed} of {len(promoted)}, "
+            f"at most {most(harmed, len(promoted)):.1%}; of all runs at most {most(harmed, len(runs)):.1%}"
         )
-    for label, key in (("live", "gain"), ("rehearsal alone", "rehearsed")):
-        shares = [_price(r[key]) / _price(r["attainable"]) for r in runs if _price(r["attainable"]) < -_WORTH]
-        if shares:
+        for name in ("ttft", "e2e"):
+            means = sorted(100.0 * math.expm1(_mean(run["gain"][name])) for run in promoted)
             out.append(
-                f"share of the attainable gain, {label}: median {median(shares):.0%} of {len(shares)} runs "
-                "with more than 1 % to win"
+                f"{name} p95 of promotions, held out: median {median(means):+.1f} %, "
+                f"{means[0]:+.1f} to {means[-1]:+.1f} %"
             )
+    out += _shares(runs)
+    priced = [run for run in runs if "cost" in run]
     for name in ("ttft_ms", "e2e_ms"):
-        costs = [run["cost"][name] for run in runs]
-        out.append(
-            f"{name} p95 while exploring, against the start's weights: median {median(costs):.3f}, "
-            f"worst {max(costs):.3f}"
-        )
+        costs = [run["cost"][name] for run in priced]
+        if costs:
+            out.append(
+                f"{name} p95 until the end, against the start's weights ({len(costs)} runs): median "
+                f"{median(costs):.3f}, worst {max(costs):.3f}"
+            )
     return [*out, *(_one(run) for run in runs)]
 
 
+def _shares(runs: Runs) -> list[str]:
+    """Of the attainable gain: what was left is nothing where the search froze, and that is told apart."""
+    known = [run for run in runs if "attainable" in run]
+    winnable = [run for run in known if _price(run["attainable"]) < -_WORTH]
+    large = [run for run in winnable if _price(run["attainable"]) < -_LARGE]
+    out = [f"of {len(known)} runs {len(known) - len(winnable)} had less than 1 % to win"] if known else []
+    for what, some in (("1 %", winnable), (f"{_LARGE:.0%}", large)):
+        shares = [_price(run["gain"]) / _price(run["attainable"]) if run["promoted"] else 0.0 for run in some]
+        if shares:
+            out.append(
+                f"share of the attainable gain where more than {what} could be won: median "
+                f"{median(shares):.0%} of {len(shares)} runs"
+            )
+    return out
+
+
 def _one(run: Mapping[str, Any]) -> str:
-    gain, best = (
-        f"TTFT {_percent(run[key]['ttft'])}, E2E {_percent(run[key]['e2e'])}"
-        for key in ("gain", "attainable")
-    )
+    parts = []
+    for key in ("gain", "attainable"):
+        if key in run:
+            words = f"TTFT {_percent(run[key]['ttft'])}, E2E {_percent(run[key]['e2e'])}"
+            parts.append(words if key == "gain" else f"(attainable {words})")
     how = f"{run['hours']:.1f} h, {run['requests']} requests, {run['pairs']} pairs"
-    return f"{how}; {gain} (attainable {best}): {run['reason'][:_WORDS]}"
+    words = " ".join(parts)
+    return f"{run['cell']}, {run['policy']}: {how}; {words}: {run['reason'][:_WORDS]}"
 
 
 def _drift(runs: Runs) -> list[str]:
-    return [
-        f"load tripled; thawed {_hours(run['thawed_h'])}, promoted {_hours(run['promoted_h'])}; "
-        f"worse than the frozen default by more than 5 %: {run['worse_h']:.1f} of {run['observed_h']:.1f} h; "
-        f"last: {run['phase']}: {run['reason'][:_WORDS]}"
-        for run in runs
-    ]
+    out = []
+    for run in runs:
+        thawed, promoted, frozen = (_hours(run[f"{name}_h"]) for name in ("thawed", "promoted", "frozen"))
+        out.append(f"{run['what']}: thawed {thawed}, promoted {promoted}, frozen again {frozen}")
+        worse, observed = f"{run['worse_h']:.1f}", f"{run['observed_h']:.1f}"
+        out.append(f"  more than 5 % worse than the frozen defaults: {worse} of {observed} h")
+        last, ratio = f"{run['last_worse_h']:.1f}", f"{run['ratio']:.3f}"
+        out.append(f"  the last time {last} h after the change; over all x {ratio}")
+        before, after = _both(run["before"]), _both(run["after"])
+        out.append(f"  held out, against the defaults: weights of before {before}, of the end {after}")
+        out.append(f"  last: {run['phase']}: {run['reason'][:_WORDS]}")
+    return out
+
+
+def _both(found: Mapping[str, Sequence[float]]) -> str:
+    return f"TTFT {_percent(found['ttft'])}, E2E {_percent(found['e2e'])}"
 
 
 def _hours(value: float | None) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.tuner import Part, _run
-from bench.tuner_parts import es_paper, perturbed
+from bench.tuner import Part, parts, run
+from bench.tuner_cells import CELLS, DRIFTS
+from bench.tuner_parts import es_paper
+from bench.tuner_played import played
 from bench.tuner_report import page, text_of
+from bench.tuner_runs import perturbed
 from epp.demo.tuner import defaults_of, rules_of
 from epp.tuner.es_paper import BOX
 
@@ -22,14 +25,34 @@ def test_what_was_run_once_is_not_run_again(tmp_path: Path) -> None:
         return {"number": number}
 
     part = Part("a part", 1.0, [(str(n), lambda n=n: work(n)) for n in range(3)])  # type: ignore[misc]  # bound now
-    assert _run(part, tmp_path, "source", 0.0) == []
-    assert [run["number"] for run in _run(part, tmp_path, "source", 60.0)] == [0, 1, 2]
+    assert run(part, tmp_path, "source", 0.0) == {}
+    assert [found["number"] for found in run(part, tmp_path, "source", 60.0).values()] == [0, 1, 2]
     with (tmp_path / "a-part.jsonl").open("ab") as file:
         file.write(b'{"key": "half a l')
-    assert len(_run(part, tmp_path, "source", 0.0)) == 3
-    assert len(_run(part, tmp_path, "", 0.0)) == 3
-    assert _run(part, tmp_path, "other source", 0.0) == []
+    assert list(run(part, tmp_path, "source", 0.0)) == ["0", "1", "2"]
+    assert len(run(part, tmp_path, "", 0.0)) == 3
+    assert run(part, tmp_path, "other source", 0.0) == {}
     assert ran == [0, 1, 2]
+
+
+def test_the_full_plan_is_as_large_as_promised() -> None:
+    plan = {part.name: part.runs for part in parts(full=True, best={})}
+    assert len(CELLS) == 12
+    assert len(plan["published"]) == len(plan["window of 64"]) == len(plan["free rider"]) == 50
+    assert len(plan["tuning"]) == 200
+    for place in CELLS:
+        assert any(label.startswith(place) for label, _ in plan["tuning"][:24])
+    assert {label.split(" 0 ")[0] for label, _ in plan["drift"][:4]} == set(DRIFTS)
+    for runs in plan.values():
+        assert len({label for label, _ in runs}) == len(runs), "a run is found again by its label"
+
+
+def test_a_played_switchback_knows_good_weights_from_herding() -> None:
+    place = "busy chat / three regions"
+    found = played(place, "defaults", "herds", 0, pool_s=900.0)
+    assert not found["promoted"]
+    assert found["e2e"] > 0.01
+    assert found == played(place, "defaults", "herds", 0, pool_s=900.0)
 
 
 def test_the_published_search_is_a_function_of_its_seed() -> None:
@@ -53,10 +76,11 @@ def test_perturbed_weights_lie_within_bounds_and_differ() -> None:
 def trial(*, promoted: bool, e2e: float) -> dict[str, Any]:
     logs = {"ttft": [-0.1, -0.1], "e2e": [e2e, e2e]}
     return {
+        "cell": "a cell",
+        "policy": "gorgo",
         "promoted": promoted,
-        "phase": "probation" if promoted else "baseline",
-        "gain": logs,
-        "rehearsed": logs,
+        "phase": "probation" if promoted else "frozen",
+        **({"gain": logs} if promoted else {}),
         "attainable": {"ttft": [-0.2, -0.2], "e2e": [e2e, e2e]},
         "cost": {"ttft_ms": 1.0, "e2e_ms": 1.0},
         "hours": 2.0,
@@ -70,9 +94,15 @@ def trial(*, promoted: bool, e2e: float) -> dict[str, Any]:
 def test_harm_is_counted_among_promotions_with_a_bound() -> None:
     runs = [trial(promoted=True, e2e=0.05), trial(promoted=True, e2e=-0.05), trial(promoted=False, e2e=0.3)]
     text = text_of({"tuning": runs, "free rider": [], "drift": []})
-    assert "2 promoted" in text
+    assert "2 promoted, 1 froze, 0 not over" in text
     assert "1 of 2, at most 97.5%" in text
     assert "drift: 0 runs" in text
+
+
+def test_a_run_that_froze_has_won_nothing_of_what_there_was() -> None:
+    text = text_of({"tuning": [trial(promoted=False, e2e=-0.2), trial(promoted=False, e2e=0.19)]})
+    assert "of 2 runs 1 had less than 1 % to win" in text
+    assert "more than 1 % could be won: median 0% of 1 runs" in text
 
 
 def test_trials_that_are_not_over_say_nothing_of_promotions() -> None:
@@ -82,13 +112,27 @@ def test_trials_that_are_not_over_say_nothing_of_promotions() -> None:
     assert "1" in text.split("still running")[1]
 
 
+def test_a_played_promotion_that_does_harm_is_named() -> None:
+    common = {"cell": "a cell", "incumbent": "defaults", "candidate": "herds", "promoted": True, "pairs": 90}
+    text = text_of({"played": [common | {"ttft": -0.1, "e2e": 0.1}, common | {"ttft": -0.1, "e2e": -0.1}]})
+    assert "promotions: 2, of these promoted in spite of harm 1, at most 97.5%" in text
+    assert "harmful: a cell: defaults -> herds: TTFT -9.5 %, E2E +10.5 %" in text
+
+
 def test_a_drift_that_nobody_noticed_is_told() -> None:
+    logs = {"ttft": [0.0], "e2e": [0.0]}
     run = {
+        "what": "load triples",
         "thawed_h": None,
         "promoted_h": None,
+        "frozen_h": None,
         "worse_h": 1.0,
+        "last_worse_h": 2.0,
         "observed_h": 2.0,
+        "ratio": 1.02,
+        "before": logs,
+        "after": logs,
         "phase": "frozen",
         "reason": "as before",
     }
-    assert "thawed never" in text_of({"drift": [run]})
+    assert "load triples: thawed never" in text_of({"drift": [run]})
