@@ -2,7 +2,9 @@
 
 Owns the table. Rates are near what each pool can do, found by running the heuristic at rising ones. Two
 sizes: the short one divides the learner's thresholds and pools, and the loads, by 2.5, so that it fits into
-minutes; the full one has the paper's (5,000 samples before the first model, pools of 5,000 and 5,000).
+minutes; the full one has the paper's (5,000 samples before the first model, pools of 5,000 and 5,000). Long
+cells last as long as a trial does: in the full size, with the settings of a deployment, hours; in the short
+one, with a trial that can end within an hour (`_QUICK`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from epp.replay.learned import TRAINING_S
 from epp.replay.workloads import prefix_groups, tool_agent
 from epp.replay.workloads.prefix_groups import PrefixGroups
 from epp.replay.workloads.tool_agent import ToolAgent
+from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,15 +43,36 @@ class Size:
         settings: the learner's.
         requests: of a steady cell.
         shifted: of a cell that shifts in the middle.
+        long_s: how long a cell lasts in which the learned policy is tried.
     """
 
     name: str
     settings: LearnerSettings
     requests: int
     shifted: int
+    long_s: float
 
 
-def _settings(scale: float) -> LearnerSettings:
+#: A trial that can come to an end within an hour: wider margins, because a narrow one takes many pairs of
+#: blocks to be shown, and shorter stages before the fleet as a whole is switched. Blocks are the usual ones.
+_QUICK = TunerSettings(
+    goal=Goal(e2e_margin=0.03, error_margin=0.03, concentration_margin=0.3),
+    evidence=Evidence(min_pairs=12, max_pairs=80),
+    stages=Stages(
+        baseline_requests=500,
+        baseline_s=60.0,
+        screen_share=0.2,
+        ramp_shares=(0.5,),
+        stage_requests=50,
+        stage_s=45.0,
+        max_block_s=45.0,
+        probation_pairs=12,
+        probation_every=2,
+    ),
+)
+
+
+def _settings(scale: float, trial: TunerSettings) -> LearnerSettings:
     usual = LearnerSettings(promotion="screen")
     data, gate = usual.data, usual.gate
     return msgspec.structs.replace(
@@ -57,18 +81,20 @@ def _settings(scale: float) -> LearnerSettings:
             data,
             first=round(data.first / scale),
             every=round(data.every / scale),
-            recent=round(data.recent / scale),
+            # Half of it is the most that a gate that lacks overlap may hold out.
+            recent=round(data.recent / scale * (1.0 if scale == 1.0 else 1.5)),
             replay=round(data.replay / scale),
         ),
         # What a gate must see does not shrink with the rest, but no more is held out than a third.
         gate=msgspec.structs.replace(gate, held_out=min(gate.held_out, round(data.first / scale / 3.0))),
+        trial=trial,
     )
 
 
-SHORT = Size("short", _settings(2.5), 5_000, 7_000)
-FULL = Size("full", _settings(1.0), 15_000, 20_000)
+SHORT = Size("short", _settings(2.5, _QUICK), 5_000, 7_000, 3_000.0)
+FULL = Size("full", _settings(1.0, TunerSettings()), 15_000, 20_000, 36_000.0)
 #: For a smoke test: nothing that it says means anything.
-SMOKE = Size("smoke", _settings(10.0), 1_500, 1_500)
+SMOKE = Size("smoke", _settings(10.0, _QUICK), 1_500, 1_500, 200.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +108,7 @@ class Cell:
         rate_rps: mean rate, of the second half where it shifts.
         shifts: in the middle.
         core: part of the short run.
+        long: lasts as long as a trial.
     """
 
     name: str
@@ -90,11 +117,12 @@ class Cell:
     rate_rps: float
     shifts: bool = False
     core: bool = True
+    long: bool = False
 
     def requests(self, size: Size, seed: int, *, tuning: bool = False) -> tuple[TraceRequest, ...]:
         """The load for a seed; for tuning a part of it."""
-        count = size.shifted if self.shifts else size.requests
-        count = count // 3 if tuning else count
+        count = self._count(size)
+        count = min(count, size.requests) // 3 if tuning else count
         if isinstance(self.load, PrefixGroups):
             groups = replace(self.load, requests=count, rate_rps=self.rate_rps)
             return prefix_groups.generate(groups, seed)
@@ -105,7 +133,12 @@ class Cell:
 
     def lasts_s(self, size: Size) -> float:
         """How long it is sent, about."""
-        return (size.shifted if self.shifts else size.requests) / self._mean_rps
+        return self._count(size) / self._mean_rps
+
+    def _count(self, size: Size) -> int:
+        if self.long:
+            return round(size.long_s * self.rate_rps)
+        return size.shifted if self.shifts else size.requests
 
     def learned_s(self, size: Size) -> float:
         """From when on a learner is judged: a round after the first."""
@@ -140,13 +173,15 @@ def _steady() -> list[Cell]:
             load = PrefixGroups(shares=(share,) if share else _MIXED)
             core = (pool, share) in {("hetero", 0.5), ("homo", 0.0)}
             cells.append(Cell(f"{name} / {pool}", pool, load, rate, core=core))
-    mixed = PrefixGroups(shares=_MIXED)
+    mixed, half = PrefixGroups(shares=_MIXED), PrefixGroups(shares=(0.5,))
     return [
         *cells,
         Cell("sharing mixed / l20-a30", "l20-a30", mixed, 12.0, core=False),
         Cell(
             "sharing mixed, prefill only / homo", "homo", replace(mixed, prefill_only=True), 6.5, core=False
         ),
+        Cell("sharing 50%, long / homo", "homo", half, 4.8, long=True),
+        Cell("sharing 50%, long / hetero", "hetero", half, 8.0, long=True),
     ]
 
 
@@ -177,11 +212,12 @@ class Entry:
         label: in the tables.
         policy: its name.
         params: parameters that differ from its defaults.
-        learns: ``online``, ``frozen`` (until the middle), ``offline`` (from another seed's run) or empty.
+        learns: ``online``, ``tried`` (and promoted by a trial alone), ``frozen`` (until the middle),
+            ``offline`` (from another seed's run) or empty.
         changes: to the learner's settings: section -> field -> value.
         tuned: with constants that were tuned for the cell.
         shifts_only: runs only where the load shifts.
-        steady_only: runs only where it does not.
+        full_only: runs only where prompts are long enough to fill the caches, and nothing shifts.
         core: part of the short run.
     """
 
@@ -192,12 +228,16 @@ class Entry:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tuned: bool = False
     shifts_only: bool = False
-    steady_only: bool = False
+    full_only: bool = False
     core: bool = True
 
     def runs_on(self, cell: Cell) -> bool:
         """Whether it has a place there."""
-        return not (self.shifts_only and not cell.shifts) and not (self.steady_only and cell.shifts)
+        if cell.long:
+            return self.label in (LODESTAR, HEURISTIC) or self.learns == "tried"
+        if self.full_only:
+            return isinstance(cell.load, PrefixGroups) and not cell.shifts
+        return self.learns != "tried" and not (self.shifts_only and not cell.shifts)
 
     def settings(self, size: Size) -> LearnerSettings:
         """The learner's settings, changed."""
@@ -210,13 +250,15 @@ class Entry:
 
 HEURISTIC = "prefix-cache-and-load"
 LODESTAR = "lodestar"
+TRIED = "lodestar, on trial"
 ENTRIES = (
     Entry(LODESTAR),
     Entry(HEURISTIC, HEURISTIC, learns="", tuned=True),
     Entry(f"{HEURISTIC}, engine counts", HEURISTIC, {"counts": "engine"}, learns="", tuned=True),
     Entry("least-request", "least-request", learns=""),
     Entry("gorgo-ms", "gorgo-ms", learns=""),
-    Entry("no K-filter", params={"k": 0}, steady_only=True),
+    Entry(TRIED, learns="tried"),
+    Entry("no K-filter", params={"k": 0}, full_only=True),
     Entry("offline only", learns="offline", shifts_only=True),
     Entry("frozen midway", learns="frozen", shifts_only=True),
     Entry("linear model", changes={"network": {"hidden": (), "dropout": 0.0}}, shifts_only=True),

@@ -40,7 +40,10 @@ SIZES = {size.name: size for size in (SHORT, FULL, SMOKE)}
 #: Width of the windows in which a run is looked at.
 BIN_S = 30.0
 #: Of the package, what decides how a run comes out.
-SOURCES = ("decide", "learner", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+SOURCES = (
+    *("decide", "learner", "policies", "prompt", "replay", "signals", "sim", "tuner"),
+    *("draw.py", "view.py"),
+)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         picks: decisions by what made them.
         foreign_share: share of judged endpoints that were unlike the training.
         shift_fallback_share: share of the decisions of the second half that fell back because of that.
+        trial: what a trial came to: seconds after the start, phase entered, reason.
     """
 
     cell: str
@@ -85,6 +89,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     picks: dict[str, int] = {}
     foreign_share: float = 0.0
     shift_fallback_share: float = 0.0
+    trial: list[tuple[float, str, str]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ def run(job: Job) -> Summary:
             freeze_at_s = 0.0
         elif entry.learns == "frozen":
             freeze_at_s = cell.lasts_s(size) * _middle(cell) - 1.0
-        learning = Learning(settings, freeze_at_s=freeze_at_s, model=model)
+        learning = Learning(settings, freeze_at_s=freeze_at_s, model=model, on_trial=entry.learns == "tried")
         result, lesson = run_learned(requests, fleet, policy, learning, seed=job.seed)
     else:
         result = run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=job.seed)
@@ -203,6 +208,9 @@ def _with_lesson(
         picks=dict(lesson.picks),
         foreign_share=lesson.foreign[1] / max(1, lesson.foreign[0]),
         shift_fallback_share=float(strange.mean()) if len(strange) else 0.0,
+        trial=[
+            (round(at_s, 1), after, reason) for at_s, before, after, reason in lesson.trial if after != before
+        ],
     )
 
 

@@ -29,25 +29,27 @@ ALLOWED = {
     "tuner": BASE | {"config"},
     "decide": BASE | {"config", "policies", "prompt", "signals", "tuner"},
     "client": set(),
+    "http2": set(),
     "laar": BASE | {"config", "decide", "signals"},
     "learner": BASE | {"config", "decide", "policies", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
-    "replay": BASE | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim"},
+    "replay": BASE | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim"}
+    | {"tuner"},
     "kube": BASE | {"config"},
     "wan": BASE,
     "envoy": BASE | {"config", "signals"},
     "llmd": BASE | {"config", "policies"},
     "tokenizer": BASE | {"config", "prompt"},
     "server": BASE
-    | {"config", "decide", "extproc", "kube", "llmd", "pb", "policies", "prompt", "signals", "tokenizer"}
-    | {"tuner"},
+    | {"config", "decide", "extproc", "http2", "kube", "llmd", "pb", "policies", "prompt", "signals"}
+    | {"tokenizer", "tuner"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
 
 PURE = {
-    "errors", "clock", "draw", "fast_dataclass", "view", "policies", "prompt", "signals", "extproc", "llmd", "tuner",
-    "learner",
+    "errors", "clock", "draw", "fast_dataclass", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",
+    "tuner", "learner",
 }  # fmt: skip
 PURE_FILES = {
     "decide/model_watch.py",

@@ -15,7 +15,7 @@ from epp.config.strict import decode
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.learn.places import ModelPlaces
-from epp.learn.trial import POLICY, STARTING
+from epp.learner.challenger import POLICY, STARTING
 from epp.learner.settings import LearnerSettings
 from epp.policies.registry import create
 from epp.server.files import required_file

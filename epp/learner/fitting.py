@@ -117,6 +117,8 @@ def fit(
     settings: LearnerSettings,
     origin: Origin,
     validation: Mapping[str, float] | None = None,
+    *,
+    beside: Sequence[Floats] = (),
 ) -> RewardModel:
     """Train a model.
 
@@ -125,6 +127,7 @@ def fit(
         settings: the recipe.
         origin: what the model tells of itself.
         validation: figures that it carries.
+        beside: inputs of all candidates of decisions, ``[candidates, features]`` each: they widen the bounds.
 
     Raises:
         ValueError: no sample was answered, or the training came to numbers that are not finite.
@@ -144,7 +147,7 @@ def fit(
     known = np.where(targets.bounds, np.nan, targets.values)
     offset, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
     scale[scale <= 0.0] = 1.0
-    low, high = np.quantile(x, (network.tail, 1.0 - network.tail), axis=0)
+    low, high = bounds_of(x, beside, network.tail)
     net = _train(
         ((x - mean) / std).astype(np.float32),
         ((targets.values - offset) / scale).astype(np.float32),
@@ -170,6 +173,30 @@ def fit(
         tail=network.tail,
         validation=dict(validation or {}),
     )
+
+
+def bounds_of(x: Floats, beside: Sequence[Floats], tail: float) -> tuple[Floats, Floats]:
+    """Range of each input that a model may be asked about: what was trained on, and what stood beside it.
+
+    The paper's range is of the snapshots in its training buffer (source [L], section 4.3.1), and a snapshot
+    shows all instances, not the one that was chosen: a full endpoint is seen with every decision, and hardly
+    ever trained on, because nobody chooses it. Quantiles instead of its extremes are ours, so that one wild
+    row does not open the range for good. The wider of both ranges counts, so that nothing that was trained
+    on becomes strange by what stood beside it.
+
+    Args:
+        x: inputs that are trained on, ``[rows, features + classes]``.
+        beside: inputs of candidates, ``[candidates, features]`` each.
+        tail: share of the rows beyond each bound.
+    """
+    low, high = np.quantile(x, (tail, 1.0 - tail), axis=0)
+    if len(beside):
+        seen = np.concatenate(beside)
+        least, most = np.quantile(seen, (tail, 1.0 - tail), axis=0)
+        count = seen.shape[1]
+        np.minimum(low[:count], least, out=low[:count])
+        np.maximum(high[:count], most, out=high[:count])
+    return low, high
 
 
 def _train(

@@ -169,16 +169,17 @@ def choices_of(logged: Sequence[Logged], candidate: RewardModel, judge_model: Re
     """Logged choices beside the candidate's, greedy with equals in equal shares.
 
     Left out: requests that another endpoint served than was chosen, and those without a first token, whose
-    cost nobody knows. Where the candidate falls back to the heuristic (an input that it does not know) it
-    would have done what was done, or something like it: the logged chances stand for it.
+    cost nobody knows. Endpoints unlike the training are the heuristic's, as they are for the policy: picked
+    exactly when it would pick one of them, and else not.
     """
 
     def greedy(entry: Logged) -> Floats:
         x = with_classes(entry.rows, entry.engine_classes, candidate.classes)
-        if candidate.out_of_distribution(x).any():
-            return entry.chances
+        inside = ~candidate.out_of_distribution(x)
+        if not (inside & (entry.heuristic > 0.0)).any():
+            return entry.heuristic
         mine = predicted_cost_ms(candidate, x, entry.sample.output_tokens)
-        best = mine <= mine.min()
+        best = inside & (mine <= mine[inside].min())
         return np.asarray(best / best.sum(), np.float64)
 
     return _choices(logged, judge_model, greedy)

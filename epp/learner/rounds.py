@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 #: The held-out part grows to so many times its size while logged choices overlap too little.
 MOST_HELD = 3
+#: Rows of candidates that bounds are taken from, about, beside those that are trained on.
+_MOST_BESIDE = 100_000
 #: Seeds of what is trained beside a round's model.
 _JUDGE, _REFIT = 1, 2
 
@@ -197,7 +200,7 @@ class Learner:
     ) -> RewardModel | None:
         memory = self.memory
         origin = Origin(memory.seen, memory.rounds, now_wall_s, self._seed_of(0))
-        candidate = fit(training, self.settings, origin)
+        candidate = fit(training, self.settings, origin, beside=self._beside())
         verdict = self._judged(candidate, training, held_out)
         self._note_overlap(verdict)
         found = calibration(
@@ -220,6 +223,13 @@ class Learner:
         self._freeze(memory.newest, training)
         memory.pools.choose(self._most_different)
         return model
+
+    def _beside(self) -> list[NDArray[np.float64]]:
+        """Inputs of all candidates of the newest decisions, each so manieth where pools are large."""
+        logged = self.memory.logged
+        rows = sum(len(entry.rows) for entry in logged)
+        step = -(-rows // _MOST_BESIDE) or 1
+        return [entry.rows for entry in islice(logged, 0, None, step)]
 
     def _seed_of(self, salt: int) -> int:
         return (self._seed * 1_000_003 + self.memory.rounds) * 4 + salt
@@ -265,9 +275,8 @@ class Learner:
         """The model that goes out: trained on what it was judged by too, unless that made it worse there."""
         if not self.settings.gate.refit:
             return with_validation(candidate, figures)
-        whole = fit(
-            [*training, *held_out], self.settings, replace(origin, seed=self._seed_of(_REFIT)), figures
-        )
+        origin = replace(origin, seed=self._seed_of(_REFIT))
+        whole = fit([*training, *held_out], self.settings, origin, figures, beside=self._beside())
         quantile = self.settings.data.failed_quantile
         before, after = (float(errors_ms(m, held_out, quantile).mean()) for m in (candidate, whole))
         # It has seen these by now, so it must not err more on them; a training can go astray.
@@ -275,9 +284,11 @@ class Learner:
 
     def _note_overlap(self, verdict: Verdict) -> None:
         memory = self.memory
-        if verdict.short:
-            memory.short = min(memory.short + 1, MOST_HELD - 1)
-        elif verdict.figures.get("effective_samples", 0.0) > 2.0 * self.settings.gate.min_effective:
+        wanted, effective = self.settings.gate.min_effective, verdict.figures.get("effective_samples", 0.0)
+        if verdict.short:  # as many times more as would have been enough, so that no round is lost on the way
+            enough = math.ceil((1 + memory.short) * wanted / max(effective, 1.0)) - 1
+            memory.short = min(max(memory.short + 1, enough), MOST_HELD - 1)
+        elif effective > 2.0 * wanted:
             memory.short = max(memory.short - 1, 0)
 
     def _withdraws(self, verdict: Verdict) -> bool:

@@ -182,19 +182,37 @@ def log_of(
     choice = pending_of(decision, features)
     if choice is None:
         return None
+    ended = ended_of(decision, outcome, waited_ms=waited_ms)
+    return None if ended is None else logged(choice, ended)
+
+
+def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> Ended | None:
+    """A decision and its outcome as a trial counts them, arm and all, without the way through records.
+
+    Args:
+        decision: as made.
+        outcome: how it ended; None for a request that was given up waiting for.
+        waited_ms: how long such a request was waited for.
+
+    Returns:
+        None when it says nothing of the policy.
+    """
     at_s = decision.at_wall_s
     told = {
         "basis": decision.basis.value,
         "at": at_s,
         "id": decision.id,
         "weights_version": decision.weights_version,
-        "request": {"prompt_tokens": decision.request.prompt_tokens},
+        "arm": decision.arm,
+        "request": {
+            "prompt_tokens": decision.request.prompt_tokens,
+            "affinity_key": decision.request.affinity_key,
+        },
         "endpoints": [decision.endpoint],
         "chosen": 0,
     }
     record = None if outcome is None else outcome_record(outcome, at_s)
-    ended = sample_of(told, record, at_s + waited_ms / 1000.0)
-    return None if ended is None else logged(choice, ended)
+    return sample_of(told, record, at_s + waited_ms / 1000.0)
 
 
 def logged(choice: Pending, ended: Ended) -> Logged | None:

@@ -35,12 +35,14 @@ class Judged:
         inside: endpoints of which the prediction counts.
         foreign: endpoints unlike the training's, all of whose inputs are known: others are for the heuristic.
         terms: predictions, for people and records.
+        outsiders: whether there is anybody whose prediction does not count.
     """
 
     predicted_ms: NDArray[np.float64]
     inside: NDArray[np.bool_]
     foreign: NDArray[np.bool_]
     terms: Mapping[str, NDArray[np.float64]]
+    outsiders: bool
 
 
 def judge(
@@ -68,11 +70,11 @@ def judge(
     owners, guesses = _guesses(model, fleet, x, rows)
     if len(owners):
         asked = np.concatenate((asked, guesses))
-    heads = model.predict(asked)
-    foreign = model.out_of_distribution(asked)
+    heads, foreign = model.judge(asked)
     made = heads[:, 0] + heads[:, 1] * request.expected_output_tokens if felt else heads[:, 0]
     if rows is None and not len(owners):
-        return Judged(made, ~foreign, foreign, _terms(made, heads, felt=felt))
+        terms = _terms(made, heads, felt=felt)
+        return Judged(made, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
     given = count if rows is None else len(rows)
     where = slice(0, count) if rows is None else rows
     # Who was not asked stands at the mean, for people; its prediction does not count.
@@ -87,7 +89,8 @@ def judge(
         np.maximum.at(predicted, owners, made[given:])
         inside[owners[foreign[given:]]] = False
         outside[owners] = False  # silence does not make a stranger
-    return Judged(predicted, inside, outside, _terms(predicted, all_heads, felt=felt))
+    terms = _terms(predicted, all_heads, felt=felt)
+    return Judged(predicted, inside, outside, terms, outsiders=not inside.all())
 
 
 def _terms(

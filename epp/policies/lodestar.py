@@ -144,7 +144,7 @@ class Lodestar:
             heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
             rows = _some(request, len(fleet), int(self.candidates), heuristic, seed)
         judged = judge(model, request, fleet, rows=rows, felt=self.reward == "felt")
-        if not judged.inside.all():
+        if judged.outsiders:
             if heuristic is None:
                 heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
             if not judged.inside.any():
@@ -194,8 +194,10 @@ class Lodestar:
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
             return None
-        full = math.fsum(fleet.engine_kv_usage) / count > self.kv_saturated
-        if not full or float(fleet.cached_tokens.max()) <= self.worth_tokens:
+        usage = fleet.engine_kv_usage
+        if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
+            return None  # the largest is no mean, and tells most requests sooner
+        if float(fleet.cached_tokens.max()) <= self.worth_tokens:
             return None
         load = fleet.running_requests
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
@@ -227,7 +229,7 @@ class Lodestar:
 
 def _reasons(judged: Judged) -> NDArray[np.float64]:
     codes = np.zeros(len(judged.inside))
-    if not judged.inside.all():
+    if judged.outsiders:
         codes[~judged.inside] = _CODE["not-drawn"]
         codes[judged.foreign] = _CODE["out-of-distribution"]
     return codes

@@ -9,6 +9,7 @@ needs no training. Knows no file, no clock and no way to train. Source [L], sect
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,7 @@ HEADS = ("ttft_ms", "itl_ms")
 #: Without it a column that was constant in training (one RTT) would be foreign at its first flutter.
 _MARGIN_OF_RANGE = 0.1
 _MARGIN_OF_SIZE = 0.05
+_ZERO = np.float32(0.0)
 
 
 def inputs(
@@ -100,10 +102,16 @@ def inputs(
     for row, name in enumerate(features):
         made[row] = FEATURES[name](request, fleet)
     if classes:
-        place = {name: number for number, name in enumerate(classes)}
-        codes = np.array([place.get(name, -1) for name in fleet.engine_classes])
-        np.equal(codes, np.arange(len(classes))[:, None], out=made[count:], casting="unsafe")
+        made[count:] = _one_hot(tuple(classes), fleet.engine_classes)
     return made.T
+
+
+@lru_cache(maxsize=256)
+def _one_hot(classes: tuple[str, ...], engine_classes: tuple[str, ...]) -> NDArray[np.float64]:
+    """Columns ``[classes, endpoints]``; a pool's classes change when its endpoints do, not by the request."""
+    hot = np.array([[name == known for name in engine_classes] for known in classes], np.float64)
+    hot.setflags(write=False)
+    return hot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,21 +191,43 @@ class RewardModel:
 
         Inputs beyond the bounds count as at them.
         """
-        known = np.minimum(np.maximum(x, self._least), self._most)  # beyond them it would only extrapolate
-        values = ((known - self.mean) / self.std).astype(np.float32)
-        last = len(self.layers) - 1
-        for number, (weights, bias) in enumerate(self.layers):
-            values = values @ weights
-            values += bias
-            if number < last:
-                np.maximum(values, 0.0, out=values)
-        return values.astype(np.float64) * self.scale + self.offset
+        return self._through(self._moved_inside(x))
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Rows of inputs ``[rows, d]`` unlike the training's: beyond a bound, or of a class not seen."""
-        outside: NDArray[np.bool_] = np.logical_or.reduce(self.beyond(x), axis=1)
+        return self._strange(x, self.beyond(x))
+
+    def judge(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """`predict` and `out_of_distribution` of the same rows, at the price of one of them."""
+        known = self._moved_inside(x)
+        count = len(self.features)
+        strange = self._strange(x, known[:, :count] != x[:, :count])
+        return self._through(known), strange
+
+    def _moved_inside(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        known = np.maximum(x, self._least)  # beyond the bounds it would only extrapolate
+        return np.minimum(known, self._most, out=known)
+
+    def _through(self, known: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The network's outputs in milliseconds; what it is given is overwritten."""
+        known -= self.mean
+        known /= self.std
+        values = known.astype(np.float32)
+        last = len(self.layers) - 1
+        for number, (weights, bias) in enumerate(self.layers):
+            values = values.dot(weights)
+            values += bias
+            if number < last:
+                np.maximum(values, _ZERO, out=values)
+        heads = values.astype(np.float64)
+        heads *= self.scale
+        heads += self.offset
+        return heads
+
+    def _strange(self, x: NDArray[np.float64], beyond: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        outside: NDArray[np.bool_] = np.logical_or.reduce(beyond, axis=1)
         if self.classes:
-            outside |= ~np.logical_or.reduce(x[:, len(self.features) :] > 0.0, axis=1)
+            outside |= np.add.reduce(x[:, len(self.features) :], axis=1) == 0.0
         return outside
 
     def beyond(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -57,7 +57,10 @@ class TestCells:
     @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
     def test_every_cell_has_its_load_and_time_to_learn(self, cell: Cell) -> None:
         requests = cell.requests(SMOKE, 1)
-        assert len(requests) == pytest.approx(SMOKE.shifted if cell.shifts else SMOKE.requests, rel=0.1)
+        wanted = SMOKE.shifted if cell.shifts else SMOKE.requests
+        if cell.long:
+            wanted = round(SMOKE.long_s * cell.rate_rps)
+        assert len(requests) == pytest.approx(wanted, rel=0.1)
         assert requests[-1].at_ms / 1e3 == pytest.approx(cell.lasts_s(SMOKE), rel=0.1)
         assert cell.learned_s(SHORT) < 0.8 * cell.lasts_s(SHORT)
         assert len(cell.requests(SMOKE, 1, tuning=True)) < len(requests)
@@ -71,9 +74,18 @@ class TestCells:
             entry.settings(SHORT)
         assert {"linear model", "frozen midway", "offline only", "no K-filter"} <= {e.label for e in ENTRIES}
 
+    def test_a_trial_is_held_where_there_is_time_for_it_and_nowhere_else(self) -> None:
+        (tried,) = (entry for entry in ENTRIES if entry.learns == "tried")
+        assert {cell.name for cell in CELLS if tried.runs_on(cell)} == {c.name for c in CELLS if c.long}
+        for cell in CELLS:
+            here = {entry.label for entry in ENTRIES if entry.runs_on(cell)}
+            assert {LODESTAR, HEURISTIC} <= here
+            assert ("no K-filter" in here) <= (cell.name.startswith("sharing") and not cell.shifts)
+
     def test_the_full_size_is_the_papers(self) -> None:
         assert FULL.settings.data == LearnerSettings().data
         assert FULL.settings.gate == LearnerSettings().gate
+        assert FULL.settings.trial == LearnerSettings().trial
         assert FULL.shifted == 20_000
 
 

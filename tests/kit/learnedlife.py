@@ -13,7 +13,8 @@ from epp.learn.loop import Loop
 from epp.learn.places import ModelPlaces
 from epp.learn.publish import Publisher
 from epp.learn.store import MemoryStore
-from epp.learn.trial import POLICY, STARTING, WEIGHT, Contender
+from epp.learn.trial import Contender
+from epp.learner.challenger import POLICY, STARTING, WEIGHT
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.signals.endpoint import Endpoint

@@ -73,6 +73,48 @@ def test_normalisation_and_bounds_are_of_what_was_trained_on_and_constants_do_no
     ).all()  # a constant that moved
 
 
+class TestWhatAModelMayBeAskedAbout:
+    """Bounds are of what was trained on, and of what stood beside it."""
+
+    def test_candidates_that_nobody_chose_widen_them_and_nothing_narrows_them(self) -> None:
+        samples = [logged.sample for logged in Traffic().many(200)]
+        settings = settings_of(network={"tail": 0.0})
+        plain = fit(samples, settings, ORIGIN)
+        wide = fit(samples, settings, ORIGIN, beside=[np.array([[40.0, 500.0, 20.0], [3.0, 600.0, 21.0]])])
+        assert wide.high[0] == 40.0
+        assert np.array_equal(wide.low, plain.low)
+        assert np.array_equal(wide.high[1:], plain.high[1:])
+        x = stack(samples, plain.classes)[:2].copy()
+        x[:, 0] = (38.0, 60.0)
+        assert plain.out_of_distribution(x).tolist() == [True, True]
+        assert wide.out_of_distribution(x).tolist() == [False, True]
+        assert np.allclose(wide.mean, plain.mean)  # bounds alone: nothing was learned from them
+
+    def test_one_wild_candidate_does_not_open_them(self) -> None:
+        samples = [logged.sample for logged in Traffic().many(200)]
+        beside = [np.array([[5.0, 500.0, 20.0]])] * 3000 + [np.array([[1e6, 500.0, 20.0]])]
+        assert fit(samples, settings_of(), ORIGIN, beside=beside).high[0] < 20.0
+
+    def test_a_learner_knows_an_endpoint_that_is_seen_full_and_never_chosen_and_no_fuller_one(self) -> None:
+        learner, traffic = Learner(settings_of()), Traffic()
+        for logged in traffic.many(300):
+            rows = np.concatenate([logged.rows, [[30.0, 400.0, 25.0]]])  # full: nobody takes it
+            none = np.zeros(1)
+            learner.add(
+                replace(
+                    logged,
+                    rows=rows,
+                    engine_classes=(*logged.engine_classes, "fast"),
+                    chances=np.concatenate([logged.chances, none]),
+                    heuristic=np.concatenate([logged.heuristic, none]),
+                )
+            )
+        model = learner.train(1.0)
+        assert model is not None
+        x = np.array([[29.0, 400.0, 25.0, 1.0, 0.0], [45.0, 400.0, 25.0, 1.0, 0.0]])
+        assert model.out_of_distribution(x).tolist() == [False, True]
+
+
 def test_a_class_of_too_few_requests_is_not_known() -> None:
     traffic = Traffic()
     samples = [logged.sample for logged in traffic.many(100)]
@@ -155,10 +197,10 @@ def test_too_little_overlap_refuses_and_holds_out_more_the_next_time() -> None:
     assert "effective samples of 60" in learner.last.verdict.reason
     assert learner.last.held_out == 50
     assert learner.incumbent is None
+    effective = learner.last.verdict.figures["effective_samples"]
+    assert 2.0 * effective < 60.0 < 3.0 * effective
     fed(learner, traffic, 100)
-    assert learner.last.held_out == 100
-    fed(learner, traffic, 100)
-    assert learner.last.held_out == 150
+    assert learner.last.held_out == 150  # at once what would have been enough
 
 
 def test_a_model_of_noise_is_refused_and_the_incumbent_stays() -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
 from epp.decide.weights import WeightBook
-from epp.learn.trial import POLICY, STARTING, WEIGHT, Contender
+from epp.learn.trial import Contender
+from epp.learner.challenger import POLICY, STARTING, WEIGHT
 from epp.policies.lodestar import Lodestar
 from epp.tuner import machine
 from epp.tuner.plan import render_plan
