@@ -137,29 +137,22 @@ SHORT = (
 )
 #: The loads of the short run: chat with caches that forget, busy and idle; long prompts; sessions of agents.
 _SHORT_LOADS = ("art-chat ts 1", "art-chat ts 3", "mooncake", "agent sessions")
-#: For the wide run: what happens to fleets, other fleets and loads, other engines, wrong beliefs.
+#: For the wide run: what happens to fleets, other fleets, other engines, wrong beliefs.
 WIDE_CELLS = (
     "art-chat ts 1 / three regions / one fails", "mooncake / mixed / one fails",
     "agent sessions / three regions / one fails", "art-chat ts 1 / three regions / one slow",
     "mooncake / mixed / one slow", "agent sessions / mixed / one slow",
-    "wild-chat / mixed / steady", "siblings / three regions / steady",
-    "art-chat ts 2 / three regions / steady",
     "art-chat ts 1 / one region / steady", "mooncake / one region / steady",
     "art-chat ts 3 / six / steady", "agent sessions / six / steady",
     "art-chat ts 1 / three regions / keeps every token", "art-chat ts 1 / three regions / slow-decode",
     "mooncake / three regions / loses hits", "mooncake / three regions / mixed",
-    "mooncake / three regions / slow-decode", "mooncake / three regions / slow-prefill",
-    "mooncake / three regions / steep", "mooncake / three regions / flat",
-    "art-chat ts 1 / three regions / RTT +-50 %", "mooncake / three regions / RTT with set-ups",
-    "mooncake / three regions / cache half as large", "art-chat ts 1 / three regions / rates +-30 %",
-    "mooncake / three regions / rates +-30 %", "mooncake / three regions / an H100 unknown",
-    "art-chat ts 1 / three regions / no usage", "mooncake / three regions / no usage",
+    "mooncake / three regions / slow-decode", "mooncake / three regions / flat",
+    "art-chat ts 1 / three regions / RTT +-50 %", "mooncake / three regions / cache half as large",
+    "art-chat ts 1 / three regions / rates +-30 %", "mooncake / three regions / an H100 unknown",
+    "art-chat ts 1 / three regions / no usage",
     "art-chat ts 1 / three regions / first tokens a second late",
 )  # fmt: skip
-WIDE = (
-    *(CANDIDATE, "gorgo", "lmetric", "mooncake learned", "preble-e2"),
-    *("mooncake learned tuned", "preble-e2 tuned", "sglang-cache-aware tuned"),
-)
+WIDE = (CANDIDATE, "gorgo", "lmetric", "mooncake learned tuned", "preble-e2 tuned", "dynamo tuned")
 #: Where a load was not tuned on a fleet, its weights on this one stand in.
 _TUNED_ON = "three regions"
 #: The candidate with one of its parts changed.
