@@ -31,6 +31,7 @@ _NEXT = {
     "probation": "the promoted weights are measured against the old ones, and undone on regret",
     "frozen": "nothing, until the workload drifts or somebody says `epp tune thaw`",
 }
+_HELD = "nothing, until somebody says `epp tune thaw`: it was frozen by request"
 _TITLES = {
     SLOW: "slow requests",
     E2E: "slow E2E",
@@ -66,7 +67,8 @@ def status_lines(
     if state.paused:
         lines.append(f"paused: {state.paused}")
     lines += evidence(state, settings)
-    lines.append(f"next: {_NEXT[state.phase]}")
+    held = state.phase == "frozen" and state.held
+    lines.append(f"next: {_HELD if held else _NEXT[state.phase]}")
     if state.history:
         lines.append("last changes (`epp weights history` has all):")
         lines += [f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:]]

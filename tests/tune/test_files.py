@@ -199,7 +199,9 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     assert "0: " in capsys.readouterr().out
     assert epp("weights", "rollback", "0", "--reason", "a ticket", "--config", config) == 0
     assert epp("tune", "status", "--config", config) == 0
-    assert "phase: frozen" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "phase: frozen" in said
+    assert "next: nothing, until somebody says" in said, "no drift thaws what was frozen by request"
     assert epp("tune", "thaw", "--config", config) == 0
     capsys.readouterr()
     assert epp("weights", "history", "--audit", "--config", config) == 0
