@@ -101,6 +101,39 @@ def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
     assert terms["worth"].tolist() == worth
 
 
+@pytest.mark.parametrize(
+    ("reach", "tried", "worth"),
+    [
+        (0.85, (), [1, 1, 0, 0]),  # 0.4, then 0.58 of 0.62
+        (0.85, ("a",), [0, 1, 0, 0]),
+        (0.85, ("a", "b"), [0, 0, 0, 0]),
+        (0.85, ("c",), [1, 1, 0, 0]),
+        (0.6, (), [1, 0, 0, 0]),
+        (0.95, (), [1, 1, 1, 1]),  # every replica of a model
+        (0.0, (), [0, 0, 0, 0]),
+        (0.85, ("gpt-17",), [1, 1, 0, 0]),
+    ],
+)
+def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_asked_for(
+    reach: float, tried: tuple[str, ...], worth: list[int]
+) -> None:
+    fleet = fleet_view(
+        4,
+        rtt_ms=[0] * 4,
+        uncached_tokens=[64_000] * 4,
+        prefill_ms_per_token=[0.1] * 4,
+        success=[0.4, 0.3, 0.1, 0.1],
+        models=("a", "b", "c", "c"),
+    )
+    ask = request(prompt_tokens=64_000, expected_output_tokens=0.0, tried_models=tried)
+    policy = Laar(patience_s=1.0, reach=reach)
+    terms = policy.rank(ask, fleet, default_weights(policy), 0).terms
+    assert terms["worth"].tolist() == worth
+    quick = Laar(patience_s=25.0, reach=reach)  # 6.4 s over 0.3
+    first, second = quick.rank(ask, fleet, default_weights(quick), 0).terms["worth"][:2].tolist()
+    assert (first, second) == (1, 1)
+
+
 def test_a_cached_prompt_is_worth_a_less_likely_model() -> None:
     columns: dict[str, Any] = {"prefill_ms_per_token": [0.1, 0.1], "success": [0.8, 0.5]}
     cold = fleet_view(2, uncached_tokens=[64_000, 64_000], **columns)
@@ -120,6 +153,12 @@ def test_a_least_chance_must_be_one(policy: Any, least: Any) -> None:
 def test_patience_must_be_a_time(patience: Any) -> None:
     with pytest.raises(ValueError, match="patience_s"):
         Laar(patience_s=patience)
+
+
+@pytest.mark.parametrize("reach", [-0.1, 1.1, "all"])
+def test_reach_must_be_a_share(reach: Any) -> None:
+    with pytest.raises(ValueError, match="reach"):
+        Laar(reach=reach)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,8 @@ def test_a_comparison_goes_on_with_the_draws_it_has(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("epp.replay.kv_retry.kept.__version__", "other")
     assert replay("laar,least-load", 2) == first
     assert ran[5:] == [(101, ["laar", "least-load"]), (102, ["laar", "least-load"])]
+    made_by = json.loads((tmp_path / "draws" / "101.json").read_bytes())["made_by"]["laar"]
+    assert "patience_s=" in made_by  # a default that changes makes other figures
     (tmp_path / "draws" / "101.json").write_text("[]")
     with pytest.raises(EppError, match="holds no finished draw"):
         replay("laar", 1)

@@ -14,7 +14,7 @@ import msgspec
 
 from epp import __version__
 from epp.errors import EppError
-from epp.policies.registry import create, params_of
+from epp.policies.registry import create
 from epp.replay.kv_retry.cell import CellFigures, RetryTask, run_retry
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ def _made_by(policy: PolicyChoice) -> str:
     """What its figures depend on beside the draw."""
     made = create(policy.name, policy.params)
     weights = {name: spec.default for name, spec in made.weight_specs.items()} | dict(policy.weights)
-    return f"{__version__} {sorted(weights.items())} {sorted(params_of(made).items())}"
+    return f"{__version__} {sorted(weights.items())} {made!r}"  # all parameters: defaults change, too
