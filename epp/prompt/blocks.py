@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 COARSE_BYTES = 1536
 #: Blocks cut in one call.
 _GROUP = 32
+#: Exported ids that are remembered, some 250 bytes each: the next turn of a conversation repeats its ids.
+_EXPORTED = 16_384
 #: Namespaces that are remembered, of names of so many characters in all.
 _REMEMBERED, _SHORT = 256, 256
 
@@ -49,6 +52,8 @@ class BlockHasher:
         self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
         self._keyed = hashlib.blake2b(digest_size=8, key=self._key)
         self._keyed_names = hashlib.blake2b(digest_size=8, key=self._key, person=b"epp names")
+        #: A block's name outside of this process.
+        self.export_id = lru_cache(_EXPORTED)(self._export_id)
         self._namespaces: dict[tuple[str, str, str], int] = {}
         self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
         self.key_id = hashlib.blake2b(
@@ -84,8 +89,7 @@ class BlockHasher:
         blocks = self._chain(namespace, request.canonical)
         return MeasuredPrompt(namespace, tokens, blocks, block_tokens, counted.curve if counted else ())
 
-    def export_id(self, block: int) -> str:
-        """A block's name outside of this process."""
+    def _export_id(self, block: int) -> str:
         keyed = self._keyed.copy()  # a third of what a new one costs
         keyed.update(block.to_bytes(8))
         return keyed.hexdigest()
@@ -96,7 +100,7 @@ class BlockHasher:
         What is left beyond the last whole run has no id.
         """
         step = self.coarse_blocks
-        return [self.export_id(block) for block in prompt.blocks[step - 1 :: step]]
+        return list(map(self.export_id, prompt.blocks[step - 1 :: step]))
 
     def export_name(self, text: str) -> str:
         """A client's word - a session id, a key - as it may leave this process: equal texts, equal names."""
