@@ -25,7 +25,7 @@ def header_values(headers: HeaderMap) -> dict[str, str]:
     Envoy fills `raw_value`; proxies of other makes may still fill `value`.
     """
     return {
-        header.key.lower(): header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        header.key.lower(): raw.decode("utf-8", "replace") if (raw := header.raw_value) else header.value
         for header in headers.headers
     }
 

@@ -141,13 +141,13 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     """One log entry as a report; nothing that is missing or odd in it raises."""
     common, response = entry.common_properties, entry.response
     namespaces = common.metadata.filter_metadata
-    # Looking a key up in a message map would create it.
-    ours = _fields(namespaces[DECISION_NAMESPACE]) if DECISION_NAMESPACE in namespaces else {}
-    seen = _fields(namespaces[OBSERVED_NAMESPACE]) if OBSERVED_NAMESPACE in namespaces else {}
-    lb = _fields(namespaces[LB_NAMESPACE]) if LB_NAMESPACE in namespaces else {}
-    picked = tuple(
-        [stripped for name in _text(lb.get(DESTINATION_KEY)).split(",") if (stripped := name.strip())]
-    )
+    # By `get`: looking a key up in a message map by brackets would create it.
+    ours = namespaces.get(DECISION_NAMESPACE)
+    seen = namespaces.get(OBSERVED_NAMESPACE)
+    lb = namespaces.get(LB_NAMESPACE)
+    relay = namespaces.get(RELAY_NAMESPACE)
+    named = _text(lb, DESTINATION_KEY)
+    picked = tuple([stripped for name in named.split(",") if (stripped := name.strip())])
     flags: tuple[str, ...] = ()
     if common.HasField("response_flags"):
         flags = tuple([field.name for field, value in common.response_flags.ListFields() if value is True])
@@ -156,19 +156,16 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     if ":" in host:
         host = f"[{host}]"
     served = f"{host}:{socket.port_value}" if host else ""
-    relay = _fields(namespaces[RELAY_NAMESPACE]) if RELAY_NAMESPACE in namespaces else {}
-    told = _text(relay.get(RELAY_SERVED_KEY))
+    told = _text(relay, RELAY_SERVED_KEY)
     served = told or served
-    chunks = seen.get("chunks")
-    streamed = seen.get("streamed")
-    usage = seen.get("usage")
+    chunks, streamed, usage = _scalar(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
     start = common.start_time
     return Report(
-        decision_id=_text(ours.get("decision_id")),
+        decision_id=_text(ours, "decision_id"),
         status=response.response_code.value,
         cause=_cause(flags, ended=ended, picked=picked, served=served),
         flags=flags,
@@ -180,7 +177,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         request_bytes=entry.request.request_body_bytes,
         response_bytes=response.response_body_bytes,
         started_wall_s=start.seconds + start.nanos / 1e9,
-        ttft_ms=_ttft_ms(common, seen.get("first_us"), e2e_ms),
+        ttft_ms=_ttft_ms(common, _scalar(seen, "first_us"), e2e_ms),
         e2e_ms=e2e_ms,
         received_ms=_ms(common, "time_to_last_rx_byte"),
         sent_ms=sent_ms,
@@ -189,7 +186,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         # A connection from before the request has no time since its start.
         connected_anew=None if math.isnan(connect_ms) else not math.isnan(fresh_ms),
         streamed=streamed if isinstance(streamed, bool) else None,
-        encoding=_text(seen.get("encoding")),
+        encoding=_text(seen, "encoding"),
         chunks=int(chunks) if isinstance(chunks, float) else None,
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
         opened_ms=sent_ms - fresh_ms,
@@ -214,17 +211,23 @@ def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], serv
     return Termination.COMPLETED
 
 
-def _fields(struct: Struct) -> dict[str, object]:
-    """Scalars of a struct; lists and objects are none of ours."""
-    found: dict[str, object] = {}
-    for name, value in struct.fields.items():
-        kind = value.WhichOneof("kind")
-        if kind in ("string_value", "number_value", "bool_value"):
-            found[name] = getattr(value, kind)
-    return found
+def _scalar(struct: Struct | None, name: str) -> str | float | bool | None:
+    """A field of a struct; lists and objects are none of ours."""
+    if struct is None or name not in struct.fields:
+        return None
+    value = struct.fields[name]
+    match value.WhichOneof("kind"):
+        case "string_value":
+            return value.string_value
+        case "number_value":
+            return value.number_value
+        case "bool_value":
+            return value.bool_value
+    return None
 
 
-def _text(value: object) -> str:
+def _text(struct: Struct | None, name: str) -> str:
+    value = _scalar(struct, name)
     return value if isinstance(value, str) else ""
 
 
