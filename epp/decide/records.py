@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from epp.decide.select import probabilities
@@ -213,7 +213,7 @@ def _probabilities(decision: Decision) -> list[float]:
     return chances
 
 
-class Source(Enum):
+class Source(StrEnum):
     """Where a fact of an outcome comes from."""
 
     ENVOY = (
@@ -330,7 +330,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "prompt_tokens": outcome.usage.prompt_tokens,
         "completion_tokens": outcome.usage.completion_tokens,
         "cached_tokens": outcome.usage.cached_tokens,
-        "sources": {fact: source.value for fact, source in outcome.sources.items()},
+        "sources": dict(outcome.sources),
     }
 
 
