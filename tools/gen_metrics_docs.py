@@ -28,6 +28,7 @@ from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.metrics_requests import MAX_MODELS, MAX_PRIORITIES
 from epp.server.observation import families as observation_families
+from epp.signals.duration import foretell
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -141,7 +142,8 @@ def example() -> Metrics:
         picker.fleet.paths.observe(0, 0, told, rtt_ms=20.0, body_bytes=20_000)
     picker.fleet.engine.update(0, EngineSample("vllm", 1.0, 0.0, 0.5, 1000), 0.0)
     ask = Ask(model="m", prompt=MeasuredPrompt(0, 128, [1, 2], 64.0), stream=True)
-    metrics.decided(picker.pick(ask, 0.0, 0.0), streamed=True)
+    decision = picker.pick(ask, 0.0, 0.0)
+    metrics.decided(decision, foretell(decision.request, decision.fleet, decision.chosen), streamed=True)
     metrics.finished(Outcome("example", "10.0.0.1:8000", "completed", 500, 10.0, 20.0, Usage(128, 4, 0)))
     metrics.refused(503, "pool-empty")
     metrics.streams.inc()

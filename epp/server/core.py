@@ -26,6 +26,7 @@ from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.retry import told
 from epp.server.rewrite import rewritten
+from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
     from epp.server.tokenizers import Tokenizers
+    from epp.signals.duration import Duration
 
 RECENT_DECISIONS = 1000
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
@@ -90,10 +92,11 @@ class Reading:
 
 @fast_dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision and the answer that tells Envoy of it."""
+    """A decision, the answer that tells Envoy of it, and how long the request is expected to take."""
 
     decision: Decision
     pick: Pick
+    expected: Duration
 
 
 class Core:
@@ -229,7 +232,8 @@ class Core:
         decided_s = self._clock.mono_s()
         self._metrics.schedule_seconds.observe(decided_s - asked_s)
         self._metrics.decision_seconds.observe(decided_s - started_s)
-        self._metrics.decided(decision, streamed=ask.stream, priority=self._priority(request))
+        expected = foretell(decision.request, decision.fleet, decision.chosen)
+        self._metrics.decided(decision, expected, streamed=ask.stream, priority=self._priority(request))
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
         for observe in self._observers:
@@ -239,7 +243,8 @@ class Core:
             pick = self._relays.through(pick, decision, ask.regions)
         if self._tell_model:
             pick = told(pick, decision)
-        return Decided(decision, rewritten(pick, request, decision, ask, inject_usage=self._inject_usage))
+        pick = rewritten(pick, request, decision, ask, inject_usage=self._inject_usage)
+        return Decided(decision, pick, expected)
 
     def _destination(self, decision: Decision) -> str:
         """The pick and its fallbacks as Envoy knows them."""

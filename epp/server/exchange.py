@@ -125,7 +125,7 @@ class Exchange:
                     else:
                         self._decision_id = decided.decision.id
                         self._picked_s = self._sampler.now_s()
-                        self._leases.decided(decided.decision)
+                        self._leases.decided(decided.decision, decided.expected)
                         further = self._stream.picked(self._observed(decided.pick))
                     marker = self._act(further, replies) or marker
                 case ResponseStarted():

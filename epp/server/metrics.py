@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from epp.decide.records import Decision, Outcome
     from epp.server.metrics_collect import Receiver
     from epp.server.metrics_hot import Histogram, Value
+    from epp.signals.duration import Duration
 
 __all__ = ["Metrics", "PickerCollector"]
 
@@ -151,9 +152,11 @@ class Metrics:
         )
         self.ejections = Counter("epp_ejections", "Endpoints ejected.", ["endpoint"], registry=registry)
 
-    def decided(self, decision: Decision, *, streamed: bool = False, priority: int = 0) -> None:
+    def decided(
+        self, decision: Decision, expected: Duration, *, streamed: bool = False, priority: int = 0
+    ) -> None:
         """A request was given an endpoint; ``streamed`` when it asked for an event stream."""
-        self.requests.decided(decision, streamed=streamed, priority=priority)
+        self.requests.decided(decision, expected, streamed=streamed, priority=priority)
 
     def finished(self, outcome: Outcome) -> None:
         """A decided request ended."""

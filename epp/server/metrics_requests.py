@@ -19,13 +19,13 @@ from epp.config.address import split_address
 from epp.decide.records import Source
 from epp.llmd.words import CODE_NAMES
 from epp.server.metrics_hot import Capped, Counters, Gauges, Histograms
-from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from epp.decide.records import Basis, Decision, Outcome
     from epp.server.metrics_hot import Family, Histogram, Value
+    from epp.signals.duration import Duration
 
 MAX_MODELS = 100
 MAX_PRIORITIES = 16
@@ -230,8 +230,8 @@ class RequestMetrics:
         """Requests decided and not finished."""
         return len(self._open)
 
-    def decided(self, decision: Decision, *, streamed: bool, priority: int = 0) -> None:
-        """A request was given an endpoint."""
+    def decided(self, decision: Decision, expected: Duration, *, streamed: bool, priority: int = 0) -> None:
+        """A request was given an endpoint, from which so much is expected."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
         route = self._routes.get((request.model, priority)) or self._route(request.model, priority)
         key = (decision.policy, decision.basis)
@@ -250,7 +250,7 @@ class RequestMetrics:
             self._hit.observe(cached / tokens)
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
-        ttft_ms = foretell(request, fleet, chosen).first_token_s * 1e3 if tokens else math.nan
+        ttft_ms = expected.first_token_s * 1e3 if tokens else math.nan
         self._open[decision.id] = _Open(route, endpoint, streamed, tokens, cached, ttft_ms)
 
     def refused(self, model: str, status: int, priority: int = 0) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.fast_dataclass import fast_dataclass
-from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
     from epp.clock import Clock
@@ -70,12 +69,10 @@ class UnobservedLeases:
         """Requests left and not ended."""
         return len(self._left)
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: Decision, expected: Duration) -> None:
         """Remember how long a request is to be expected to take, until its outcome is told."""
-        fleet, chosen = decision.fleet, decision.chosen
-        self._sent[decision.id] = _Sent(
-            decision.endpoint, fleet.rtt_ms.item(chosen) / 1e3, foretell(decision.request, fleet, chosen)
-        )
+        rtt_s = decision.fleet.rtt_ms.item(decision.chosen) / 1e3
+        self._sent[decision.id] = _Sent(decision.endpoint, rtt_s, expected)
 
     def left(self, decision_id: str) -> None:
         """Its stream was ended with the pick."""

@@ -20,7 +20,7 @@ from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.metrics_hot import Capped, Counters, Histograms
 from epp.server.metrics_requests import GONE, MAX_MODELS, MAX_PRIORITIES
-from epp.signals.duration import network_ms
+from epp.signals.duration import foretell, network_ms
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -60,7 +60,8 @@ class Bench:
         """A decision; its id and endpoint."""
         prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
         decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
-        self.metrics.decided(decision, streamed=streamed, priority=priority)
+        expected = foretell(decision.request, decision.fleet, decision.chosen)
+        self.metrics.decided(decision, expected, streamed=streamed, priority=priority)
         return decision.id, decision.endpoint
 
     def end(
