@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.policy_figures import written
-from epp.replay.kv_retry.document import Retries
+from epp.replay.kv_retry.document import Retries, conclusion
 
 if TYPE_CHECKING:
     from epp.replay.kv_retry.document import PolicyCell, RetryCell
@@ -34,7 +34,7 @@ def lines_of(found: Retries) -> list[str]:
         "",
         *_table(found),
         "",
-        "Of single cells, median gain of TTCA over draws (and the best draw):",
+        "Of single cells, median gain of TTCA over draws (and the best draw); per right answer:",
         "",
         *_cells(found),
         "",
@@ -46,7 +46,7 @@ def lines_of(found: Retries) -> list[str]:
 
 def _table(found: Retries) -> list[str]:
     heads = ["length", "policy", "TTCA s", "s per right answer", "right", "at once", "attempts, most", "hits"]
-    heads += [f"TTCA gain of `{found.candidate}`", "right, more"]
+    heads += [f"TTCA gain of `{found.candidate}`", "gain per right answer", "right, more"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for cell in found.cells:
         if cell.language == "all":
@@ -57,9 +57,12 @@ def _table(found: Retries) -> list[str]:
 def _row(found: Retries, cell: RetryCell, entry: PolicyCell) -> list[str]:
     middle = found.quantiles.index(0.5)
     low, high = found.quantiles.index(0.05), found.quantiles.index(0.95)
-    gain = more = "-"
+    gain = per_right = more = "-"
     if entry.policy != found.candidate:
-        gain = f"{_signed(entry.gain[middle])} [{_signed(entry.gain[low])}, {_signed(entry.gain[high])}]"
+        gain, per_right = (
+            f"{_signed(gains[middle])} [{_signed(gains[low])}, {_signed(gains[high])}]"
+            for gains in (entry.gain, entry.gain_per_correct)
+        )
         more = f"{100 * entry.success_more[middle]:+.1f} %"
     return [
         f"{cell.prompt_tokens // 1024}K",
@@ -71,6 +74,7 @@ def _row(found: Retries, cell: RetryCell, entry: PolicyCell) -> list[str]:
         f"{entry.attempts:.1f}, {entry.most_attempts}",
         f"{100 * entry.hit_share:.0f} %",
         gain,
+        per_right,
         more,
     ]
 
@@ -84,8 +88,9 @@ def _cells(found: Retries) -> list[str]:
             continue
         gains = []
         for cell in single:
-            gain = next(other for other in cell.policies if other.policy == entry.policy).gain
-            gains.append(f"{cell.name} {_signed(gain[middle])} ({_signed(gain[-1])})")
+            theirs = next(other for other in cell.policies if other.policy == entry.policy)
+            gain, per_right = theirs.gain, theirs.gain_per_correct[middle]
+            gains.append(f"{cell.name} {_signed(gain[middle])} ({_signed(gain[-1])}); {_signed(per_right)}")
         lines += _item(f"`{entry.policy}`: {', '.join(gains)}")
     return lines
 
@@ -104,6 +109,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="results.json")
     arguments = parser.parse_args()
     found = msgspec.json.decode(arguments.results.read_bytes(), type=Retries)
+    found = msgspec.structs.replace(found, conclusion=conclusion(found))
     PAGE.write_text(written(PAGE.read_text(), found.workload, lines_of(found)))
 
 

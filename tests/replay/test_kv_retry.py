@@ -141,10 +141,12 @@ def test_the_document_compares_draw_by_draw() -> None:
         assert (ours.success_less, theirs.success_less) == (0, 0)
     backwards = document("kv-retry", [1, 2, 3], ["laar", "least-load"], runs, "least-load")
     assert {cell.policies[0].success_less for cell in backwards.cells} == {3}
-    assert f"less in {3 * count} of {3 * count}" in backwards.conclusion[2]
+    assert f"less in {3 * count} of {3 * count}" in backwards.conclusion[3]
+    assert "by at most 50%" in backwards.conclusion[3]
     assert conclusion(found) == found.conclusion
     assert "at most 4 attempts" in found.conclusion[0]
     assert "median gain +75%" in found.conclusion[1]
+    assert found.conclusion[2].startswith("time per correct answer against least-load: median gain +88%")
     assert len(tables(found)) == len(LENGTHS)
     page = render(found)
     assert page.count("<table>") == count + len(LENGTHS)

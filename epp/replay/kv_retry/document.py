@@ -179,18 +179,14 @@ def conclusion(found: Retries) -> list[str]:
     said = [f"{found.candidate}: at most {most} attempts in any cell and draw"]
     for name in (entry.policy for entry in longest.policies if entry.policy != found.candidate):
         rows = [(cell, entry) for cell in single for entry in cell.policies if entry.policy == name]
-        best = max(rows, key=lambda row: row[1].gain[middle])
-        worst = min(rows, key=lambda row: row[1].gain[middle])
-        said.append(
-            f"TTCA against {name}: median gain {best[1].gain[middle]:+.0%} in {best[0].name}, the best cell"
-            f" (best draw {best[1].gain[-1]:+.0%}), {worst[1].gain[middle]:+.0%} in {worst[0].name}, the"
-            f" worst (worst draw {worst[1].gain[0]:+.0%})"
-        )
+        said += [_range(name, rows, per_correct=per_correct) for per_correct in (False, True)]
         less = [row for row in rows if row[1].success_more[middle] < 0]
         lost = sum(entry.success_less for _, entry in rows)
+        worst = -min(0.0, *(entry.success_more[0] for _, entry in rows))
         said.append(
             f"success against {name}: in the median over draws less in {len(less)} of {len(rows)} cells;"
-            f" of all cells of all draws less in {lost} of {len(rows) * len(found.draws)}"
+            f" of all cells of all draws less in {lost} of {len(rows) * len(found.draws)},"
+            f" by at most {worst:.0%}"
         )
         entry = next(entry for entry in longest.policies if entry.policy == name)
         said.append(
@@ -199,6 +195,19 @@ def conclusion(found: Retries) -> list[str]:
             f" answer, success {entry.success_more[middle]:+.0%}"
         )
     return said
+
+
+def _range(name: str, rows: Sequence[tuple[RetryCell, PolicyCell]], *, per_correct: bool) -> str:
+    """The best and the worst cell by the median over draws."""
+    gains = [(cell.name, entry.gain_per_correct if per_correct else entry.gain) for cell, entry in rows]
+    middle = _QUANTILES.index(0.5)
+    best = max(gains, key=lambda row: row[1][middle])
+    worst = min(gains, key=lambda row: row[1][middle])
+    return (
+        f"{'time per correct answer' if per_correct else 'TTCA'} against {name}: median gain"
+        f" {best[1][middle]:+.0%} in {best[0]}, the best cell (best draw {best[1][-1]:+.0%}),"
+        f" {worst[1][middle]:+.0%} in {worst[0]}, the worst (worst draw {worst[1][0]:+.0%})"
+    )
 
 
 def encode(found: Retries) -> bytes:

@@ -24,6 +24,7 @@ HEADINGS = (
     "attempts",
     "hits",
     "gain over it",
+    "gain per correct",
     "success more",
 )
 
@@ -65,8 +66,9 @@ def _about(found: Retries) -> str:
     return (
         f"{found.workload}: key-value lookups asked until they are right, eight at a time, at most ten"
         f" attempts; five models with accuracies drawn {len(found.draws)} times. TTCA: mean time to the first"
-        " correct answer, of questions that got none the time spent on them. Per correct: all time spent over"
-        f" right answers. Gain: of {found.candidate} over the policy, median over draws and 5 to 95 %."
+        " correct answer, of questions that got none the time until they were given up, which flatters who"
+        " gives up early. Per correct: all time spent over right answers, which does not. Gain: of"
+        f" {found.candidate} over the policy, median over draws and 5 to 95 %."
     )
 
 
@@ -89,9 +91,12 @@ def _title(found: Retries, cell: RetryCell) -> str:
 
 
 def _row(entry: PolicyCell, candidate: str) -> list[str]:
-    gain = more = "-"
+    gain = per_correct = more = "-"
     if entry.policy != candidate:
-        gain = f"{entry.gain[3]:+.0%} [{entry.gain[1]:+.0%}, {entry.gain[5]:+.0%}]"
+        gain, per_correct = (
+            f"{gains[3]:+.0%} [{gains[1]:+.0%}, {gains[5]:+.0%}]"
+            for gains in (entry.gain, entry.gain_per_correct)
+        )
         more = f"{entry.success_more[3]:+.1%} [{entry.success_more[1]:+.1%}, {entry.success_more[5]:+.1%}]"
     return [
         entry.policy,
@@ -102,5 +107,6 @@ def _row(entry: PolicyCell, candidate: str) -> list[str]:
         f"{entry.attempts:.1f}, at most {entry.most_attempts}",
         f"{entry.hit_share:.0%}",
         gain,
+        per_correct,
         more,
     ]
