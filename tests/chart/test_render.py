@@ -198,6 +198,24 @@ def test_the_tuner_is_one_whatever_the_replicas() -> None:
     assert "tuner" not in str(pods(example("gateway")))
 
 
+def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
+    beside = example("learned")
+    assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "learner"]
+    learner = container(beside, "learner")
+    assert [*learner["command"], *learner["args"]] == ["epp", "learn", "--config", "/etc/epp/epp.yaml"]
+    assert {"name": "shared", "mountPath": "/shared"} in learner["volumeMounts"]
+    config = parse_config(find(beside, "ConfigMap")["data"]["epp.yaml"], "epp.yaml")
+    assert (config.policy.name, config.policy.model_file) == ("lodestar", "/shared/reward.json")
+    assert config.policy.fallbacks == 0  # what else the chart says of the policy stays
+    two = ("replicas=2", "shared.existingClaim=epp-shared", "learner.enabled=true")
+    apart = rendered(APP, "tuner.enabled=true", *two)
+    names = [each["metadata"]["name"] for each in apart if each["kind"] == "Deployment"]
+    assert sorted(names) == ["gorgo-epp", "gorgo-epp-learner", "gorgo-epp-tuner"]
+    assert find(apart, "Deployment", "gorgo-epp-learner")["spec"]["replicas"] == 1
+    assert "learner" not in str(pods(example("tuned")))
+    assert "model_file" not in find(example("tuned"), "ConfigMap")["data"]["epp.yaml"]
+
+
 def test_services_send_to_pickers_alone() -> None:
     objects = example("replicas")
     selector = find(objects, "Service")["spec"]["selector"]
@@ -281,6 +299,12 @@ REFUSALS = [
     ((APP, "httpRoute.create=true"), "httpRoute.gateway.name"),
     ((APP, "tuner.enabled=true", "replicas=2"), "shared.existingClaim"),
     ((APP, "tuner.enabled=true", "records.enabled=false"), "needs records.enabled"),
+    ((APP, "learner.enabled=true", "replicas=2"), "one learner reads the records"),
+    ((APP, "learner.enabled=true", "records.enabled=false"), "needs records.enabled"),
+    (
+        (APP, "learner.enabled=true", "tuner.enabled=true", "config.policy.name=lodestar"),
+        "both write the weights file",
+    ),
     ((APP, "standalone.enabled=true"), "endpoints.from=selector"),
     (("endpoints.from=list", "endpoints.list[0].address=10.0.0.1:80"), "standalone.enabled=true"),
     (("inferencePool.create=false",), "inferencePool.name"),

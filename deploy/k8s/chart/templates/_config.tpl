@@ -38,6 +38,9 @@
 {{- $certificates := "/etc/epp-relay" -}}
 {{- $_ := set $config "relays" (dict "regions" .Values.relays.regions "connections" (int .Values.relays.connections) "ca_file" (printf "%s/ca.crt" $certificates) "cert_file" (printf "%s/tls.crt" $certificates) "key_file" (printf "%s/tls.key" $certificates)) -}}
 {{- end -}}
+{{- if .Values.learner.enabled -}}
+{{- $_ := set $config "policy" (merge (dict "model_file" "/shared/reward.json") (default dict $config.policy)) -}}
+{{- end -}}
 {{- $_ := set $config "weights_file" "/shared/weights.yaml" -}}
 {{- $_ := set $config "overrides_file" "/etc/epp-overrides/overrides.yaml" -}}
 {{- $_ := set $config "drain_s" .Values.drainSeconds -}}

@@ -70,11 +70,6 @@ labels:
 {{- if .Values.endpointPickerConfig -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the tuner runs beside the picker, so that there is one of it. */}}
-{{- define "gorgo-epp.tunerSidecar" -}}
-{{- if and .Values.tuner.enabled (eq (int .Values.replicas) 1) (not .Values.shared.existingClaim) -}}true{{- end -}}
-{{- end -}}
-
 {{/* matchLabels as a selector. */}}
 {{- define "gorgo-epp.selector" -}}
 {{- $pairs := list -}}
@@ -166,14 +161,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq $e.from "list") (not .Values.standalone.enabled) -}}
 {{- fail "endpoints.from=list needs standalone.enabled=true: no gateway sends requests to addresses that are in no pool" -}}
 {{- end -}}
-{{- if and .Values.tuner.enabled (gt (int .Values.replicas) 1) (not .Values.shared.existingClaim) -}}
-{{- fail "tuner.enabled with several replicas needs shared.existingClaim: one tuner reads the records of all of them" -}}
-{{- end -}}
-{{- if and .Values.tuner.enabled (include "gorgo-epp.llmd" .) -}}
-{{- fail "tuner.enabled goes without endpointPickerConfig: it reads epp.yaml" -}}
-{{- end -}}
-{{- if and .Values.tuner.enabled (not .Values.records.enabled) -}}
-{{- fail "tuner.enabled needs records.enabled: it learns from the records" -}}
+{{- include "gorgo-epp.checkWorker" (list . "tuner") -}}
+{{- include "gorgo-epp.checkWorker" (list . "learner") -}}
+{{- if and .Values.tuner.enabled .Values.learner.enabled (eq (dig "policy" "name" "" .Values.config) "lodestar") -}}
+{{- fail "tuner.enabled and learner.enabled both write the weights file where policy.name is lodestar: the learner tries its model by a weight; take one of them" -}}
 {{- end -}}
 {{- range $e.list -}}
 {{- if and .tls (not (hasKey . "server_name")) (regexMatch "^(\\[|[0-9.]+:[0-9]+$)" .address) -}}
