@@ -51,6 +51,8 @@ class Listen(Section, frozen=True):
             alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
         health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
             service name is answered; none when empty. The picker's gRPC listener answers it too.
+        transport: who speaks gRPC there: ``builtin``, the picker's own transport, or ``grpcio``, the gRPC
+            library's, which costs several times the CPU.
         tls: TLS of the gRPC side, plaintext when absent.
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
@@ -64,6 +66,7 @@ class Listen(Section, frozen=True):
     http: str = "127.0.0.1:9090"
     first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
     health: str = ""
+    transport: Literal["builtin", "grpcio"] = "grpcio"
     tls: ServerTls | None = None
     first_token_tls: ServerTls | None = None
     http_tls: ServerTls | None = None

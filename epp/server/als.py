@@ -1,8 +1,9 @@
 """Receives Envoy's gRPC access log: one report for each finished request.
 
-Owns the wire side of the service `envoy.service.accesslog.v3.AccessLogService`; what a report says is read in
-`epp.server.report`. Registered on the picker's gRPC server beside ext_proc, and to be reached by Envoy alone,
-as that one is: whoever reaches it could report anything about a decision whose id it knows.
+Owns what is counted of the service `envoy.service.accesslog.v3.AccessLogService` and who is sending; what a
+report says is read in `epp.server.report`. Registered on the picker's gRPC listener beside ext_proc, and to
+be reached by Envoy alone, as that one is: whoever reaches it could report anything about a decision whose id
+it knows.
 
 Rules: an entry that cannot be read is counted and dropped, and so is what the receiver of reports fails on;
 the stream goes on, and Envoy never sees an error.
@@ -10,25 +11,29 @@ the stream goes on, and Envoy never sees an error.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from epp.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.report import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
+    from epp.http2.messages import Message
     from epp.server.report import Reports
 
 log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 METHOD = "StreamAccessLogs"
+
+
+class Sending(Protocol):
+    """An open stream of the log."""
+
+    def end(self) -> None:
+        """End it with status OK."""
 
 
 class AccessLogReceiver:
@@ -45,22 +50,23 @@ class AccessLogReceiver:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
-        self._streams: set[asyncio.Future[None]] = set()
+        self._streams: set[Sending] = set()
         self.received = 0
         self.malformed = 0
         self.failed = 0
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
-        method = grpc.stream_unary_rpc_method_handler(
-            self._receive, response_serializer=StreamAccessLogsResponse.SerializeToString
-        )
-        return grpc.method_handlers_generic_handler(SERVICE, {METHOD: method})
+    def opened(self, stream: Sending) -> None:
+        """A stream has begun."""
+        self._streams.add(stream)
 
-    def take(self, message: bytes) -> None:
+    def closed(self, stream: Sending) -> None:
+        """It is over."""
+        self._streams.discard(stream)
+
+    def take(self, message: Message) -> None:
         """One message of a stream."""
         try:
-            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
+            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
             self.malformed += 1
             return
@@ -78,24 +84,5 @@ class AccessLogReceiver:
 
         They have no end of their own, so without this a graceful stop of the server waits for them in vain.
         """
-        for ending in self._streams:
-            if not ending.done():
-                ending.set_result(None)
-
-    async def _receive(self, requests: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
-        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reading = asyncio.ensure_future(self._read(requests))
-        self._streams.add(ending)
-        try:
-            await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._streams.discard(ending)
-            reading.cancel()
-        return StreamAccessLogsResponse()
-
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        try:
-            async for message in requests:
-                self.take(message)
-        except Exception:
-            log.debug("a stream of the access log broke off", exc_info=True)
+        for stream in list(self._streams):
+            stream.end()

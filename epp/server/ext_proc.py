@@ -1,111 +1,165 @@
-"""The ext_proc service: a gRPC stream read and written, and ended so that nothing is lost.
+"""The ext_proc service on the picker's own transport: exchanges answer where messages are read.
 
-Owns how a stream ends on the wire. The method is served as one that answers with a single message, of which
-only the end is used: gRPC sends that message and the status as one batch, in one write, whereas the end of
-a streaming method follows its last message by a turn of the event loop, in which Envoy may have sent us
-pieces of an answer that it will then not get back (docs/transport.md). All messages before the last are
-written as they come. A stream that the other side has closed is ended with an empty message, which nobody
-reads.
+Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
+and without a turn of the event loop; only one whose tokens are still being counted makes a task, and what
+comes meanwhile waits behind it. So does what comes while our answers wait for room: the proxy may then fill
+its window and no more. The last message and the status are one write, always, which a proxy that shows
+responses in full duplex needs (docs/transport.md). Every call ends its exchange exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from collections import deque
+from typing import TYPE_CHECKING
 
 from epp.extproc.types import Abort, Finish
+from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
-from epp.server.health import EXT_PROC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from epp.server.exchange import Exchange
+    from epp.http2.calls import Call
+    from epp.http2.messages import Message
+    from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 
-class ExtProc:
-    """The servicer.
+class ProcessCall:
+    """One stream of the proxy's, which is one HTTP request.
 
     Args:
-        new_exchange: makes what carries one HTTP request.
+        call: on the wire.
+        exchange: what it is about.
         metrics: counted into.
-        single: whether streams may end with their pick; without it the method is an ordinary streaming one.
+        flush: writes what was sent, where no message is just being read.
     """
 
-    def __init__(self, new_exchange: Callable[[], Exchange], metrics: Metrics, *, single: bool) -> None:
-        self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
-        #: Set when the server begins to stop.
-        self.leaving = False
+    __slots__ = (
+        "_began_s",
+        "_call",
+        "_ending",
+        "_exchange",
+        "_flush",
+        "_metrics",
+        "_over",
+        "_task",
+        "_time_s",
+        "_waiting",
+    )
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """What the server is given."""
-        make = grpc.stream_unary_rpc_method_handler if self._single else grpc.stream_stream_rpc_method_handler
-        # Messages are serialized here: a single-answer method's context would not do it.
-        method = make(self._process, request_deserializer=ProcessingRequest.FromString)
-        return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method})
+    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None]) -> None:
+        self._call, self._exchange, self._metrics, self._flush = call, exchange, metrics, flush
+        self._time_s = asyncio.get_running_loop().time
+        self._began_s = self._time_s()
+        self._waiting: deque[bytes] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._ending = self._over = False
+        metrics.streams.inc()
 
-    async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
-        exchange = self._new_exchange()
-        self._metrics.streams.inc()
-        time_s = asyncio.get_running_loop().time
-        began_s, code = time_s(), grpc.StatusCode.INTERNAL
-        cut, last = True, b""
+    def message(self, message: Message) -> None:
+        """Answer it, or keep it until what is before it has been answered."""
+        if self._over:
+            return
+        if self._task is None and not self._waiting and not self._call.blocked:
+            self._take(message)
+        else:
+            self._waiting.append(bytes(message))
+            self._call.hold()
+
+    def ended(self) -> None:
+        """The proxy has sent its last: the end, once all of it is answered."""
+        self._ending = True
+        self._go_on()
+
+    def drained(self) -> None:
+        """What waited for room has gone."""
+        self._go_on()
+
+    def cancelled(self) -> None:
+        """The proxy has given the call up."""
+        if self._task is not None:
+            self._task.cancel()
+        self._end(Status.CANCELLED)
+
+    def _go_on(self) -> None:
+        """Answer what waits, as far as that goes."""
+        while self._waiting and self._task is None and not self._call.blocked and not self._over:
+            self._take(self._waiting.popleft())
+        if self._over or self._task is not None or self._waiting:
+            return
+        if self._ending:
+            self._finish(Status.OK)
+        elif not self._call.blocked:
+            self._call.release()
+
+    def _take(self, message: Message) -> None:
         try:
-            last = await self._converse(exchange, context)
-            cut, code = False, grpc.StatusCode.OK
-        except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except _AbortedError as aborted:
-            code = aborted.code
-            log.warning("a stream was aborted: %s", aborted.detail)
-            await context.abort(code, aborted.detail)
-        except Exception as error:
-            if self.leaving and isinstance(error, grpc.aio.BaseError):
-                raise  # the server has stopped under a stream that was over: gRPC says so in a line
+            request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
+            answer = self._exchange.take(request)
+            if isinstance(answer, tuple):
+                self._answer(answer)
+            else:
+                self._task = asyncio.ensure_future(self._wait(answer))
+        except Exception:
             log.exception("a stream failed")
+            self._failed()
+
+    async def _wait(self, waiting: Awaitable[Answer]) -> None:
+        """Answer once there is an answer, and then what has come meanwhile."""
+        try:
+            answer = await waiting
+            self._task = None
+            self._answer(answer)
+        except Exception:
+            log.exception("a stream failed")
+            self._task = None
+            self._failed()
+        self._go_on()
+        self._flush()
+
+    def _answer(self, answer: Answer) -> None:
+        replies, marker = answer
+        last = replies.pop() if replies and isinstance(marker, Finish) else None
+        for reply in replies:
+            self._call.send(reply.SerializeToString())
+        if isinstance(marker, Finish):
+            self._finish(Status.OK, last=None if last is None else last.SerializeToString())
+        elif isinstance(marker, Abort):
+            log.warning("a stream was aborted: %s", marker.detail)
+            self._finish(Status[marker.status], marker.detail)
+        elif self._call.over and not self._over:  # an answer was longer than is allowed
             self._metrics.stream_errors.inc()
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-        finally:
-            exchange.closed(cut=cut)
-            self._metrics.stream_ended(_go_name(code), time_s() - began_s)
-        return last if self._single else None
+            self._end(Status.RESOURCE_EXHAUSTED)
 
-    async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        """Read and write until either side ends the stream; the message to end it with."""
-        while True:
-            message = await context.read()
-            if message is grpc.aio.EOF:
-                return b""
-            replies, marker = await exchange.receive(message)
-            last = replies.pop() if self._single and replies and isinstance(marker, Finish) else None
-            for reply in replies:
-                await context.write(reply.SerializeToString())
-            if isinstance(marker, Finish):
-                return b"" if last is None else last.SerializeToString()
-            if isinstance(marker, Abort):
-                raise _AbortedError(grpc.StatusCode[marker.status], marker.detail)
+    def _failed(self) -> None:
+        self._metrics.stream_errors.inc()
+        self._finish(Status.INTERNAL, "internal error")
 
+    def _finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
+        self._call.finish(status, words, last=last)
+        self._end(status)
 
-class _AbortedError(Exception):
-    """The stream is to end with an error that is not the picker's."""
-
-    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
-        self.code, self.detail = code, detail
-        super().__init__(detail)
+    def _end(self, status: Status) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._waiting.clear()
+        self._metrics.stream_ended(go_name(status.name), self._time_s() - self._began_s)
+        try:
+            self._exchange.closed(cut=status is not Status.OK)
+        except Exception:
+            log.exception("a stream's end failed")
+            self._metrics.stream_errors.inc()
 
 
-def _go_name(code: grpc.StatusCode) -> str:
+def go_name(status: str) -> str:
     """A status as dashboards of llm-d know it, which is what Go calls it."""
-    if code in _GO_NAMES:
-        return _GO_NAMES[code]
-    return "".join(word.capitalize() for word in str(code.name).split("_"))
+    return _GO_NAMES.get(status) or "".join(word.capitalize() for word in status.split("_"))
 
 
-_GO_NAMES = {grpc.StatusCode.OK: "OK", grpc.StatusCode.CANCELLED: "Canceled"}
+_GO_NAMES = {"OK": "OK", "CANCELLED": "Canceled"}

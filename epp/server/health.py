@@ -1,6 +1,6 @@
-"""The gRPC health service: one state, asked for under several names, on one or two listeners.
+"""The gRPC health service's answers: one state, asked for under several names, on one or two listeners.
 
-Owns the state and its watchers. Names (llm-d's and Envoy's, source [E]):
+Owns the state and its watchers, not the wire. Names (llm-d's and Envoy's, source [E]):
 
 * ``liveness``: SERVING as long as the process answers. llm-d without leader election lets it follow the pool
   and the drain, so that a liveness probe kills a picker that waits for its pool or drains; not so here.
@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,8 +51,8 @@ class HealthState:
         return self.serving
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """The service on one listener.
+class HealthNames:
+    """What one listener answers. Answers are messages of the health protocol, which has no types here.
 
     Args:
         state: shared by the listeners.
@@ -63,26 +62,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
     def __init__(self, state: HealthState, *, any_name: bool) -> None:
         self._state, self._any_name = state, any_name
 
-    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
-        """The state under a name."""
-        status = self._status(request.service, serving=self._state.serving)
-        if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
-        return _Response(status=status)
+    def check(self, name: str) -> Any:
+        """The state under a name, None for one that is unknown."""
+        status = self._status(name, serving=self._state.serving)
+        return None if status is None else _Response(status=status)
 
-    async def Watch(  # noqa: N802
-        self, request: Any, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Any]:
-        """The state under a name, and every change of it."""
-        name, serving = request.service, self._state.serving
-        while True:
-            status = self._status(name, serving=serving)
-            yield _Response(status=_Response.SERVICE_UNKNOWN if status is None else status)
-            if name == LIVENESS or status is None:  # neither changes
-                await asyncio.Event().wait()
-            serving = await self._state.change_from(serving)
+    def unknown(self, name: str) -> str:
+        """What to say of such a name."""
+        return f"no service {name!r} here"
 
-    async def List(self, _request: Any, _context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+    def listed(self) -> Any:
         """The state under every known name."""
         serving = self._state.serving
         return health_pb2.HealthListResponse(
@@ -90,6 +79,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
                 name: _Response(status=self._status(name, serving=serving)) for name in (*READINESS, LIVENESS)
             }
         )
+
+    async def watch(self, name: str) -> AsyncIterator[Any]:
+        """The state under a name, and every change of it; no end."""
+        serving = self._state.serving
+        while True:
+            status = self._status(name, serving=serving)
+            yield _Response(status=_Response.SERVICE_UNKNOWN if status is None else status)
+            if name == LIVENESS or status is None:  # neither changes
+                await asyncio.Event().wait()
+            serving = await self._state.change_from(serving)
 
     def _status(self, name: str, *, serving: bool) -> Any:
         if name == LIVENESS:

@@ -1,4 +1,4 @@
-"""Listening sockets of the HTTP side; gRPC opens its own."""
+"""Listening sockets of the HTTP side and of the picker's own gRPC transport; grpcio opens its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,35 @@ def listening_socket(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the address cannot be bound.
     """
+    return _listening(host, port, at_most=1, backlog=128)[0]
+
+
+def listening_sockets(host: str, port: int, *, backlog: int) -> list[socket.socket]:
+    """A socket for each address of a name, on one port: ``localhost`` may be two.
+
+    Raises:
+        OSError: one of them cannot be bound.
+    """
+    return _listening(host, port, at_most=None, backlog=backlog)
+
+
+def _listening(host: str, port: int, *, at_most: int | None, backlog: int) -> list[socket.socket]:
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
+    opened: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
-        dual = host == "::" and family == socket.AF_INET6
-        return socket.create_server(address[:2], family=family, dualstack_ipv6=dual, backlog=128)
+        addresses = list(dict.fromkeys((family, address[:2]) for family, *_, address in found))
+        for family, address in addresses[:at_most]:
+            dual = host == "::" and family == socket.AF_INET6
+            chosen = opened[0].getsockname()[1] if opened else address[1]
+            opened.append(
+                socket.create_server(
+                    (address[0], chosen), family=family, dualstack_ipv6=dual, backlog=backlog
+                )
+            )
     except OSError as error:
+        for bound in opened:
+            bound.close()
         raise OSError(error.errno, f"cannot listen on {join_address(host, port)}: {error}") from error
+    return opened

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 import ssl
 from typing import TYPE_CHECKING
-
-import grpc
 
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    import grpc
 
     from epp.config.schema import ServerTls
 
@@ -126,13 +128,15 @@ class Pair:
 
 
 def grpc_credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.ServerCredentials | None:
-    """What the gRPC listener presents, None for plaintext.
+    """What a gRPC listener of grpcio's presents, None for plaintext.
 
     Raises:
         ConfigError: a file cannot be used.
     """
     if tls is None:
         return None
+    import grpc  # noqa: PLC0415  # only where grpcio serves
+
     ca = _client_ca(tls, base, source)
     if tls.self_signed:
         pem = self_signed(dt.datetime.now(dt.UTC))
@@ -152,6 +156,62 @@ def grpc_credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.Ser
 
     first = grpc.ssl_server_certificate_configuration([pair.pem], root_certificates=ca)
     return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=ca is not None)
+
+
+def rpc_context(tls: ServerTls | None, base: Path, source: str) -> ssl.SSLContext | None:
+    """What the picker's own gRPC listener presents, None for plaintext: HTTP/2 by ALPN, TLS 1.2 and newer.
+
+    A pair that was replaced is presented from the next handshake on, as grpcio does.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    if tls is None:
+        return None
+    ca = _client_ca(tls, base, source)
+    if tls.self_signed:
+        return _h2_context(self_signed(dt.datetime.now(dt.UTC)), ca, source)
+    pair = Pair(tls, base, source)
+    first = _h2_context(pair.pem, ca, source)
+    if tls.reload:
+        first.sni_callback = _renewing(pair, first, ca, source)
+    return first
+
+
+def _renewing(
+    pair: Pair, first: ssl.SSLContext, ca: bytes | None, source: str
+) -> Callable[[ssl.SSLSocket | ssl.SSLObject, str | None, ssl.SSLContext], None]:
+    """What OpenSSL asks at every handshake, server name or not: it may present another pair."""
+    current = first
+
+    def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        nonlocal current
+        if pair.changed():
+            log.info("new certificate")
+            current = _h2_context(pair.pem, ca, source)
+        if current is not first:
+            handshake.context = current
+
+    return renew
+
+
+def _h2_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
+    context.set_alpn_protocols(["h2"])
+    # OpenSSL reads a pair from files alone; this one is in memory, because there may be no disk to write to.
+    with os.fdopen(os.memfd_create("epp-tls"), "wb") as file:
+        file.write(pem[0] + b"\n" + pem[1])
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    if ca is not None:
+        try:
+            context.load_verify_locations(cadata=ca.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(source, "listen.tls.client_ca_file", f"no certificates: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def http_context(tls: ServerTls | None, base: Path, source: str) -> ssl.SSLContext | None:

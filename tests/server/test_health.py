@@ -8,7 +8,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.server.health import EXT_PROC, LIVENESS, READINESS, Health, HealthState
+from epp.server.health import EXT_PROC, LIVENESS, READINESS, HealthNames, HealthState
+from epp.server.metrics import Metrics
+from epp.server.services import Services
+from tests.kit.transports import BOTH, listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,18 +22,14 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 class Listener:
     """The service on a port of its own, and a client."""
 
-    def __init__(self, *, any_name: bool) -> None:
+    def __init__(self, transport: str, *, any_name: bool) -> None:
         self.state = HealthState()
-        self._any_name = any_name
+        names = HealthNames(self.state, any_name=any_name)
+        self._server = listener(transport, Services(Metrics(), names))
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
-        health_pb2_grpc.add_HealthServicer_to_server(
-            Health(self.state, any_name=self._any_name), self._server
-        )
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        address = await self._server.start("127.0.0.1:0")
+        self._channel = grpc.aio.insecure_channel(address)
         self.stub = health_pb2_grpc.HealthStub(self._channel)
 
     async def stop(self) -> None:
@@ -43,20 +42,20 @@ class Listener:
         return status
 
 
-@pytest.fixture
-async def alone() -> AsyncIterator[Listener]:
-    listener = Listener(any_name=True)
-    await listener.start()
-    yield listener
-    await listener.stop()
+@pytest.fixture(params=BOTH)
+async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
+    served = Listener(request.param, any_name=True)
+    await served.start()
+    yield served
+    await served.stop()
 
 
-@pytest.fixture
-async def shared() -> AsyncIterator[Listener]:
-    listener = Listener(any_name=False)
-    await listener.start()
-    yield listener
-    await listener.stop()
+@pytest.fixture(params=BOTH)
+async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
+    served = Listener(request.param, any_name=False)
+    await served.start()
+    yield served
+    await served.stop()
 
 
 @pytest.mark.parametrize("name", ["", "inference-extension", "readiness", EXT_PROC, "anything"])

@@ -11,10 +11,12 @@ from prometheus_client import generate_latest
 
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest
-from epp.server.ext_proc import ExtProc
-from epp.server.health import EXT_PROC
+from epp.server.als import AccessLogReceiver
+from epp.server.health import EXT_PROC, HealthNames, HealthState
 from epp.server.metrics import Metrics
+from epp.server.services import Services
 from tests.kit.replicas import metric
+from tests.kit.transports import BOTH, listener
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +35,9 @@ class Scripted:
 
     async def receive(self, _: ProcessingRequest) -> tuple[list[Any], Any]:
         return [], await self._answer()
+
+    def take(self, message: ProcessingRequest) -> Awaitable[Any]:
+        return self.receive(message)
 
     def closed(self, *, cut: bool) -> None:
         """Nothing to close."""
@@ -54,6 +59,7 @@ async def hangs() -> Any:
     await asyncio.Event().wait()
 
 
+@pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize(
     ("answer", "status", "code", "faults"),
     [
@@ -65,7 +71,7 @@ async def hangs() -> Any:
     ids=["ok", "protocol-violation", "fault", "reset"],
 )
 async def test_streams_are_counted_by_how_they_end(
-    answer: Callable[[], Awaitable[Any]], status: grpc.StatusCode, code: str, faults: int
+    answer: Callable[[], Awaitable[Any]], status: grpc.StatusCode, code: str, faults: int, transport: str
 ) -> None:
     metrics, exchange = Metrics(), Scripted(answer)
 
@@ -75,12 +81,12 @@ async def test_streams_are_counted_by_how_they_end(
         except KeyError:
             return 0.0
 
-    server = grpc.aio.server()
-    service = ExtProc(lambda: exchange, metrics, single=False)  # type: ignore[arg-type,return-value]  # scripted
-    server.add_generic_rpc_handlers((service.handler(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    names = HealthNames(HealthState(), any_name=False)
+    log = AccessLogReceiver(exchange)  # type: ignore[arg-type]  # nothing is reported
+    new_exchange: Any = lambda: exchange  # noqa: E731  # scripted
+    server = listener(transport, Services(metrics, names, new_exchange, log, may_leave=False))
+    address = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(address) as channel:
         method = channel.stream_stream(f"/{EXT_PROC}/Process", ProcessingRequest.SerializeToString)
         call = method()
         await call.write(ProcessingRequest())
@@ -92,7 +98,7 @@ async def test_streams_are_counted_by_how_they_end(
         async with asyncio.timeout(10):
             while not read(ENDED, code=code):
                 await asyncio.sleep(0.01)
-    await server.stop(None)
+    await server.stop(0)
     assert read(ENDED, code=code) == read(SECONDS) == 1
     assert read(OPEN) == 0
     assert read("epp_stream_errors_total") == faults, "what the other side does wrong is no fault of ours"

@@ -1,0 +1,294 @@
+"""gRPC calls on an HTTP/2 connection: streams become calls, bytes become messages, statuses become trailers.
+
+Owns what a call has told the other side so far. Rules:
+
+* A call that cannot be served is answered here, and the layer above never hears of it: an unknown path,
+  another content type, another method than POST, an encoding that is not known.
+* A call's events end with `CallCancelled`, exactly once, unless the layer above called `Call.finish`.
+* The last message and the status are one write: they stand side by side in the output.
+* What is said about a call that is over is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from epp.http2 import status as statuses
+from epp.http2.connection import Connection
+from epp.http2.events import (
+    ConnectionFailed,
+    DataReceived,
+    RequestReceived,
+    StreamDrained,
+    StreamEnded,
+    StreamReset,
+)
+from epp.http2.headers import encode
+from epp.http2.messages import MessageError, MessageReader, prefix
+from epp.http2.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from epp.http2.events import Event
+    from epp.http2.headers import RequestHead
+    from epp.http2.limits import Limits
+    from epp.http2.messages import Message
+    from epp.http2.stream import Stream
+
+#: Seconds of a unit of ``grpc-timeout``.
+_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_GRPC = b"application/grpc"
+#: What may follow it: nothing, a subtype, parameters.
+_FURTHER = (b"", b"+", b";")
+_PLAIN = (b"content-type", b"text/plain")
+
+
+class Call:
+    """One call.
+
+    Args:
+        calls: of whose connection it is.
+        stream: that carries it.
+        path: ``/package.Service/Method``.
+        reader: of its messages.
+        timeout_s: that the other side gives it, None for any time.
+
+    Attributes:
+        over: whether it has ended, in either way.
+        owner: whose it is, for the layer above.
+    """
+
+    __slots__ = ("_begun", "_calls", "_stream", "over", "owner", "path", "reader", "timeout_s")
+
+    def __init__(
+        self, calls: Calls, stream: Stream, path: bytes, reader: MessageReader, timeout_s: float | None
+    ) -> None:
+        self._calls, self._stream, self.reader = calls, stream, reader
+        self.path, self.timeout_s = path, timeout_s
+        self._begun = self.over = False
+        self.owner: Any = None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something that was sent waits for room; `CallDrained` says when it no longer does."""
+        return bool(self._stream.waiting)
+
+    def send(self, message: bytes) -> None:
+        """Send a message. One that is longer than allowed ends the call instead."""
+        if self.over or self._too_long(message):
+            return
+        self._begin()
+        self._calls.connection.send_data(self._stream, message, prefix=prefix(len(message)))
+
+    def finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
+        """End the call, with a last message where there is one."""
+        if self.over or (last is not None and self._too_long(last)):
+            return
+        if last is not None:
+            self.send(last)
+        self.over = True
+        del self._calls.open[self]
+        block = statuses.trailers if self._begun else statuses.trailers_only
+        self._calls.connection.send_headers(self._stream, block(status, words), end=True)
+
+    def hold(self) -> None:
+        """Messages are not taken for now: the other side may send what its window allows."""
+        self._calls.connection.hold(self._stream)
+
+    def release(self) -> None:
+        """They are taken again."""
+        self._calls.connection.release(self._stream)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._calls.connection.send_headers(self._stream, statuses.HEAD_BLOCK)
+
+    def _too_long(self, message: bytes) -> bool:
+        longest = self._calls.max_send_bytes
+        if len(message) <= longest:
+            return False
+        words = f"Sent message larger than max ({len(message)} vs. {longest})"
+        self.finish(Status.RESOURCE_EXHAUSTED, words)
+        return True
+
+
+@dataclass(slots=True)
+class CallStarted:
+    """A call for a path that is served."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class MessageReceived:
+    """A message, good until the next bytes are received."""
+
+    call: Call
+    message: Message
+
+
+@dataclass(slots=True)
+class CallEnded:
+    """No message will come any more; the call is still to be finished."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class CallDrained:
+    """Nothing that was sent waits any more."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class CallCancelled:
+    """The call is over, and not by us."""
+
+    call: Call
+
+
+CallEvent = CallStarted | MessageReceived | CallEnded | CallDrained | CallCancelled
+
+
+class Calls:
+    """The calls of one connection.
+
+    Args:
+        paths: that are served.
+        max_receive_bytes: longest message taken.
+        max_send_bytes: longest message sent.
+        limits: of the connection.
+
+    Attributes:
+        connection: below.
+        failed: why the connection was ended, ``""`` while it was not.
+    """
+
+    def __init__(
+        self,
+        paths: Container[bytes],
+        *,
+        max_receive_bytes: int,
+        max_send_bytes: int,
+        limits: Limits | None = None,
+    ) -> None:
+        self._paths, self._max_receive_bytes = paths, max_receive_bytes
+        self.max_send_bytes = max_send_bytes
+        self.connection = Connection(limits)
+        self.failed = ""
+        #: Calls that have neither been finished nor cancelled.
+        self.open: dict[Call, None] = {}
+
+    def receive(self, data: bytes, now_s: float) -> list[CallEvent]:
+        """Take what has come; what comes of it, in order."""
+        return self._translate(self.connection.receive(data, now_s))
+
+    def uncork(self) -> list[CallEvent]:
+        """The socket takes data again."""
+        return self._translate(self.connection.uncork())
+
+    def lost(self) -> list[CallEvent]:
+        """The socket is gone, and every call with it."""
+        return self._cancel_all()
+
+    def _translate(self, events: list[Event]) -> list[CallEvent]:
+        told: list[CallEvent] = []
+        for event in events:
+            if isinstance(event, DataReceived):
+                call = event.stream.owner
+                if call is not None and not call.over:
+                    self._data(call, event, told)
+            elif isinstance(event, RequestReceived):
+                self._request(event, told)
+            elif isinstance(event, StreamEnded):
+                self._ended(event.stream, told)
+            elif isinstance(event, StreamReset):
+                self._cancel(event.stream.owner, told)
+            elif isinstance(event, StreamDrained):
+                call = event.stream.owner
+                if call is not None and not call.over:
+                    told.append(CallDrained(call))
+            elif isinstance(event, ConnectionFailed):
+                self.failed = event.detail
+                told += self._cancel_all()
+        return told
+
+    def _request(self, event: RequestReceived, told: list[CallEvent]) -> None:
+        """A stream becomes a call, or is answered here."""
+        stream, head = event.stream, event.head
+        kind = head.fields.get(b"content-type", b"")
+        if head.method != b"POST":
+            self._plain(stream, b"405", b"only POST is served here\n")
+            return
+        if not kind.startswith(_GRPC) or kind[len(_GRPC) : len(_GRPC) + 1] not in _FURTHER:
+            self._plain(stream, b"415", b"only application/grpc is served here\n")
+            return
+        try:
+            encoding = head.fields.get(b"grpc-encoding", b"identity")
+            call = Call(
+                self, stream, head.path, MessageReader(self._max_receive_bytes, encoding), _timeout_s(head)
+            )
+            if head.path not in self._paths:
+                raise MessageError(Status.UNIMPLEMENTED, "Method not found!")  # noqa: TRY301  # one answer to all
+        except MessageError as error:
+            block = statuses.trailers_only(error.status, error.words)
+            self.connection.send_headers(stream, block, end=True)
+            return
+        stream.owner = call
+        self.open[call] = None
+        told.append(CallStarted(call))
+
+    def _plain(self, stream: Stream, code: bytes, words: bytes) -> None:
+        """An answer to who speaks no gRPC."""
+        self.connection.send_headers(stream, encode(((b":status", code), _PLAIN)))
+        self.connection.send_data(stream, words, end=True)
+
+    def _data(self, call: Call, event: DataReceived, told: list[CallEvent]) -> None:
+        try:
+            for message in call.reader.feed(event.data):
+                event.stream.received = True
+                told.append(MessageReceived(call, message))
+        except MessageError as error:
+            call.finish(error.status, error.words)
+            told.append(CallCancelled(call))
+
+    def _ended(self, stream: Stream, told: list[CallEvent]) -> None:
+        call = stream.owner
+        if call is None or call.over:
+            return
+        if call.reader.partial:
+            call.finish(Status.INTERNAL, "the call ended within a message")
+            told.append(CallCancelled(call))
+        else:
+            told.append(CallEnded(call))
+
+    def _cancel(self, call: Call | None, told: list[CallEvent]) -> None:
+        if call is not None and not call.over:
+            call.over = True
+            del self.open[call]
+            told.append(CallCancelled(call))
+
+    def _cancel_all(self) -> list[CallEvent]:
+        told: list[CallEvent] = []
+        for call in list(self.open):
+            self._cancel(call, told)
+        return told
+
+
+def _timeout_s(head: RequestHead) -> float | None:
+    """What ``grpc-timeout`` says; None where nothing.
+
+    Raises:
+        MessageError: it says nothing that can be understood.
+    """
+    told = head.fields.get(b"grpc-timeout")
+    if told is None:
+        return None
+    number, unit = told[:-1], told[-1:]
+    if unit not in _UNITS_S or not number.isdigit() or len(number) > 8:
+        raise MessageError(Status.INTERNAL, "a grpc-timeout that is no time")
+    return int(number) * _UNITS_S[unit]

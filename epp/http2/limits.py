@@ -1,0 +1,75 @@
+"""What one connection may take up, and how often the other side may ask for what costs us and brings nothing.
+
+Owns the figures. Windows are large because a picker reads long prompts and reads them at once; what they
+allow to be held is bounded by the connection's window, whatever the number of streams. Frames that want an
+answer, or that say nothing, come out of buckets that fill with time: known attacks are floods of such frames
+(CVE-2019-9512 to 9518, CVE-2023-44487, CVE-2024-24549, CVE-2025-8671), and no proxy comes near these rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many at once, and so many a second in the long run."""
+
+    burst: float
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one connection.
+
+    Attributes:
+        max_streams: open at once; proxies open another connection beyond, and what comes nevertheless is
+            refused.
+        stream_window_bytes: what may come on a stream before we say that more may.
+        connection_window_bytes: the same of all streams.
+        max_frame_bytes: longest DATA frame.
+        max_control_bytes: longest frame of any other kind.
+        max_header_list_bytes: of a request, as RFC 9113 counts it: 32 bytes a field, name and value.
+        max_continuations: frames that a header block may be spread over.
+        pings: PING frames.
+        settings: SETTINGS frames; each may touch every open stream.
+        idle_frames: empty DATA frames, PRIORITY and kinds that nobody knows.
+        useless_streams: streams reset before they carried anything, by either side.
+    """
+
+    max_streams: int = 4096
+    stream_window_bytes: int = 4 * 1024 * 1024
+    connection_window_bytes: int = 64 * 1024 * 1024
+    max_frame_bytes: int = 256 * 1024
+    max_control_bytes: int = 16 * 1024
+    max_header_list_bytes: int = 16 * 1024
+    max_continuations: int = 32
+    pings: Rate = Rate(1000, 200)
+    settings: Rate = Rate(100, 10)
+    idle_frames: Rate = Rate(10_000, 1000)
+    useless_streams: Rate = Rate(1000, 100)
+
+
+class Bucket:
+    """What is left of a rate.
+
+    Args:
+        rate: how it fills.
+    """
+
+    __slots__ = ("_filled_s", "_left", "_rate")
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate, self._left, self._filled_s = rate, rate.burst, float("-inf")
+
+    def take(self, now_s: float) -> bool:
+        """Take one; whether there was one. The first ever taken starts the time."""
+        waited_s = now_s - self._filled_s
+        if waited_s > 0:
+            self._left = min(self._rate.burst, self._left + waited_s * self._rate.per_s)
+            self._filled_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

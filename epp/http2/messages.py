@@ -1,0 +1,126 @@
+"""gRPC messages cut from a stream's bytes: a flag, a length in four bytes, the message.
+
+Owns the bytes of a message that has not come whole. One that lies within a piece is handed on as a view of
+it, uncopied; one in several pieces is put together once. A message that is too long is refused by its length,
+before anything of it is kept, and a compressed one while it is unpacked.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from epp.http2.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A message as it is handed on; all of these are read by protobuf.
+Message = bytes | bytearray | memoryview
+
+PREFIX_BYTES = 5
+_PREFIX = struct.Struct(">BL")
+#: What zlib is to expect, by the name of the encoding.
+_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+
+
+class MessageError(Exception):
+    """A call whose messages cannot be read.
+
+    Args:
+        status: that it ends with.
+        words: for the other side.
+    """
+
+    def __init__(self, status: Status, words: str) -> None:
+        self.status, self.words = status, words
+        super().__init__(words)
+
+
+def prefix(length: int) -> bytes:
+    """What stands before a message that is not compressed."""
+    return _PREFIX.pack(0, length)
+
+
+class MessageReader:
+    """Cuts one call's messages.
+
+    Args:
+        max_bytes: longest message, as it is and unpacked.
+        encoding: what ``grpc-encoding`` says.
+
+    Raises:
+        MessageError: an encoding that is not known here.
+    """
+
+    __slots__ = ("_bits", "_held", "_max_bytes", "_wanted")
+
+    def __init__(self, max_bytes: int, encoding: bytes = b"identity") -> None:
+        self._max_bytes = max_bytes
+        self._bits = _WINDOW_BITS.get(encoding, 0)
+        if not self._bits and encoding != b"identity":
+            shown = encoding[:60].decode("latin-1")
+            raise MessageError(Status.UNIMPLEMENTED, f"messages compressed as {shown!r} are not understood")
+        self._held = bytearray()
+        self._wanted = PREFIX_BYTES
+
+    @property
+    def partial(self) -> bool:
+        """Whether something has come that is no whole message yet."""
+        return bool(self._held)
+
+    def feed(self, piece: memoryview) -> Iterator[Message]:
+        """Take a piece; the messages that are whole now.
+
+        Raises:
+            MessageError: one is too long, or cannot be unpacked.
+        """
+        at, end = 0, len(piece)
+        while at < end:
+            if not self._held and end - at >= PREFIX_BYTES:
+                flag, length = _PREFIX.unpack_from(piece, at)
+                self._check(flag, length)
+                stop = at + PREFIX_BYTES + length
+                if stop <= end:
+                    yield self._unpacked(flag, piece[at + PREFIX_BYTES : stop])
+                    at = stop
+                    continue
+                self._wanted = PREFIX_BYTES + length
+            size = min(self._wanted - len(self._held), end - at)
+            self._held += piece[at : at + size]
+            at += size
+            if len(self._held) < self._wanted:
+                continue
+            flag, length = _PREFIX.unpack_from(self._held)
+            if self._wanted == PREFIX_BYTES:
+                self._check(flag, length)
+                self._wanted += length
+                if length:
+                    continue
+            whole, self._held, self._wanted = self._held, bytearray(), PREFIX_BYTES
+            yield self._unpacked(flag, memoryview(whole)[PREFIX_BYTES:])
+
+    def _check(self, flag: int, length: int) -> None:
+        if length > self._max_bytes:
+            words = f"Received message larger than max ({length} vs. {self._max_bytes})"
+            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
+        if flag > 1:
+            raise MessageError(Status.INTERNAL, f"a message with the flag {flag}")
+        if flag and not self._bits:
+            raise MessageError(Status.INTERNAL, "a compressed message on a call that names no compression")
+
+    def _unpacked(self, flag: int, message: memoryview) -> Message:
+        if not flag:
+            return message
+        unpacking = zlib.decompressobj(self._bits)
+        try:
+            plain = unpacking.decompress(message, self._max_bytes + 1)
+        except zlib.error as error:
+            raise MessageError(Status.INTERNAL, f"a message that cannot be unpacked: {error}") from error
+        if len(plain) > self._max_bytes:
+            words = f"Received message larger than max (unpacked, {self._max_bytes})"
+            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
+        if not unpacking.eof:
+            raise MessageError(Status.INTERNAL, "a message whose compression breaks off")
+        return plain

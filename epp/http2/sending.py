@@ -1,0 +1,166 @@
+"""What goes out: frames in order, as far as the other side's windows and the socket let them.
+
+Owns the output that has not been taken, the connection's send window and what waits for windows. Rules:
+
+* Control frames and headers never wait. Data waits for its stream's window, the connection's, and the socket
+  (`corked`); trailers wait for the data before them.
+* Streams that wait for the connection alone take turns, a frame each. One that waits for its own window is
+  looked at when that grows, so that no frame of the other side costs a look at every stream.
+* A stream that we end before the other side has is reset without an error behind its last frame, as
+  RFC 9113 section 8.1 has it: nobody reads what would still come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from epp.http2 import frames
+from epp.http2.frames import ErrorCode
+from epp.http2.stream import Stream, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: An update of the dynamic table's size to 0, due once where the other side wants a smaller one.
+_NO_TABLE = b"\x20"
+
+
+class Sender:
+    """The sending half of a connection.
+
+    Args:
+        on_end: told of a stream that we have ended, once its last frame is in the output.
+    """
+
+    def __init__(self, on_end: Callable[[Stream], None]) -> None:
+        self._on_end = on_end
+        self._output: list[bytes | memoryview] = []
+        self._ready: dict[Stream, None] = {}
+        self._table_due = False
+        self.window = frames.DEFAULT_WINDOW_BYTES
+        self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        #: Set while the socket takes no more: data waits.
+        self.corked = False
+
+    def take(self) -> bytes:
+        """What is to be written, which is then gone from here."""
+        output, self._output = self._output, []
+        return b"".join(output)
+
+    def control(self, frame: bytes) -> None:
+        """A frame that nothing holds up."""
+        self._output.append(frame)
+
+    def table_limited(self) -> None:
+        """The other side allows a smaller dynamic table: the next block has to say that it is used."""
+        self._table_due = True
+
+    def headers(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
+        """A header block; behind data that waits, where there is some."""
+        if stream.over:
+            return
+        if stream.waiting:
+            stream.waiting.append(Waiting(None, block, end))
+        else:
+            self._headers(stream, block, end=end)
+
+    def data(self, stream: Stream, data: bytes, *, prefix: bytes = b"", end: bool = False) -> None:
+        """Data of a stream: ``prefix`` and then ``data``, now or as soon as there is room."""
+        if stream.over:
+            return
+        size = len(prefix) + len(data)
+        if not stream.waiting and self._room(stream, size) and size <= self.max_frame_bytes:
+            stream.send_window -= size
+            self.window -= size
+            flags = frames.END_STREAM if end else 0
+            self._output.append(frames.head(frames.DATA, flags, stream.number, size) + prefix)
+            self._output.append(data)
+            if end:
+                self._end(stream)
+            return
+        if stream.waiting is None:
+            stream.waiting = deque()
+        stream.waiting.append(Waiting(memoryview(prefix + data if prefix else data), b"", end))
+        if len(stream.waiting) == 1:
+            self._advance(stream)
+
+    def grew(self, stream: Stream) -> bool:
+        """A stream's window has grown: send of what waits; whether nothing waits any more."""
+        return self._advance(stream) if stream.waiting and stream not in self._ready else False
+
+    def flush(self) -> list[Stream]:
+        """Room was made for everybody: send of what waits; the streams for which nothing waits any more."""
+        drained = []
+        while self._ready and self.window > 0 and not self.corked:
+            stream = next(iter(self._ready))
+            del self._ready[stream]
+            if self._advance(stream, frames_at_most=1):
+                drained.append(stream)
+        return drained
+
+    def forget(self, streams: Iterable[Stream]) -> None:
+        """These are gone, with what waited for them."""
+        for stream in streams:
+            self._ready.pop(stream, None)
+            stream.waiting = None
+
+    def _room(self, stream: Stream, size: int) -> bool:
+        return not self.corked and (size == 0 or (size <= stream.send_window and size <= self.window))
+
+    def _advance(self, stream: Stream, frames_at_most: int = 1 << 30) -> bool:
+        """Send of what waits for a stream; whether nothing waits any more."""
+        waiting = stream.waiting
+        while waiting:
+            item = waiting[0]
+            if item.data is None:
+                waiting.popleft()
+                self._headers(stream, item.block, end=item.end)
+                continue
+            if not self._piece(stream, item):
+                return False
+            if not item.data:
+                waiting.popleft()
+            frames_at_most -= 1
+            if waiting and frames_at_most <= 0 and waiting[0].data is not None:
+                self._ready[stream] = None
+                return False
+        return True
+
+    def _piece(self, stream: Stream, item: Waiting) -> bool:
+        """One frame of an item, which keeps the rest; False where there is no room."""
+        data = item.data
+        assert data is not None  # noqa: S101  # looked at before
+        size = min(len(data), self.max_frame_bytes, max(0, stream.send_window), max(0, self.window))
+        if self.corked or (data and size == 0):
+            if self.corked or stream.send_window > 0:
+                self._ready[stream] = None
+            return False
+        stream.send_window -= size
+        self.window -= size
+        end = item.end and size == len(data)
+        flags = frames.END_STREAM if end else 0
+        self._output.append(frames.head(frames.DATA, flags, stream.number, size))
+        self._output.append(data[:size])
+        item.data = data[size:]
+        if end:
+            self._end(stream)
+        return True
+
+    def _headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
+        if self._table_due:
+            self._table_due, block = False, _NO_TABLE + block
+        flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
+        for at in range(0, len(block) or 1, self.max_frame_bytes):
+            piece = block[at : at + self.max_frame_bytes]
+            last = at + len(piece) >= len(block)
+            kind = frames.HEADERS if at == 0 else frames.CONTINUATION
+            shown = (flags if last else flags & ~frames.END_HEADERS) if at == 0 else flags & 4 * last
+            self._output.append(frames.frame(kind, shown, stream.number, piece))
+        if end:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        if not stream.ended_there:
+            self._output.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
+        self._on_end(stream)

@@ -1,0 +1,70 @@
+"""One stream's state: what each side has ended, its windows, what waits to be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections import deque
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Something to be sent once there is room for it.
+
+    Attributes:
+        data: of a DATA frame; where it is None, ``block`` is sent.
+        block: trailers.
+        end: whether the stream ends with it.
+    """
+
+    data: memoryview | None
+    block: bytes
+    end: bool
+
+
+class Stream:
+    """One stream. Changed by the connection and by what sends for it, read by others.
+
+    Args:
+        number: the stream's.
+        send_window: bytes that the other side takes.
+        receive_window: bytes that it may send.
+        expected_bytes: what its ``content-length`` says, negative for nothing.
+
+    Attributes:
+        ended_there: the other side has ended it.
+        over: it is gone: ended by both, or reset.
+        held: what comes is not to be made up for by larger windows, because nobody takes it for now.
+        owed: bytes received since its window was last enlarged.
+        withheld: of them, those that the connection's window was not enlarged by either, because it is held.
+        received: whether it has carried what was worth its while.
+        owner: whose it is, for the layer above.
+    """
+
+    __slots__ = (
+        "ended_there",
+        "expected_bytes",
+        "held",
+        "number",
+        "over",
+        "owed",
+        "owner",
+        "receive_window",
+        "received",
+        "send_window",
+        "waiting",
+        "withheld",
+    )
+
+    def __init__(
+        self, number: int, *, send_window: int, receive_window: int, expected_bytes: int = -1
+    ) -> None:
+        self.number = number
+        self.send_window, self.receive_window = send_window, receive_window
+        self.expected_bytes = expected_bytes
+        self.ended_there = self.over = self.held = self.received = False
+        self.owed = self.withheld = 0
+        self.waiting: deque[Waiting] | None = None
+        self.owner: Any = None

@@ -1,0 +1,183 @@
+"""The services as grpcio serves them: ext_proc, the access log, health. All that knows grpc.aio's servicers.
+
+Owns how a stream of ext_proc ends on grpcio's wire. The method is served as one that answers with a single
+message, of which only the end is used: gRPC sends that message and the status as one batch, in one write,
+whereas the end of a streaming method follows its last message by a turn of the event loop, in which Envoy may
+have sent us pieces of an answer that it will then not get back (docs/transport.md). All messages before the
+last are written as they come. A stream that the other side has closed is ended with an empty message, which
+nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from epp.extproc.types import Abort, Finish
+from epp.pb.access_log_pb2 import StreamAccessLogsResponse
+from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.server.als import METHOD as ACCESS_LOG_METHOD
+from epp.server.als import SERVICE as ACCESS_LOG
+from epp.server.ext_proc import go_name
+from epp.server.health import EXT_PROC
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from epp.server.als import AccessLogReceiver
+    from epp.server.exchange import Exchange
+    from epp.server.health import HealthNames
+    from epp.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class ExtProc:
+    """The servicer.
+
+    Args:
+        new_exchange: makes what carries one HTTP request.
+        metrics: counted into.
+        single: whether streams may end with their pick; without it the method is an ordinary streaming one.
+    """
+
+    def __init__(self, new_exchange: Callable[[], Exchange], metrics: Metrics, *, single: bool) -> None:
+        self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
+        #: Set when the server begins to stop.
+        self.leaving = False
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What the server is given."""
+        make = grpc.stream_unary_rpc_method_handler if self._single else grpc.stream_stream_rpc_method_handler
+        # Messages are serialized here: a single-answer method's context would not do it.
+        method = make(self._process, request_deserializer=ProcessingRequest.FromString)
+        return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method})
+
+    async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
+        exchange = self._new_exchange()
+        self._metrics.streams.inc()
+        time_s = asyncio.get_running_loop().time
+        began_s, code = time_s(), grpc.StatusCode.INTERNAL
+        cut, last = True, b""
+        try:
+            last = await self._converse(exchange, context)
+            cut, code = False, grpc.StatusCode.OK
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except _AbortedError as aborted:
+            code = aborted.code
+            log.warning("a stream was aborted: %s", aborted.detail)
+            await context.abort(code, aborted.detail)
+        except Exception as error:
+            if self.leaving and isinstance(error, grpc.aio.BaseError):
+                raise  # the server has stopped under a stream that was over: gRPC says so in a line
+            log.exception("a stream failed")
+            self._metrics.stream_errors.inc()
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        finally:
+            exchange.closed(cut=cut)
+            self._metrics.stream_ended(go_name(str(code.name)), time_s() - began_s)
+        return last if self._single else None
+
+    async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        """Read and write until either side ends the stream; the message to end it with."""
+        while True:
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return b""
+            replies, marker = await exchange.receive(message)
+            last = replies.pop() if self._single and replies and isinstance(marker, Finish) else None
+            for reply in replies:
+                await context.write(reply.SerializeToString())
+            if isinstance(marker, Finish):
+                return b"" if last is None else last.SerializeToString()
+            if isinstance(marker, Abort):
+                raise _AbortedError(grpc.StatusCode[marker.status], marker.detail)
+
+
+class _AbortedError(Exception):
+    """The stream is to end with an error that is not the picker's."""
+
+    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(detail)
+
+
+class AccessLog:
+    """The access log's servicer.
+
+    Args:
+        receiver: takes what is sent.
+    """
+
+    def __init__(self, receiver: AccessLogReceiver) -> None:
+        self._receiver = receiver
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What the server is given."""
+        method = grpc.stream_unary_rpc_method_handler(
+            self._receive, response_serializer=StreamAccessLogsResponse.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(ACCESS_LOG, {ACCESS_LOG_METHOD: method})
+
+    async def _receive(self, requests: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
+        stream = _Ending()
+        reading = asyncio.ensure_future(self._read(requests))
+        self._receiver.opened(stream)
+        try:
+            await asyncio.wait((reading, stream.future), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._receiver.closed(stream)
+            reading.cancel()
+        return StreamAccessLogsResponse()
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for message in requests:
+                self._receiver.take(message)
+        except Exception:
+            log.debug("a stream of the access log broke off", exc_info=True)
+
+
+class _Ending:
+    """The end of a stream that has none of its own."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Ask for it."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
+    """The health servicer of one listener.
+
+    Args:
+        names: what is told under which name.
+    """
+
+    def __init__(self, names: HealthNames) -> None:
+        self._names = names
+
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+        """The state under a name."""
+        answer = self._names.check(request.service)
+        if answer is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, self._names.unknown(request.service))
+        return answer
+
+    async def Watch(self, request: Any, _context: object) -> AsyncIterator[Any]:  # noqa: N802
+        """The state under a name, and every change of it."""
+        async for answer in self._names.watch(request.service):
+            yield answer
+
+    async def List(self, _request: Any, _context: object) -> Any:  # noqa: N802
+        """The state under every known name."""
+        return self._names.listed()

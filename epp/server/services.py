@@ -1,0 +1,59 @@
+"""What a gRPC listener serves, whichever transport it is of.
+
+Owns the list of services of a listener and their paths on the picker's own transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from epp.server.als import METHOD as ACCESS_LOG_METHOD
+from epp.server.als import SERVICE as ACCESS_LOG
+from epp.server.ext_proc import ProcessCall
+from epp.server.health import EXT_PROC
+from epp.server.rpc_handlers import AccessLogCall, Watch, health_service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.server.als import AccessLogReceiver
+    from epp.server.exchange import Exchange
+    from epp.server.health import HealthNames
+    from epp.server.metrics import Metrics
+    from epp.server.rpc_handlers import Serve
+
+
+@dataclass(slots=True)
+class Services:
+    """The services of one listener.
+
+    Attributes:
+        metrics: counted into.
+        health: what its health service tells.
+        new_exchange: makes what carries one HTTP request; None for a listener without ext_proc.
+        access_log: takes Envoy's reports; None for a listener that does not.
+        may_leave: whether streams may end with their pick.
+        watchers: who watches the health service, on the picker's own transport.
+    """
+
+    metrics: Metrics
+    health: HealthNames
+    new_exchange: Callable[[], Exchange] | None = None
+    access_log: AccessLogReceiver | None = None
+    may_leave: bool = True
+    watchers: set[Watch] = field(default_factory=set)
+
+    def methods(self) -> dict[str, Serve]:
+        """What serves a call, by its path."""
+        methods = health_service(self.health, self.watchers)
+        new_exchange, metrics, access_log = self.new_exchange, self.metrics, self.access_log
+        if new_exchange is not None:
+            methods[f"/{EXT_PROC}/Process"] = lambda call, flush: ProcessCall(
+                call, new_exchange(), metrics, flush
+            )
+        if access_log is not None:
+            methods[f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}"] = lambda call, flush: AccessLogCall(
+                call, flush, access_log
+            )
+        return methods

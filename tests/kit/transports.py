@@ -1,0 +1,25 @@
+"""The picker's gRPC listeners by name, for tests that hold on both, and which one other tests run on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from epp.server.grpcio_server import GrpcioServer
+from epp.server.rpc_server import RpcServer
+
+if TYPE_CHECKING:
+    from epp.server.services import Services
+
+BUILTIN, GRPCIO = "builtin", "grpcio"
+BOTH = (BUILTIN, GRPCIO)
+#: For a whole run on one transport, e.g. ``EPP_TEST_TRANSPORT=grpcio pytest tests/e2e``; "" is the default's.
+CHOSEN = os.environ.get("EPP_TEST_TRANSPORT", "")
+LONGEST_BYTES = 4 * 1024 * 1024
+
+
+def listener(transport: str, services: Services) -> RpcServer | GrpcioServer:
+    """A plaintext listener that takes messages of `LONGEST_BYTES`."""
+    if transport == BUILTIN:
+        return RpcServer(services.methods(), max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES)
+    return GrpcioServer(services, max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES)
