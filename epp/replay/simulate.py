@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from epp.errors import EppError
 from epp.policies.lodestar import Lodestar
 from epp.replay.learned import Learning, Lesson, run_learned
 from epp.replay.measure import METRICS, Figures, Run, counted, figures, from_window
@@ -136,6 +138,9 @@ def run_all(
         tasks: picklable values.
         workers: processes; 1 runs everything here.
         on_done: called with the number of tasks done so far.
+
+    Raises:
+        EppError: a worker process was ended from outside.
     """
     if workers <= 1 or len(tasks) <= 1:
         results = []
@@ -156,6 +161,11 @@ def run_all(
                     future.result()  # the first error stops the rest
                 if on_done is not None:
                     on_done(len(futures) - len(pending))
+        except BrokenProcessPool as error:
+            raise EppError(
+                "a worker process was ended from outside: killed by somebody, or by the system for its"
+                " memory; fewer --workers need less, and with --resume what is finished stays"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

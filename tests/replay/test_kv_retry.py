@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from epp.replay.kv_retry.cell import CellFigures, RetryTask, fleet, requests_of,
 from epp.replay.kv_retry.document import conclusion, document, encode
 from epp.replay.kv_retry.prior import LANGUAGES, LENGTHS, NAMES, draw_truth, right_answers, stated
 from epp.replay.kv_retry.report import render, tables
-from epp.replay.simulate import PolicyChoice
+from epp.replay.simulate import PolicyChoice, run_all
 from epp.signals.capability import Cell
 from epp.sim.retry import Asked, Question, RetrySim
 from epp.sim.scenario import WindowOptions
@@ -198,6 +200,16 @@ def test_a_comparison_goes_on_with_the_draws_it_has(tmp_path: Path, monkeypatch:
     (tmp_path / "draws" / "101.json").write_text("[]")
     with pytest.raises(EppError, match="holds no finished draw"):
         replay("laar", 1)
+
+
+def _end_this_process(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_worker_that_is_killed_is_told_in_words() -> None:
+    with pytest.raises(EppError, match=r"ended from outside.*--resume"):
+        run_all(_end_this_process, [1, 2], workers=2)
 
 
 @pytest.mark.parametrize(
