@@ -239,9 +239,14 @@ class Entry:
             return isinstance(cell.load, PrefixGroups) and not cell.shifts
         return self.learns != "tried" and not (self.shifts_only and not cell.shifts)
 
-    def settings(self, size: Size) -> LearnerSettings:
-        """The learner's settings, changed."""
+    def settings(self, size: Size, cell: Cell) -> LearnerSettings:
+        """The learner's settings, changed; in a long cell rounds are as rare as the paper's."""
         settings = size.settings
+        if cell.long:
+            every = FULL.settings.data.every
+            settings = msgspec.structs.replace(
+                settings, data=msgspec.structs.replace(settings.data, every=every)
+            )
         for section, values in self.changes.items():
             changed = msgspec.structs.replace(getattr(settings, section), **values)
             settings = msgspec.structs.replace(settings, **{section: changed})

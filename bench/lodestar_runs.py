@@ -127,7 +127,7 @@ def run(job: Job) -> Summary:
         weights = {"imbalance_requests": job.weights[0], "sigmas": job.weights[1]}
     lesson = None
     if entry.learns:
-        settings = entry.settings(size)
+        settings = entry.settings(size, cell)
         policy = Lodestar(**entry.params)  # type: ignore[arg-type]  # of the table
         model, freeze_at_s = None, None
         if entry.learns == "offline":

@@ -1,7 +1,7 @@
-"""What runs say together: ratios to the heuristic, times to learn and to recover, shares.
+"""What runs say together: ratios to the heuristic, times to learn and to recover, shares, trials.
 
-Owns the arithmetic. A mean over seeds and cells is of logarithms of ratios; a ratio above 1 is in favour of
-`LODESTAR`. Pure.
+Owns the arithmetic. A mean over seeds and cells is of logarithms of ratios, its interval over seeds; a ratio
+above 1 is in favour of `LODESTAR`. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from bench.lodestar_cells import HEURISTIC, LODESTAR
+from bench.intervals import factor
+from bench.lodestar_cells import HEURISTIC, LODESTAR, TRIED
 from bench.lodestar_runs import BIN_S, Summary
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Row(msgspec.Struct, frozen=True):
         seeds: run.
         mean_ms: geometric mean of mean TTFTs after learning.
         p99_ms: of 99th percentiles.
-        mean_ratio: of this entry's mean to `LODESTAR`'s; above 1 it is slower.
+        mean_ratio: of this entry's mean to `LODESTAR`'s, and its interval; above 1 it is slower.
         p99_ratio: likewise.
         whole_mean_ratio: of whole runs, cold start included.
         whole_p99_ratio: likewise.
@@ -47,8 +48,8 @@ class Row(msgspec.Struct, frozen=True):
     seeds: int
     mean_ms: float
     p99_ms: float
-    mean_ratio: float
-    p99_ratio: float
+    mean_ratio: tuple[float, float, float]
+    p99_ratio: tuple[float, float, float]
     whole_mean_ratio: float
     whole_p99_ratio: float
     failed: int
@@ -89,6 +90,34 @@ class Learned(msgspec.Struct, frozen=True):
     by_class: dict[str, tuple[float, float, float, float]]
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """What became of the learned policy on trial in one cell under one seed; ratios above 1 are slower.
+
+    Attributes:
+        cell: name.
+        seed: of it.
+        story: phases, in words.
+        promoted: whether the machine put it in force, and nothing took it back.
+        began_s: when its first stage began; NaN for never.
+        ended_s: when it was promoted, or given up; NaN for neither.
+        untried: mean TTFT of the same policy without a trial since its first model, to the heuristic's.
+        during: of the policy on trial, from its beginning to its end, to the heuristic's of the same time.
+        after: likewise from its end on.
+        whole: likewise of everything.
+    """
+
+    cell: str
+    seed: int
+    story: list[str]
+    promoted: bool
+    began_s: float
+    ended_s: float
+    untried: float
+    during: float
+    after: float
+    whole: float
+
+
 class Result(msgspec.Struct, frozen=True):
     """Everything.
 
@@ -98,7 +127,8 @@ class Result(msgspec.Struct, frozen=True):
         weights: cell -> the heuristic's constants.
         rows: entries by cell.
         learned: by cell.
-        mean_ratio: of the heuristic to `LODESTAR` over the steady cells.
+        trials: of the long cells.
+        mean_ratio: of the heuristic to `LODESTAR` over the steady cells, and its interval.
         p99_ratio: likewise.
         runs: what they were made from.
     """
@@ -108,8 +138,9 @@ class Result(msgspec.Struct, frozen=True):
     weights: dict[str, dict[str, tuple[float, float]]]
     rows: list[Row]
     learned: list[Learned]
-    mean_ratio: float
-    p99_ratio: float
+    trials: list[Trial]
+    mean_ratio: tuple[float, float, float]
+    p99_ratio: tuple[float, float, float]
     runs: list[Summary]
 
 
@@ -124,7 +155,7 @@ def summarise(
     by = {(run.cell, run.entry): dict[int, Summary]() for run in runs}
     for run in runs:
         by[run.cell, run.entry][run.seed] = run
-    rows, learned = [], []
+    rows, learned, trials = [], [], []
     for cell in cells:
         ours = by.get((cell.name, LODESTAR), {})
         for label in dict.fromkeys(run.entry for run in runs if run.cell == cell.name):
@@ -136,23 +167,57 @@ def summarise(
         pairs = [(ours[seed], theirs[seed]) for seed in seeds if seed in ours and seed in theirs]
         if pairs:
             learned.append(_learned(cell, size, pairs))
-    steady = {cell.name for cell in cells if not cell.shifts}
-    against = [row for row in rows if row.entry == HEURISTIC and row.cell in steady]
+        tried = by.get((cell.name, TRIED), {})
+        trials += [
+            _trial(tried[seed], ours.get(seed), theirs[seed])
+            for seed in seeds
+            if seed in tried and seed in theirs
+        ]
     return Result(
         size=size.name,
         seeds=list(seeds),
         weights={cell: dict(found) for cell, found in weights.items()},
         rows=rows,
         learned=learned,
-        mean_ratio=_geometric([row.mean_ratio for row in against]),
-        p99_ratio=_geometric([row.p99_ratio for row in against]),
+        trials=trials,
+        mean_ratio=_over_steady(cells, by, "mean_ms"),
+        p99_ratio=_over_steady(cells, by, "p99_ms"),
         runs=list(runs),
     )
 
 
+def _over_steady(
+    cells: Sequence[Cell], by: Mapping[tuple[str, str], Mapping[int, Summary]], field: str
+) -> tuple[float, float, float]:
+    """The heuristic to `LODESTAR`, cells of equal weight; the interval over seeds that ran all of them."""
+    logs: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        if cell.shifts or cell.long:
+            continue
+        ours, theirs = (by.get((cell.name, label), {}) for label in (LODESTAR, HEURISTIC))
+        both = {
+            seed: math.log(_of(theirs[seed], field) / _of(ours[seed], field))
+            for seed in ours
+            if seed in theirs
+        }
+        if both:
+            logs[cell.name] = both
+    if not logs:
+        return math.nan, math.nan, math.nan
+    whole = [seed for seed in set().union(*logs.values()) if all(seed in found for found in logs.values())]
+    if len(whole) > 1:
+        return factor([float(np.mean([found[seed] for found in logs.values()])) for seed in sorted(whole)])
+    point = float(np.mean([np.mean(list(found.values())) for found in logs.values()]))
+    return math.exp(point), math.nan, math.nan
+
+
+def _of(run: Summary, field: str) -> float:
+    return float(getattr(run, field))
+
+
 def _row(cell: str, label: str, mine: Sequence[Summary], ours: Sequence[Summary]) -> Row:
-    def ratio(field: str) -> float:
-        return _geometric([getattr(a, field) / getattr(b, field) for a, b in zip(mine, ours, strict=True)])
+    def ratio(field: str) -> tuple[float, float, float]:
+        return factor([math.log(_of(a, field) / _of(b, field)) for a, b in zip(mine, ours, strict=True)])
 
     return Row(
         cell=cell,
@@ -162,8 +227,8 @@ def _row(cell: str, label: str, mine: Sequence[Summary], ours: Sequence[Summary]
         p99_ms=_geometric([run.p99_ms for run in mine]),
         mean_ratio=ratio("mean_ms"),
         p99_ratio=ratio("p99_ms"),
-        whole_mean_ratio=ratio("whole_mean_ms"),
-        whole_p99_ratio=ratio("whole_p99_ms"),
+        whole_mean_ratio=ratio("whole_mean_ms")[0],
+        whole_p99_ratio=ratio("whole_p99_ms")[0],
         failed=sum(run.failed for run in mine),
     )
 
@@ -201,9 +266,48 @@ def after_gate(ours: Summary, theirs: Summary) -> float:
     """Ratio of mean TTFTs since the window in which the first model came into force; NaN without one."""
     if ours.first_model_s is None:
         return math.nan
-    begin = int(ours.first_model_s / BIN_S) + 1
-    a, b = ([v for v in run.bins_ms[begin:] if v is not None] for run in (ours, theirs))
+    return between(ours, theirs, ours.first_model_s)
+
+
+def between(ours: Summary, theirs: Summary, from_s: float, to_s: float = math.inf) -> float:
+    """Ratio of mean TTFTs of the whole windows of a time; NaN where there is none."""
+    begin = int(from_s / BIN_S) + 1 if from_s > 0.0 else 0
+    end = None if math.isinf(to_s) else int(to_s / BIN_S)
+    a, b = ([v for v in run.bins_ms[begin:end] if v is not None] for run in (ours, theirs))
     return _mean(a) / _mean(b) if a and b else math.nan
+
+
+#: Phases in which the learned policy is not on trial any more, or not yet.
+_IDLE = ("baseline", "search", "frozen")
+
+
+def _trial(tried: Summary, untried: Summary | None, theirs: Summary) -> Trial:
+    began_s = ended_s = math.nan
+    promoted = False
+    for at_s, phase, _ in tried.trial:
+        if phase == "screen" and math.isnan(began_s):
+            began_s = at_s
+        if math.isnan(began_s):
+            continue
+        promoted = phase == "probation" or (promoted and phase != "baseline")
+        if math.isnan(ended_s) and (phase == "probation" or phase in _IDLE):
+            ended_s = at_s
+    promoted = promoted or any(phase == "baseline" and " stays: " in why for _, phase, why in tried.trial)
+    over = not math.isnan(ended_s)
+    return Trial(
+        cell=tried.cell,
+        seed=tried.seed,
+        story=[f"{at_s:,.0f} s {phase}: {why}" for at_s, phase, why in tried.trial],
+        promoted=promoted,
+        began_s=began_s,
+        ended_s=ended_s,
+        untried=math.nan if untried is None else after_gate(untried, theirs),
+        during=math.nan
+        if math.isnan(began_s)
+        else between(tried, theirs, began_s, ended_s if over else math.inf),
+        after=between(tried, theirs, ended_s) if over else math.nan,
+        whole=between(tried, theirs, 0.0),
+    )
 
 
 def settled_s(bins_ms: Sequence[float | None], from_s: float, to_s: float) -> float:

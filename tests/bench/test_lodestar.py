@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from bench.lodestar_cells import CELLS, ENTRIES, FULL, HEURISTIC, LODESTAR, SHORT, SMOKE
+from bench.lodestar_cells import CELLS, ENTRIES, FULL, HEURISTIC, LODESTAR, SHORT, SMOKE, TRIED
 from bench.lodestar_report import page, tables, text_of
 from bench.lodestar_runs import BIN_S, SIZES, Job, Shelf, Summary, run
 from bench.lodestar_summary import after_gate, settled_s, summarise
@@ -71,7 +71,7 @@ class TestCells:
         assert len({entry.label for entry in ENTRIES}) == len(ENTRIES)
         for entry in ENTRIES:
             create(entry.policy, entry.params)
-            entry.settings(SHORT)
+            entry.settings(SHORT, STEADY)
         assert {"linear model", "frozen midway", "offline only", "no K-filter"} <= {e.label for e in ENTRIES}
 
     def test_a_trial_is_held_where_there_is_time_for_it_and_nowhere_else(self) -> None:
@@ -96,8 +96,11 @@ class TestSummary:
         runs += [summary(cell, HEURISTIC, 1, 100.0), summary(cell, HEURISTIC, 2, 400.0)]
         result = summarise([STEADY], SHORT, (1, 2), {}, runs)
         row = next(row for row in result.rows if row.entry == HEURISTIC)
-        assert row.mean_ratio == pytest.approx(2.0)
-        assert (result.mean_ratio, result.p99_ratio) == pytest.approx((2.0, 2.0))
+        assert row.mean_ratio == result.mean_ratio == result.p99_ratio
+        point, low, high = row.mean_ratio
+        assert point == pytest.approx(2.0)
+        assert (low * high) ** 0.5 == pytest.approx(2.0)
+        assert (low < 1.0, high > 4.0) == (True, True)  # two seeds that far apart show nothing
         learned = result.learned[0]
         assert learned.worst_after_gate == pytest.approx(1.0)
         assert learned.fallback_share == pytest.approx(0.1)  # of the 60 decisions since the first model
@@ -106,7 +109,7 @@ class TestSummary:
     def test_shifted_cells_are_not_in_the_headline(self) -> None:
         runs = [ours(SHIFT.name, 1, 100.0), summary(SHIFT.name, HEURISTIC, 1, 900.0)]
         result = summarise([SHIFT], SHORT, (1,), {}, runs)
-        assert math.isnan(result.mean_ratio)
+        assert math.isnan(result.mean_ratio[0])
         assert result.learned[0].shift_fallback_share == pytest.approx(0.03)
 
     def test_what_was_not_run_is_left_out(self) -> None:
@@ -126,6 +129,41 @@ class TestSummary:
         theirs = summary("c", HEURISTIC, 1, 100.0, bins_ms=[100.0] * 5)
         assert after_gate(mine, theirs) == pytest.approx(1.1)
         assert math.isnan(after_gate(ours("c", 1, 1.0, first_model_s=None), theirs))
+
+
+class TestTrials:
+    CELL = next(cell for cell in CELLS if cell.long)
+
+    def told(self, *phases: tuple[float, str, str], after_ms: float = 100.0) -> list[str]:
+        tried = ours(self.CELL.name, 1, 100.0, trial=list(phases), bins_ms=[150.0] * 20 + [after_ms] * 20)
+        tried = msgspec.structs.replace(tried, entry=TRIED)
+        plain = ours(self.CELL.name, 1, 100.0, bins_ms=[130.0] * 40)
+        theirs = summary(self.CELL.name, HEURISTIC, 1, 100.0, bins_ms=[100.0] * 40)
+        result = summarise([self.CELL], SHORT, (1,), {}, [tried, plain, theirs])
+        (rows,) = (rows for rows in tables(result) if rows[0][0].startswith("on trial"))
+        assert math.isnan(result.mean_ratio[0])  # a long cell is in no headline
+        return rows[1]
+
+    def test_one_given_up_leaves_the_heuristic(self) -> None:
+        found = self.told((0.0, "search", "x"), (60.0, "screen", "c1"), (600.0, "baseline", "harm: slow"))
+        assert found[2:7] == ["1.30", "60, 600", "1.50", "1.00", "1.25"]
+        assert found[7] == "the heuristic stays (600 s baseline: harm: slow)"
+
+    def test_one_promoted_decides_afterwards(self) -> None:
+        phases = ((60.0, "screen", "c1"), (600.0, "probation", "candidate 1 promoted: better"))
+        assert self.told(*phases, after_ms=80.0)[5:] == [
+            "0.80",
+            "1.15",
+            "promoted (600 s probation: candidate 1 promoted: better)",
+        ]
+        taken_back = (900.0, "baseline", "candidate 1 demoted: slow")
+        assert "heuristic stays" in self.told(*phases, taken_back)[7]
+        kept = (900.0, "baseline", "candidate 1 stays: nothing to regret")
+        assert "promoted" in self.told(*phases, kept)[7]
+
+    def test_one_that_is_not_over_says_so(self) -> None:
+        found = self.told((60.0, "screen", "c1"), (300.0, "switchback", "no harm"))
+        assert found[3:] == ["60, -", "1.23", "-", "1.25", "not over"]
 
 
 def test_the_page_and_the_text_tell_the_same() -> None:
