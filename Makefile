@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full demo-tuner demo-lodestar calibration clean
+.PHONY: help setup demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -147,6 +147,14 @@ bench-lodestar: setup ## Lodestar in simulated pools, its ablations and shifts, 
 
 bench-lodestar-full: setup ## the paper's sizes, all cells, constants tuned first; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.lodestar --full --tune --folder build/lodestar-full-runs --out build/lodestar-full
+
+RETRIES := --policy laar,laar-paper,least-load,session-affinity --resume
+bench-laar: setup ## retries over 100 draws into build/laar (25 minutes of CPU time; goes on where it was), what a decision costs
+	$(BIN)/epp replay --workload kv-retry $(RETRIES) --out build/laar
+	$(BIN)/python -m bench.correctness_cost
+
+bench-laar-shared: setup ## retries on contexts in common, 20 draws, into build/laar-shared (5 minutes of CPU time)
+	$(BIN)/epp replay --workload kv-retry-shared --seeds 20 $(RETRIES) --out build/laar-shared
 
 calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
 	$(BIN)/python -m bench.calibration
