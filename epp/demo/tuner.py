@@ -114,6 +114,7 @@ class Rehearsals:
             state.incumbent,
             budget=budget,
             goal=self.rules.settings.goal,
+            looks=1 + state.fruitless,
             seed=self.seed,
             on_try=told,
             window_requests=WINDOW_REQUESTS,

@@ -55,6 +55,7 @@ class Task(msgspec.Struct):
         search: state of an earlier search, empty for none.
         refused: weights that live trials did not promote.
         goal: what live trials are judged by.
+        looks: candidates sought in a row, this one included.
     """
 
     records: str
@@ -67,6 +68,7 @@ class Task(msgspec.Struct):
     search: dict[str, object] = {}
     refused: list[dict[str, float]] = []
     goal: Goal = Goal()
+    looks: int = 1
 
 
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
@@ -89,6 +91,7 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
         search=remembered.get("search", {}),
         refused=refused,
         goal=setup.rules.settings.goal,
+        looks=1 + state.fruitless,
     )
 
 
@@ -115,6 +118,7 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
         incumbent,
         budget=task.budget,
         goal=task.goal,
+        looks=task.looks,
         seed=task.seed,
         options=WindowOptions(config=config),
         on_try=None if tell is None else lambda n: tell(f"{n} of {task.budget} measurements"),

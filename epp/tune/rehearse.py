@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, cast
 
 from epp.replay.compare import compare
@@ -49,7 +50,7 @@ TRUST = 3.0
 SAME = 0.02
 #: Part of the budget that a search which found nothing again and again still gets.
 _LEAST_PART = 8
-_P95 = Statistic(95)
+_P95, _NORMAL = Statistic(95), NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ def rehearse(
     *,
     budget: int,
     goal: Goal | None = None,
+    looks: int = 1,
     seed: int = 0,
     options: WindowOptions | None = None,
     on_try: Callable[[int], None] | None = None,
@@ -178,6 +180,7 @@ def rehearse(
         incumbent: weights in force, all of them.
         budget: measurements to make.
         goal: what a live trial would be judged by; the default one when None.
+        looks: how often in a row a candidate was sought, this time included.
         seed: of network and draws.
         options: how the picker is configured; recorded requests are always sent at their own time.
         on_try: called with the number of measurements so far.
@@ -201,11 +204,11 @@ def rehearse(
         if on_try is not None:
             on_try(so_far.tried)
     found = replace(so_far, weights={**incumbent, **search.recommend()})
-    return _judged(stage, judged, found, goal or Goal())
+    return _judged(stage, judged, found, goal or Goal(), looks)
 
 
 def _judged(
-    stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehearsed, goal: Goal
+    stage: Stage, judged: Sequence[Sequence[TraceRequest]], found: Rehearsed, goal: Goal, looks: int
 ) -> Rehearsed:
     names = [n for n, v in found.weights.items() if not math.isclose(v, found.incumbent[n], rel_tol=SAME)]
     if not names:
@@ -216,7 +219,7 @@ def _judged(
     a, b = cast("Sequence[Any]", ours), cast("Sequence[Any]", theirs)
     ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
     failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
-    worth, reason = worth_a_trial(ttft, e2e, failed, goal)
+    worth, reason = worth_a_trial(ttft, e2e, failed, goal, looks)
     return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e, errors=failed)
 
 
@@ -232,8 +235,19 @@ def _paired(
     return out
 
 
-def worth_a_trial(ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal) -> tuple[bool, str]:
-    """Whether a live trial is worth it: of the measure that it judges, and by as much as it could show."""
+def worth_a_trial(
+    ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal, looks: int = 1
+) -> tuple[bool, str]:
+    """Whether a live trial is worth it: of the measure that it judges, and by as much as it could show.
+
+    Args:
+        ttft: candidate against incumbent.
+        e2e: likewise.
+        failed: requests of incumbent and candidate.
+        goal: what the trial would be judged by.
+        looks: candidates sought in a row, this one included; the interval of the gain must hold for all of
+            them at once (Bonferroni), or the one that follows a row in vain would be a lucky one.
+    """
     if math.isnan(ttft.high) or math.isnan(e2e.high):
         return False, f"too few requests to judge on: {ttft.n} of {ttft.sessions} sessions"
     said = f"TTFT p95 {_change(ttft)}, E2E p95 {_change(e2e)} on requests it was not searched on"
@@ -241,7 +255,8 @@ def worth_a_trial(ttft: Comparison, e2e: Comparison, failed: tuple[int, int], go
         return False, f"more requests fail ({failed[1]} against {failed[0]}); {said}"
     # Felt latency is E2E but for the wait before the first token, which it has too.
     what, measured = ("TTFT", ttft) if goal.measure == "ttft" else ("E2E", e2e)
-    if measured.high >= 1.0:
+    width = _NORMAL.inv_cdf(1.0 - 0.025 / looks) / _NORMAL.inv_cdf(0.975)
+    if math.log(measured.ratio) + width * math.log(measured.high / measured.ratio) >= 0.0:
         return False, f"no gain in {what} is shown: {said}"
     if e2e.ratio > 1.0 or e2e.high > 1.0 + E2E_MARGIN:
         return False, f"E2E may become worse: {said}"

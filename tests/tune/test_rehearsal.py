@@ -123,6 +123,13 @@ def test_what_a_trial_would_not_end_well_for_is_not_proposed(
     assert "searched on" in reason or word == "too few requests"
 
 
+def test_the_gain_must_be_the_surer_the_more_often_one_was_sought() -> None:
+    ttft, e2e = compared("ttft_ms", 0.92, 0.954, 0.995), compared("e2e_ms", 0.96, 0.99, 1.02)
+    assert [worth_a_trial(ttft, e2e, (0, 0), Goal(), looks)[0] for looks in (1, 3)] == [True, False]
+    sure = compared("ttft_ms", 0.86, 0.90, 0.94)
+    assert worth_a_trial(sure, e2e, (0, 0), Goal(), 5)[0]
+
+
 def test_a_search_that_finds_nothing_costs_less_each_time() -> None:
     assert [budget_after(120, n) for n in range(6)] == [120, 60, 30, 15, 15, 15]
     assert budget_after(3, 5) == 1
@@ -150,7 +157,8 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
     state.search = {"proposed": {"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}}
     assert task_of(setup, state, budget=4).refused == [state.search["proposed"]]
     state.fruitless = 1
-    assert task_of(setup, state, budget=4).budget == 2
+    again = task_of(setup, state, budget=4)
+    assert (again.budget, again.looks) == (2, 2)
     state.fruitless = 0
     told: list[str] = []
     rehearsal = ChildRehearsal(setup, budget=4, tell=told.append)
