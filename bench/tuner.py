@@ -104,7 +104,7 @@ def _plays(*, seeds: int, pool_s: float) -> Iterator[Run]:
                 yield label, partial(played, place, old, new, n, pool_s=pool_s)
 
 
-def _drifts(*, seeds: int = 1, hours: int = 5, budget: int = 32) -> Iterator[Run]:
+def _drifts(*, seeds: int = 1, hours: int = 4, budget: int = 16) -> Iterator[Run]:
     for n in range(seeds):
         for what in DRIFTS:
             yield f"{what} {n} {hours} {budget}", partial(drift, what, n, hours=hours, budget=budget)

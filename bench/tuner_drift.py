@@ -39,7 +39,7 @@ def drift(what: str, seed: int, *, hours: float, budget: int) -> Figures:
         budget: measurements of searches.
     """
     before, after = DRIFTS[what]
-    start, defaults = best_of(before, POLICY, budget=budget), defaults_of(POLICY)
+    start, defaults = dict(best_of(before, POLICY, budget=budget)), defaults_of(POLICY)
     rehearsals = Rehearsals(POLICY, after.fleet, rules_of(POLICY), seed=seed, budget=budget)
     world = _drifting(before, after, start, seed, rehearsals)
     world.state.phase = "frozen"

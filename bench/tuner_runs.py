@@ -8,6 +8,7 @@ weights meet them alike (common random numbers).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bench.tuner_cells import CELLS
@@ -97,6 +98,7 @@ def optimum(place: str, policy: str, *, budget: int) -> Figures:
     return {"weights": best_of(CELLS[place], policy, budget=budget)}
 
 
+@lru_cache(maxsize=32)
 def best_of(cell: Cell, policy: str, *, budget: int) -> dict[str, float]:
     """The best weights of a cell: searched and picked on `SEARCHED_ON`."""
     loads = [cell.load(SEARCHED_ON + i, BIN_S) for i in range(2)]
