@@ -2,8 +2,8 @@
 
 Owns the list of entries and the shortening of cells. Runs nothing.
 
-The paper's own baselines stand here in two ways, both with engine metrics read every 30 s (source [G]): as
-its router has them, two of them with a live term, and by those metrics alone, as source [P] had them.
+The paper's own baselines stand here in two ways: as its router has them, with engine metrics read every 30 s
+and live terms in two of them (source [G]), and by engine metrics alone, read every second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 CANDIDATE = "gorgo-ms"
 
-#: Groups of entries. The paper's own baselines as its router has them, and by old metrics alone; others as
+#: Groups of entries. The paper's own baselines as its router has them, and by engine metrics alone; others as
 #: their sources publish or ship them; the same with live counters and with tuned weights; ablations of the
 #: candidate; yardsticks.
-OURS, PAPER, PAPER_OLD, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
-    "ours", "paper", "paper, old metrics", "published", "live", "ablation", "yardstick"
+OURS, PAPER, PAPER_SCRAPED, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
+    "ours", "paper", "paper, scraped", "published", "live", "ablation", "yardstick"
 )  # fmt: skip
 #: The paper's routers read engine metrics this often (source [G]).
 _PAPER_SCRAPE_S = 30.0
@@ -81,7 +81,6 @@ _LIVE = (
     _entry(LIVE, "power-of-two"),
     _entry(LIVE, "session-affinity"),
 )
-_STALE = ("least-load-stale", "least-request-stale", "prefix-cache-stale")
 _PUBLISHED = (
     _entry(PUBLISHED, "dynamo-softmax"),
     _entry(PUBLISHED, "llm-d"),
@@ -89,7 +88,6 @@ _PUBLISHED = (
     _entry(PUBLISHED, "lmetric", "lmetric scraped", params={"counts": "engine"}),
     _entry(PUBLISHED, "prefix-threshold", "prefix-threshold scraped", params={"counts": "engine"}),
     _entry(PUBLISHED, "mooncake-static"),
-    *(_entry(PUBLISHED, name) for name in _STALE),
     _entry(PUBLISHED, "round-robin"),
     _entry(PUBLISHED, "random"),
 )
@@ -101,14 +99,16 @@ _OURS = (
 )
 
 
-def _old(group: str, name: str) -> Entry:
-    return Entry(f"{name} 30 s", group, PolicyChoice(name), scrape_s=_PAPER_SCRAPE_S)
-
-
 _PAPER = (
     _entry(PAPER, "session-affinity-hash256"),
-    *(_old(PAPER, name) for name in ("least-load", "least-request", "prefix-cache-stale")),
-    *(_old(PAPER_OLD, name) for name in ("least-load-stale", "least-request-stale")),
+    *(
+        Entry(f"{name} 30 s", PAPER, PolicyChoice(name), scrape_s=_PAPER_SCRAPE_S)
+        for name in ("least-load", "least-request", "prefix-cache-stale")
+    ),
+    *(
+        _entry(PAPER_SCRAPED, name)
+        for name in ("least-load-stale", "least-request-stale", "prefix-cache-stale")
+    ),
 )
 _YARDSTICKS = tuple(_entry(YARDSTICK, name) for name in ("greedy-oracle-ttft", "greedy-oracle-total"))
 #: Entries that differ in their default weights alone are the same policy once tuned.

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bench.policy_entries import CANDIDATE
-from bench.policy_summary import BEST_LIVE, BEST_OLD, BEST_PAPER, GORGO, GORGO_TUNED, METRICS, ORACLE
+from bench.policy_summary import BEST_LIVE, BEST_PAPER, BEST_SCRAPED, GORGO, GORGO_TUNED, METRICS, ORACLE
 from epp.replay.comparison import cell_entry, fleet_rows
 from epp.replay.document import SCHEMA, Document, encode
 from epp.replay.report.page import render
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bench.policy_summary import Against, CellRuns, Summary
 
-OPPONENTS = (BEST_PAPER, BEST_OLD, GORGO, GORGO_TUNED, BEST_LIVE, ORACLE)
+OPPONENTS = (BEST_PAPER, BEST_SCRAPED, GORGO, GORGO_TUNED, BEST_LIVE, ORACLE)
 MARGIN = 0.05
 
 
@@ -41,11 +41,16 @@ def tables(summary: Summary, runs: Sequence[CellRuns]) -> list[list[list[str]]]:
 
 def _means(summary: Summary) -> list[list[str]]:
     rows = [["against", "TTFT p95", "E2E p95", "worst cell, TTFT", "worst cell, E2E"]]
+    rows[0] += ["the oracle against it"] if summary.oracle else []
     for name in OPPONENTS:
         if name in summary.means:
             worst = summary.worst[name]
             ends = [f"{_percent(worst[metric][1])} ({worst[metric][0]})" for metric in METRICS]
             rows.append([name, *(_interval(summary.means[name].ratios[metric]) for metric in METRICS), *ends])
+            if summary.oracle:
+                found = summary.oracle.get(name)
+                both = found and " / ".join(_percent(found.ratios[metric][0]) for metric in METRICS)
+                rows[-1].append(f"{both} %" if both else "-")
     return rows
 
 
@@ -72,7 +77,7 @@ def _against(found: Against | None, name: str) -> str:
     if found is None:
         return "-"
     both = " / ".join(_interval(found.ratios[metric]) for metric in METRICS)
-    return f"{both} (`{found.rival}`)" if name in {BEST_PAPER, BEST_OLD, BEST_LIVE} else both
+    return f"{both} (`{found.rival}`)" if name in {BEST_PAPER, BEST_SCRAPED, BEST_LIVE} else both
 
 
 def _interval(values: tuple[float, float, float]) -> str:

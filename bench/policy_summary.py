@@ -10,12 +10,12 @@ in all cells (Student, with the degrees of freedom of all of them).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.policy_entries import CANDIDATE, LIVE, OURS, PAPER, PAPER_OLD, YARDSTICK
+from bench.policy_entries import CANDIDATE, LIVE, OURS, PAPER, PAPER_SCRAPED, YARDSTICK
 from epp.replay.evidence import MIN_UNITS, SeedEvidence, ratio
 
 if TYPE_CHECKING:
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 METRICS = ("ttft_ms", "e2e_ms")
 #: The opponents, in the order of the tables: by what name, and which entries of a cell they are the best of.
 BEST_PAPER = "best of the paper's baselines"
-BEST_OLD = "the same, by old metrics alone"
+BEST_SCRAPED = "the same, by metrics of a second alone"
 GORGO = "gorgo, published weights"
 GORGO_TUNED = "gorgo, tuned"
 BEST_LIVE = "best live baseline of the cell"
 ORACLE = "oracle of the total"
 #: What could be served with.
-_REAL = {OURS, LIVE, PAPER, PAPER_OLD}
-#: Of the paper's baselines those that count what they have sent themselves.
-_WITH_LIVE_TERM = {"least-load 30 s", "least-request 30 s"}
+_REAL = {OURS, LIVE, PAPER, PAPER_SCRAPED}
+_ORACLE = "greedy-oracle-total"
 _SEED = 20_260_701
 #: Two-sided 95 % of Student's t by degrees of freedom, up to 19; more seeds than 20 take the last.
 _STUDENT = (
@@ -92,12 +91,14 @@ class Summary:
         means: the candidate over each opponent, and over each entry, mean over the cells.
         worst: per opponent and metric, the cell with the highest upper end, and that.
         places: per entry, how far it is behind the best live baseline of each cell, mean over cells.
+        oracle: as ``means``, of the oracle of the total instead of the candidate; empty where it did not run.
     """
 
     rows: tuple[Row, ...]
     means: Mapping[str, Against]
     worst: Mapping[str, Mapping[str, tuple[str, float, float]]]
     places: Mapping[str, tuple[float, float]]
+    oracle: Mapping[str, Against] = field(default_factory=dict)
 
 
 def summarise(runs: Sequence[CellRuns], entries: Mapping[str, Entry], candidate: str = CANDIDATE) -> Summary:
@@ -109,7 +110,10 @@ def summarise(runs: Sequence[CellRuns], entries: Mapping[str, Entry], candidate:
         name: {metric: max(_uppers(rows, name, metric), key=lambda found: found[1]) for metric in METRICS}
         for name in names
     }
-    return Summary(tuple(rows), means, worst, _places(runs, entries))
+    oracle: Mapping[str, Against] = {}
+    if candidate != _ORACLE and all(_ORACLE in run.outcomes for run in runs):
+        oracle = summarise(runs, entries, _ORACLE).means
+    return Summary(tuple(rows), means, worst, _places(runs, entries), oracle)
 
 
 def _row(run: CellRuns, entries: Mapping[str, Entry], candidate: str) -> Row:
@@ -132,11 +136,11 @@ def _opponents(run: CellRuns, entries: Mapping[str, Entry]) -> dict[str, list[st
 
     named = {
         BEST_PAPER: of(PAPER),
-        BEST_OLD: [label for label in of(PAPER, PAPER_OLD) if label not in _WITH_LIVE_TERM],
+        BEST_SCRAPED: [label for label in of(PAPER, PAPER_SCRAPED) if entries[label].scrape_s is None],
         GORGO: ["gorgo"],
         GORGO_TUNED: ["gorgo tuned"],
         BEST_LIVE: of(LIVE),
-        ORACLE: ["greedy-oracle-total"],
+        ORACLE: [_ORACLE],
     }
     return named | {label: [label] for label in run.outcomes}
 

@@ -23,7 +23,7 @@ from bench.policy_entries import (
 )
 from bench.policy_report import text_of, write_report
 from bench.policy_runs import Shelf, source_digest
-from bench.policy_summary import BEST_LIVE, BEST_OLD, BEST_PAPER, CellRuns, summarise
+from bench.policy_summary import BEST_LIVE, BEST_PAPER, BEST_SCRAPED, CellRuns, summarise
 from epp.policies.registry import POLICIES, create
 from epp.replay.measure import Figures, Quantiles
 from epp.replay.policy_cells import POLICY_CELLS, SCORING_SEEDS
@@ -119,14 +119,17 @@ def test_yardsticks_and_the_papers_baselines_are_no_live_baselines() -> None:
         CANDIDATE: [(90, 900)],
         "greedy-oracle-total": [(1, 1)],
         "least-request 30 s": [(2, 2)],
-        "least-request-stale 30 s": [(3, 3)],
-        "least-request-stale": [(1, 1)],
+        "least-request-stale": [(3, 3)],
         "lmetric": [(3, 3)],
     }
     summary = summarise([cell_runs(0, figures)], BY_LABEL)
     assert summary.rows[0].against[BEST_LIVE].rival == "lmetric"
     assert summary.rows[0].against[BEST_PAPER].rival == "least-request 30 s"
-    assert summary.rows[0].against[BEST_OLD].rival == "least-request-stale 30 s"
+    assert summary.rows[0].against[BEST_SCRAPED].rival == "least-request-stale"
+    oracle = summary.oracle[BEST_LIVE]
+    assert oracle.rival == BEST_LIVE
+    assert oracle.ratios["ttft_ms"][0] == pytest.approx(1 / 3)
+    assert "| -66.7 / -66.7 % |" in text_of(summary, [cell_runs(0, figures)])
 
 
 def test_the_papers_baselines_read_engine_metrics_as_seldom_as_its_router() -> None:
