@@ -144,6 +144,7 @@ bench-tuner-full: setup ## the same with all seeds and long trials; hours, may b
 
 bench-lodestar: setup ## Lodestar in simulated pools, its ablations and shifts, into build/lodestar (under 20 minutes); goes on where it was
 	$(BIN)/python -m bench.lodestar
+	$(BIN)/python -m bench.lodestar_overhead
 
 bench-lodestar-full: setup ## the paper's sizes, all cells, constants tuned first; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.lodestar --full --tune --folder build/lodestar-full-runs --out build/lodestar-full

@@ -1,13 +1,14 @@
 """Lodestar measured in simulated pools, in virtual time: what the paper shows, told as it comes out here.
 
-    python -m bench.lodestar            # the short run: under 20 minutes on 2 idle cores
+    python -m bench.lodestar            # the short run: begins nothing after 17 minutes; called again goes on
     python -m bench.lodestar --smoke    # does it run at all: a minute, figures without meaning
     python -m bench.lodestar --full     # the paper's sizes, all cells; hours, may be stopped and gone on with
     python -m bench.lodestar --tune     # search the heuristic's constants again, for each cell
 
-Learns within each run, from nothing: the first requests are the heuristic's (`epp.replay.learned`). The
-heuristic is Algorithm 1 with constants tuned for each cell on a load that is not judged on, kept in
-``bench/lodestar_weights.json``; with live counts, and as the paper ran it with the engines' own each 100
+Learns within each run, from nothing: the first requests are the heuristic's (`epp.replay.learned`). In the
+long cells the learned policy is tried as in production, too, by the tuner's machine, and promoted by it
+alone. The heuristic is Algorithm 1 with constants tuned for each cell on a load that is not judged on, kept
+in ``bench/lodestar_weights.json``; with live counts, and as the paper ran it with the engines' own each 100
 ms. Judged is what was due after the second round would be over, the same requests for all; whole runs stand
 beside it. Writes ``results.json`` and ``report.html`` into ``--out``. Runs are kept in ``--folder`` and not
 run twice. Time is virtual: a slow machine changes how long this takes, and nothing else.
