@@ -127,7 +127,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_PUBLISHED,
     *_YARDSTICKS,
 )
-#: For the short run: the baselines that came near the best on development and tuning seeds (docs/gorgo-ms.md).
+#: For the short run: the baselines that came near the best on development and tuning seeds.
 SHORT = (
     *(CANDIDATE, f"{CANDIDATE} tuned", "gorgo", "gorgo tuned"),
     *(entry.label for entry in _PAPER),
