@@ -90,7 +90,8 @@ def _jobs(
     for entry in entries:
         for cell in cells:
             if entry.runs_on(cell):
-                pair = weights.get(cell.name, {}).get(entry.label, GRID[0]) if entry.tuned else GRID[0]
+                label = HEURISTIC if entry.learns else entry.label
+                pair = weights.get(cell.name, {}).get(label, GRID[0])
                 out.append(Job(cell.name, entry.label, seed, size.name, pair))
     return out
 

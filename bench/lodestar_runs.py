@@ -123,7 +123,7 @@ def run(job: Job) -> Summary:
     cell, entry, size = cell_named(job.cell), entry_named(job.entry), SIZES[job.size]
     requests, fleet = cell.requests(size, job.seed), FLEETS[cell.pool][1]
     weights = {}
-    if entry.tuned:
+    if entry.tuned or entry.learns:  # whoever learns has the same heuristic to fall back on
         weights = {"imbalance_requests": job.weights[0], "sigmas": job.weights[1]}
     lesson = None
     if entry.learns:
@@ -137,7 +137,7 @@ def run(job: Job) -> Summary:
         elif entry.learns == "frozen":
             freeze_at_s = cell.lasts_s(size) * _middle(cell) - 1.0
         learning = Learning(settings, freeze_at_s=freeze_at_s, model=model, on_trial=entry.learns == "tried")
-        result, lesson = run_learned(requests, fleet, policy, learning, seed=job.seed)
+        result, lesson = run_learned(requests, fleet, policy, learning, weights=weights, seed=job.seed)
     else:
         result = run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=job.seed)
     return _summed(job, cell, cell.learned_s(size), result, lesson)
