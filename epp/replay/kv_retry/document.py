@@ -182,11 +182,11 @@ def conclusion(found: Retries) -> list[str]:
         said += [_range(name, rows, per_correct=per_correct) for per_correct in (False, True)]
         less = [row for row in rows if row[1].success_more[middle] < 0]
         lost = sum(entry.success_less for _, entry in rows)
-        worst = -min(0.0, *(entry.success_more[0] for _, entry in rows))
+        worst = -min(entry.success_more[0] for _, entry in rows)
         said.append(
             f"success against {name}: in the median over draws less in {len(less)} of {len(rows)} cells;"
-            f" of all cells of all draws less in {lost} of {len(rows) * len(found.draws)},"
-            f" by at most {worst:.0%}"
+            f" of all cells of all draws less in {lost} of {len(rows) * len(found.draws)}"
+            + (f", by at most {worst:.0%}" if lost else "")
         )
         entry = next(entry for entry in longest.policies if entry.policy == name)
         said.append(
