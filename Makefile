@@ -136,7 +136,7 @@ bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned fi
 bench-paths: setup ## gorgo-ms with and without a price on cold connections, over paths of several kinds (20 minutes)
 	$(BIN)/python -m bench.paths
 
-bench-tuner: setup ## the tuner measured, as many runs as 18 minutes allow, into build/tuner; goes on where it was
+bench-tuner: setup ## the tuner measured, as many runs as fit into 20 minutes, into build/tuner; goes on where it was
 	$(BIN)/python -m bench.tuner --folder build/tuner
 
 bench-tuner-full: setup ## the same with all seeds and long trials; hours, may be stopped and gone on with

@@ -151,7 +151,7 @@ def main() -> int:
     """Run what is asked for and print what is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--full", action="store_true", help="no limit of time, all seeds")
-    parser.add_argument("--minutes", type=float, default=18.0, help="for all parts, without --full")
+    parser.add_argument("--minutes", type=float, default=13.0, help="in which runs are begun, without --full")
     parser.add_argument("--parts", default="", help="names joined by commas, all when left out")
     parser.add_argument("--folder", type=Path, default=Path("build/tuner"))
     parser.add_argument("--any-source", action="store_true", help="take kept runs of other sources too")
