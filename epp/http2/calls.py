@@ -182,6 +182,8 @@ class Calls:
         self.failed = ""
         #: Calls that have neither been finished nor cancelled.
         self.open: dict[Call, None] = {}
+        #: What streams are told at their end that speak no gRPC.
+        self._refused: dict[Stream, tuple[bytes, bytes]] = {}
 
     def receive(self, data: bytes, now_s: float) -> list[CallEvent]:
         """Take what has come; what comes of it, in order."""
@@ -207,6 +209,7 @@ class Calls:
             elif isinstance(event, StreamEnded):
                 self._ended(event.stream, told)
             elif isinstance(event, StreamReset):
+                self._refused.pop(event.stream, None)
                 self._cancel(event.stream.owner, told)
             elif isinstance(event, StreamDrained):
                 call = event.stream.owner
@@ -222,10 +225,10 @@ class Calls:
         stream, head = event.stream, event.head
         kind = head.fields.get(b"content-type", b"")
         if head.method != b"POST":
-            self._plain(stream, b"405", b"only POST is served here\n")
+            self._refused[stream] = b"405", b"only POST is served here\n"
             return
         if not kind.startswith(_GRPC) or kind[len(_GRPC) : len(_GRPC) + 1] not in _FURTHER:
-            self._plain(stream, b"415", b"only application/grpc is served here\n")
+            self._refused[stream] = b"415", b"only application/grpc is served here\n"
             return
         try:
             encoding = head.fields.get(b"grpc-encoding", b"identity")
@@ -242,8 +245,9 @@ class Calls:
         self.open[call] = None
         told.append(CallStarted(call))
 
-    def _plain(self, stream: Stream, code: bytes, words: bytes) -> None:
-        """An answer to who speaks no gRPC."""
+    def _refuse(self, stream: Stream) -> None:
+        """The answer to who speaks no gRPC, once it has ended as requests do."""
+        code, words = self._refused.pop(stream)
         self.connection.send_headers(stream, encode(((b":status", code), _PLAIN)))
         self.connection.send_data(stream, words, end=True)
 
@@ -258,6 +262,8 @@ class Calls:
 
     def _ended(self, stream: Stream, told: list[CallEvent]) -> None:
         call = stream.owner
+        if stream in self._refused:
+            self._refuse(stream)
         if call is None or call.over:
             return
         if call.reader.partial:

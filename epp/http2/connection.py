@@ -306,9 +306,10 @@ class Connection:
             self._ended(stream)
 
     def _trailers(self, stream: Stream, block: bytes, *, end: bool) -> None:
-        self._heads.trailers(block)
         if stream.ended_there:
+            self._heads.follow(block)
             raise StreamError(ErrorCode.STREAM_CLOSED, "headers behind the end of a stream")
+        self._heads.trailers(block)
         if not end:
             raise StreamError(ErrorCode.PROTOCOL_ERROR, "a second head of a request")
         self._ended(stream)

@@ -19,6 +19,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.sim.http import SimReplica
 from tests.kit.replicas import MODEL, metric, quick_config
+from tests.kit.transports import CHOSEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,8 +60,13 @@ class PickerProcess:
         if self.grpc:
             self._config = {
                 **self._config,
-                "listen": {"grpc": self.grpc, "http": self.http, "first_token": self.first_token},
+                "listen": {
+                    **self._config["listen"],
+                    **{"grpc": self.grpc, "http": self.http, "first_token": self.first_token},
+                },
             }
+        if CHOSEN:
+            self._config["listen"] = {"transport": CHOSEN, **self._config["listen"]}
         config, ready = self.folder / "epp.yaml", self.folder / "ready.json"
         config.write_text(json.dumps(self._config))
         ready.unlink(missing_ok=True)
