@@ -24,7 +24,7 @@ from epp.replay.workloads.art_chat import APR_5, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.scenario import regional_fleet
 from epp.tune.calibrate import Deployment
-from epp.tune.rehearse import budget_after, rehearse
+from epp.tune.rehearse import TRIED, alike, budget_after, rehearse
 from epp.tuner import machine
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.search import Search
@@ -53,7 +53,6 @@ STRETCH_S = 3 * 3600.0
 #: Recorded requests that a rehearsal is given, its measurements, and the requests of each.
 RECORDED, BUDGET, WINDOW_REQUESTS = 6000, 64, 1000
 _PLANE = ("network_weight", "prefill_weight")
-_SAME = 0.1
 
 
 @dataclass(slots=True)
@@ -122,14 +121,10 @@ class Rehearsals:
         moved = {name: found.weights[name] for name in self.rules.bounds}
         if not found.worth:
             return NothingBetter(now_wall_s, f"rehearsal: {found.reason}")
-        if any(_alike(moved, before) for before in self.refused):
+        if any(alike(moved, before, TRIED) for before in self.refused):
             return NothingBetter(now_wall_s, "rehearsal: the best weights found were tried live before")
         self.refused.append(moved)
         return Proposed(now_wall_s, moved, f"rehearsal: {found.reason}")
-
-
-def _alike(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
-    return all(abs(a[name] - b[name]) <= _SAME * max(abs(a[name]), abs(b[name])) for name in a)
 
 
 def rules_of(policy: str, settings: TunerSettings | None = None) -> Rules:

@@ -22,7 +22,7 @@ from epp.config.schema import Config
 from epp.envoy.launch import tied_to_parent
 from epp.sim.scenario import WindowOptions
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
-from epp.tune.rehearse import SAME, budget_after, rehearse
+from epp.tune.rehearse import SAME, TRIED, alike, budget_after, rehearse
 from epp.tune.tuner import Found
 from epp.tuner.search import Search
 from epp.tuner.settings import Goal
@@ -78,7 +78,7 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
     remembered = state.search
     refused = list(remembered.get("refused", []))
     proposed = remembered.get("proposed")
-    if proposed and not _alike(proposed, state.incumbent):
+    if proposed and not alike(proposed, state.incumbent, SAME):
         refused = [*refused, proposed][-50:]
     return Task(
         records=str(setup.records.resolve()),
@@ -127,7 +127,7 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
     moved = {name: rehearsed.weights[name] for name in task.bounds if name in rehearsed.weights}
     if not rehearsed.worth:
         return Found(None, f"rehearsal: {rehearsed.reason}", memory), rehearsed, deployment
-    if any(_alike(moved, before) for before in task.refused):
+    if any(alike(moved, before, TRIED) for before in task.refused):
         reason = "rehearsal: the best weights found were tried live before, and not promoted"
         return Found(None, reason, memory), rehearsed, deployment
     return (
@@ -148,10 +148,6 @@ def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
     fresh = search.to_state()
     same = all(task.search.get(key) == json.loads(json.dumps(fresh[key])) for key in ("start", "bounds"))
     return before if task.search and same and before.told < 4 * task.budget else search
-
-
-def _alike(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
-    return all(math.isclose(value, b.get(name, math.nan), rel_tol=SAME) for name, value in a.items())
 
 
 def run_child() -> int:

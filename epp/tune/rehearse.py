@@ -46,8 +46,9 @@ E2E_MARGIN = 0.05
 _E2E_PRICE, _ERROR_PRICE = 2.0, 10.0
 #: Factor by which simulated and recorded p95 may differ.
 TRUST = 3.0
-#: Weights within this relative distance are the same.
-SAME = 0.02
+#: Weights within this relative distance are the same; within the other, what a live trial said of the one
+#: holds for the other.
+SAME, TRIED = 0.02, 0.1
 #: Part of the budget that a search which found nothing again and again still gets.
 _LEAST_PART = 8
 _P95, _NORMAL = Statistic(95), NormalDist()
@@ -81,6 +82,11 @@ class Rehearsed:
     e2e: Comparison | None = None
     errors: tuple[int, int] = (0, 0)
     tried: int = 0
+
+
+def alike(a: Mapping[str, float], b: Mapping[str, float], within: float) -> bool:
+    """Whether all weights of the one are within a relative distance of the other's."""
+    return all(math.isclose(value, b.get(name, math.nan), rel_tol=within) for name, value in a.items())
 
 
 def budget_after(budget: int, fruitless: int) -> int:

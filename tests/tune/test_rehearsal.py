@@ -18,7 +18,7 @@ from epp.replay.workloads.art_chat import DEMO, generate
 from epp.sim.scenario import parse_fleet
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
 from epp.tune.offline import ChildRehearsal, Task, perform, task_of
-from epp.tune.rehearse import budget_after, windows, worth_a_trial
+from epp.tune.rehearse import TRIED, alike, budget_after, windows, worth_a_trial
 from epp.tune.setup import read_setup
 from epp.tuner import machine
 from epp.tuner.settings import Goal
@@ -128,6 +128,13 @@ def test_the_gain_must_be_the_surer_the_more_often_one_was_sought() -> None:
     assert [worth_a_trial(ttft, e2e, (0, 0), Goal(), looks)[0] for looks in (1, 3)] == [True, False]
     sure = compared("ttft_ms", 0.86, 0.90, 0.94)
     assert worth_a_trial(sure, e2e, (0, 0), Goal(), 5)[0]
+
+
+def test_weights_near_those_that_failed_live_have_failed_too() -> None:
+    failed = {"rtt_weight": 1.0, "queue_weight": 0.5}
+    assert alike({"rtt_weight": 1.08, "queue_weight": 0.47}, failed, TRIED)
+    assert not alike({"rtt_weight": 1.08, "queue_weight": 0.4}, failed, TRIED)
+    assert not alike({"rtt_weight": 1.0, "other_weight": 0.5}, failed, TRIED)
 
 
 def test_a_search_that_finds_nothing_costs_less_each_time() -> None:
