@@ -139,11 +139,7 @@ def fit(
     heads = heads_of(samples, settings)
     x = stack(samples, classes)
     targets = targets_of(samples, heads, settings.data.failed_quantile)
-    count = len(network.features)
-    mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    mean[:count], std[:count] = x[:, :count].mean(axis=0), x[:, :count].std(axis=0)
-    # What did not vary was not learned from: any scale will do, and the bounds tell when it varies.
-    std[std <= 1e-9 * np.maximum(np.abs(mean), 1.0)] = 1.0
+    mean, std = _normalisation(x, len(network.features))
     known = np.where(targets.bounds, np.nan, targets.values)
     offset, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
     scale[scale <= 0.0] = 1.0
@@ -173,6 +169,15 @@ def fit(
         tail=network.tail,
         validation=dict(validation or {}),
     )
+
+
+def _normalisation(x: Floats, features: int) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of each feature; one-hot inputs stay as they are."""
+    mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    mean[:features], std[:features] = x[:, :features].mean(axis=0), x[:, :features].std(axis=0)
+    # What did not vary was not learned from: any scale will do, and the bounds tell when it varies.
+    std[std <= 1e-9 * np.maximum(np.abs(mean), 1.0)] = 1.0
+    return mean, std
 
 
 def bounds_of(x: Floats, beside: Sequence[Floats], tail: float) -> tuple[Floats, Floats]:
