@@ -111,16 +111,20 @@ class InFlight:
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
     """What the stream, and the call at the first token, have told."""
     ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
-    seen = {
-        "served": bool(entry.served),
-        "status": entry.status is not None,
-        "chunks": entry.chunks is not None,
-        "response_bytes": entry.response_bytes is not None,
-    }
-    sources = {"cause": Source.STREAM, "e2e_ms": Source.STREAM}
-    sources |= {fact: Source.STREAM for fact, known in seen.items() if known}
+    stream = Source.STREAM
+    sources = {"cause": stream, "e2e_ms": stream}
+    if entry.served:
+        sources["served"] = stream
+    if entry.status is not None:
+        sources["status"] = stream
+    if entry.chunks is not None:
+        sources["chunks"] = stream
+    if entry.response_bytes is not None:
+        sources["response_bytes"] = stream
     if not math.isnan(ttft_ms):
         sources["ttft_ms"] = entry.first_source
+    if entry.usage != NO_USAGE:
+        sources |= usage_sources(entry.usage, stream)
     outcome = Outcome(
         id=decision_id,
         endpoint=entry.endpoint,
@@ -133,6 +137,6 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
         streamed=entry.ask.stream,
-        sources=sources | usage_sources(entry.usage, Source.STREAM),
+        sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from epp.signals.fleet import Fleet
     from epp.signals.paths import Travelled
     from epp.signals.prefix_index import PrefixMatch
-    from epp.view import FleetView
+    from epp.view import FleetView, Signals
 
 
 __all__ = ["Ask", "Picker", "PickerSettings"]
@@ -232,18 +232,20 @@ class Picker:
 
     def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
         self._sequence += 1
-        sent = _state(decision, self.fleet.paths.started(slot, now_s))
+        seen = decision.fleet.at(decision.chosen)
+        sent = _state(decision, seen, self.fleet.paths.started(slot, now_s))
         self.fleet.ledger.reserve(
             decision.id,
             slot,
             decision.request.prompt_tokens,
-            decision.uncached_tokens,
+            round(seen.uncached_tokens),
             now_s,
             answer_tokens=decision.request.expected_output_tokens,
         )
         distance = math.nan if ask.prompt is None else self.fleet.index.insert(slot, ask.prompt)
-        expected = float(decision.fleet.cached_tokens[decision.chosen])
-        self._in_flight[decision.id] = InFlight(slot, decision.endpoint, ask, now_s, expected, distance, sent)
+        self._in_flight[decision.id] = InFlight(
+            slot, decision.endpoint, ask, now_s, seen.cached_tokens, distance, sent
+        )
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
         """The first token came; False when the decision is unknown, ended, or had its first token before."""
@@ -377,16 +379,14 @@ class Picker:
         return outcomes
 
 
-def _state(decision: Decision, idle: int) -> Sent:
-    fleet, chosen = decision.fleet, decision.chosen
-    running = float(fleet.running_requests[chosen])
+def _state(decision: Decision, seen: Signals, idle: int) -> Sent:
     return Sent(
-        rtt_ms=math.nan if _unknown(fleet, "rtt_ms", chosen) else float(fleet.rtt_ms[chosen]),
-        pending_requests=running - float(fleet.decoding_requests[chosen]),
-        pending_uncached_tokens=float(fleet.pending_uncached_tokens[chosen]),
-        running_requests=running,
+        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
+        pending_requests=seen.running_requests - seen.decoding_requests,
+        pending_uncached_tokens=seen.pending_uncached_tokens,
+        running_requests=seen.running_requests,
         idle=idle,
-        upload_rounds=float(fleet.upload_rounds[chosen]),
+        upload_rounds=seen.upload_rounds,
     )
 
 

@@ -69,6 +69,8 @@ def _request(
 
 def _template_arguments(chat: _Chat) -> TemplateArguments:
     """What engines pass on to the template: texts, numbers and truth values; others are left out."""
+    if chat.reasoning_effort is None and chat.add_generation_prompt is None and not chat.chat_template_kwargs:
+        return ()
     given: dict[object, object] = {
         "reasoning_effort": chat.reasoning_effort,
         "add_generation_prompt": chat.add_generation_prompt,

@@ -58,6 +58,8 @@ class Resolver:
         """The endpoint that Envoy calls ``upstream``; itself when it is neither resolved name nor alias."""
         if upstream in self._aliases:
             return self._aliases[upstream]
+        if not self._known:
+            return upstream
         return next((address for address, known in self._known.items() if known == upstream), upstream)
 
     def names_of(self, host: str, port: int | None) -> list[str]:

@@ -88,16 +88,17 @@ class CounterCalibration:
 
     def __init__(self) -> None:
         self._windows: dict[int, _Window] = {}
-        self._reported = np.zeros(0, np.float64)
-        self._predicted = np.zeros(0, np.float64)
+        # Lists: they are read and written one by one, where an array's element costs an object.
+        self._reported: list[float] = []
+        self._predicted: list[float] = []
         self._ratio = np.ones(0, np.float64)
         #: Windows that were of use, and those in which others had sent requests, too.
         self.used = self.refused = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._reported = grown(self._reported, capacity, _PRIOR_TOKENS)
-        self._predicted = grown(self._predicted, capacity, _PRIOR_TOKENS)
+        for sums in (self._reported, self._predicted):
+            sums.extend([_PRIOR_TOKENS] * (capacity - len(sums)))
         self._ratio = grown(self._ratio, capacity, 1.0)
 
     def forget(self, slot: int) -> None:
@@ -175,7 +176,7 @@ class CounterCalibration:
         for sums, tokens in ((self._predicted, predicted_tokens), (self._reported, reported_tokens)):
             # What fades gives way to the prior, so that silence and small numbers end at a ratio of 1.
             sums[slot] = _PRIOR_TOKENS + (sums[slot] - _PRIOR_TOKENS) * left + tokens
-        self._ratio[slot] = min(max(float(self._reported[slot] / self._predicted[slot]), 0.0), _MOST)
+        self._ratio[slot] = min(max(self._reported[slot] / self._predicted[slot], 0.0), _MOST)
 
 
 def _ratio(window: _Window, prompt_tokens: float) -> TokenRatio | None:

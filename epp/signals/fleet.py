@@ -270,7 +270,7 @@ class Fleet:
         block[_HIT_RATIO] = self.calibration.hit_ratio[rows]
         block[_RATES] = self.rates.block()[:, rows]
         block[_SUCCESS] = 1.0 if success is None else success.values
-        block[_PATHS] = self.paths.columns(rows, measured.values[0], now_s)
+        self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
         return FleetView(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def gauges(self, now_s: float) -> Iterator[Gauge]:

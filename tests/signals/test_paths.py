@@ -33,7 +33,8 @@ def table(*paths: str) -> PathTable:
 
 
 def columns(paths: PathTable, now_s: float, count: int = 1) -> list[list[float]]:
-    seen = paths.columns(slice(0, count), np.full(count, RTT_MS), now_s)
+    seen = np.empty((3, count))
+    paths.fill(seen, slice(0, count), np.full(count, RTT_MS), now_s)
     return [[float(value) for value in row] for row in seen.T]
 
 
@@ -178,7 +179,7 @@ def test_the_formula_of_a_cold_body_is_what_was_measured(
     for _ in range(5):
         learned.observe(0, 0, Travelled(anew=False, first_byte_ms=329.0), rtt_ms=210.0, body_bytes=72_000)
     learned.ended(0, 0.0)
-    rounds = float(learned.columns(slice(0, 1), np.array([210.0]), 0.1)[2, 0])
+    rounds = columns(learned, 0.1)[0][2]
     assert network_ms(210.0, body_bytes, rounds) == pytest.approx(warm_ms, rel=0.2)
 
 
