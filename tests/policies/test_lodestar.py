@@ -151,6 +151,25 @@ class TestBounds:
                 assert places[row] == 0.0
 
 
+@settings(max_examples=40)
+@given(ask=requests(), fleet=fleets())
+@pytest.mark.parametrize("classes", [(), ("a30", "")])
+def test_judging_is_predicting_and_looking_at_the_bounds(
+    classes: tuple[str, ...], ask: RequestView, fleet: FleetView
+) -> None:
+    model = random_model(classes=classes)
+    model = replace(model, low=np.full_like(model.low, -1.0), high=np.full_like(model.high, 2_000.0))
+    x = model.inputs(ask, fleet)
+    given_x = x.copy()
+    heads, strange = model.judge(x)
+    assert np.array_equal(x, given_x)  # nobody's inputs are changed
+    assert np.array_equal(heads, model.predict(x))
+    assert np.array_equal(strange, model.out_of_distribution(x))
+    if classes:
+        known = [name in classes for name in fleet.engine_classes]
+        assert not (~strange & ~np.array(known)).any()
+
+
 class TestSilence:
     """Endpoints of which something is not known."""
 
