@@ -62,7 +62,9 @@ class PickerProcess:
                 **self._config,
                 "listen": {
                     **self._config["listen"],
-                    **{"grpc": self.grpc, "http": self.http, "first_token": self.first_token},
+                    "grpc": self.grpc,
+                    "http": self.http,
+                    "first_token": self.first_token,
                 },
             }
         if CHOSEN:

@@ -1,0 +1,210 @@
+"""gRPC on top of HTTP/2: messages cut from bytes, statuses in trailers, what is refused and in which words."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from itertools import pairwise
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.http2 import frames
+from epp.http2.calls import (
+    Call,
+    CallCancelled,
+    CallEnded,
+    CallEvent,
+    Calls,
+    CallStarted,
+    MessageReceived,
+)
+from epp.http2.messages import MessageError, MessageReader
+from epp.http2.status import Status, percent_encoded
+from tests.kit.http2 import PATH, REQUEST, Client, Fields, message, only, sent
+
+LONGEST = 1000
+
+
+def calls() -> tuple[Calls, Client]:
+    made, client = Calls({PATH}, max_receive_bytes=LONGEST, max_send_bytes=LONGEST), Client()
+    assert not made.receive(client.hello(), 0.0)
+    sent(made)
+    return made, client
+
+
+def begun(fields: Fields = REQUEST) -> tuple[Calls, Client, Call]:
+    made, client = calls()
+    (event,) = made.receive(client.headers(1, fields), 0.0)
+    assert isinstance(event, CallStarted)
+    return made, client, event.call
+
+
+def messages(events: list[CallEvent]) -> list[bytes]:
+    return [bytes(event.message) for event in events if isinstance(event, MessageReceived)]
+
+
+def status(made: Calls, client: Client) -> tuple[Status, str]:
+    """What the call was told at its end."""
+    last: dict[bytes, bytes] = {}
+    for frame in only(sent(made), frames.HEADERS):
+        last = client.fields(frame)
+        ended = frame.ends
+    assert ended
+    return Status(int(last[b"grpc-status"])), unquote(last.get(b"grpc-message", b"").decode())
+
+
+def test_messages_answers_and_the_end_in_one_write() -> None:
+    made, client, call = begun()
+    assert (call.path, call.timeout_s) == (PATH, None)
+    events = made.receive(client.data(1, message(b"one") + message(b"") + message(b"three")[:4]), 0.0)
+    assert messages(events) == [b"one", b""]
+    call.send(b"answer")
+    call.finish(Status.OK, last=b"last")
+    head, first, second, end, _ = sent(made)
+    assert client.fields(head)[b":status"] == b"200"
+    assert (first.payload, second.payload) == (message(b"answer"), message(b"last"))
+    assert client.fields(end) == {b"grpc-status": b"0"}
+    call.send(b"late")
+    call.finish(Status.INTERNAL)
+    assert not sent(made)
+    assert not made.open
+
+
+def test_the_end_of_the_other_side_and_its_going() -> None:
+    made, client, call = begun()
+    assert made.receive(client.data(1, message(b"x"), end=True), 0.0)[-1] == CallEnded(call)
+    made, client, call = begun()
+    assert made.receive(frames.rst_stream(1, 8), 0.0) == [CallCancelled(call)]
+    assert call.over
+    made, client, call = begun()
+    assert made.receive(frames.window_update(0, 0), 0.0) == [CallCancelled(call)]
+    assert made.failed
+    made, client, call = begun()
+    assert made.lost() == [CallCancelled(call)]
+    assert not made.lost()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        (
+            tuple((name, b"/no/such" if name == b":path" else value) for name, value in REQUEST),
+            Status.UNIMPLEMENTED,
+        ),
+        ((*REQUEST, (b"grpc-encoding", b"snappy")), Status.UNIMPLEMENTED),
+        ((*REQUEST, (b"grpc-timeout", b"soon")), Status.INTERNAL),
+    ],
+)
+def test_what_is_not_served_gets_a_status_alone(fields: Fields, code: Status) -> None:
+    made, client = calls()
+    assert not made.receive(client.headers(1, fields), 0.0)
+    assert status(made, client)[0] is code
+    assert not made.open
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        (b":method", b"GET", b"405"),
+        (b"content-type", b"application/json", b"415"),
+        (b"content-type", b"application/grpcx", b"415"),
+    ],
+)
+def test_who_speaks_no_grpc_is_told_in_http(name: bytes, value: bytes, code: bytes) -> None:
+    made, client = calls()
+    fields = tuple((key, value if key == name else was) for key, was in REQUEST)
+    assert not made.receive(client.headers(1, fields) + client.data(1, b"{}", end=True), 0.0)
+    head, body = sent(made)
+    assert client.fields(head)[b":status"] == code
+    assert body.ends
+    assert b"only" in body.payload
+
+
+@pytest.mark.parametrize("kind", [b"application/grpc+proto", b"application/grpc;charset=utf-8"])
+def test_subtypes_are_grpc(kind: bytes) -> None:
+    begun(tuple((name, kind if name == b"content-type" else value) for name, value in REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"), [(b"5S", 5.0), (b"250m", 0.25), (b"1H", 3600.0), (b"10u", 1e-5)]
+)
+def test_timeouts(told: bytes, seconds: float) -> None:
+    assert begun((*REQUEST, (b"grpc-timeout", told)))[2].timeout_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "words"),
+    [
+        (message(b"x" * (LONGEST + 1))[:9], Status.RESOURCE_EXHAUSTED, "larger than max (1001 vs. 1000)"),
+        (message(b"x", flag=1), Status.INTERNAL, "no compression"),
+        (message(b"x", flag=2), Status.INTERNAL, "flag 2"),
+    ],
+)
+def test_messages_that_are_not_taken(data: bytes, code: Status, words: str) -> None:
+    made, client, call = begun()
+    events = made.receive(client.data(1, message(b"good") + data), 0.0)
+    assert messages(events) == [b"good"]
+    assert events[-1] == CallCancelled(call)
+    told, said = status(made, client)
+    assert told is code
+    assert words in said
+
+
+def test_a_call_that_ends_within_a_message() -> None:
+    made, client, call = begun()
+    assert made.receive(client.data(1, message(b"abc")[:-1], end=True), 0.0) == [CallCancelled(call)]
+    assert status(made, client)[0] is Status.INTERNAL
+
+
+def test_an_answer_that_is_too_long_ends_the_call() -> None:
+    made, client, call = begun()
+    call.finish(Status.OK, last=b"x" * (LONGEST + 1))
+    told, said = status(made, client)
+    assert told is Status.RESOURCE_EXHAUSTED
+    assert said == "Sent message larger than max (1001 vs. 1000)"
+    assert call.over
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
+def test_compressed_messages(encoding: bytes, pack: object) -> None:
+    made, client, _ = begun((*REQUEST, (b"grpc-encoding", encoding)))
+    packed = pack(b"a" * 900)  # type: ignore[operator]
+    events = made.receive(client.data(1, message(packed, flag=1) + message(b"plain")), 0.0)
+    assert messages(events) == [b"a" * 900, b"plain"]
+    made.receive(client.data(1, message(pack(b"a" * 100_000), flag=1)), 0.0)  # type: ignore[operator]
+    assert status(made, client)[0] is Status.RESOURCE_EXHAUSTED, "a bomb is not unpacked"
+    made, client, _ = begun((*REQUEST, (b"grpc-encoding", encoding)))
+    made.receive(client.data(1, message(packed[:-6], flag=1)), 0.0)
+    assert status(made, client)[0] is Status.INTERNAL
+
+
+@given(words=st.text(max_size=300))
+def test_words_survive_the_trailers(words: str) -> None:
+    encoded = percent_encoded(words)
+    assert unquote(encoded.decode("ascii"), errors="replace") == words.encode("utf-8", "replace").decode()
+    assert not encoded or all(0x20 <= byte < 0x7F for byte in encoded)
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=200), max_size=8),
+    cuts=st.lists(st.integers(0, 2000), max_size=30),
+)
+def test_messages_are_the_same_however_their_bytes_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(message(body) for body in bodies)
+    places = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
+    reader, found = MessageReader(LONGEST), []
+    for begin, end in pairwise(places):
+        found += [bytes(one) for one in reader.feed(memoryview(stream[begin:end]))]
+    assert found == bodies
+    assert not reader.partial
+
+
+def test_of_a_message_that_is_too_long_nothing_is_kept() -> None:
+    reader = MessageReader(LONGEST)
+    for byte in message(b"x" * 2000)[:4]:
+        list(reader.feed(memoryview(bytes((byte,)))))
+    with pytest.raises(MessageError):
+        list(reader.feed(memoryview(b"\xd0")))
