@@ -34,7 +34,7 @@ def lines_of(found: Retries) -> list[str]:
         "",
         *_table(found),
         "",
-        "Of single cells, median gain of TTCA over draws (and the best draw); per right answer:",
+        "Of single cells, median gain of TTCA over draws (and the best draw) / per right answer:",
         "",
         *_cells(found),
         "",
@@ -90,7 +90,7 @@ def _cells(found: Retries) -> list[str]:
         for cell in single:
             theirs = next(other for other in cell.policies if other.policy == entry.policy)
             gain, per_right = theirs.gain, theirs.gain_per_correct[middle]
-            gains.append(f"{cell.name} {_signed(gain[middle])} ({_signed(gain[-1])}); {_signed(per_right)}")
+            gains.append(f"{cell.name} {_signed(gain[middle])} ({_signed(gain[-1])}) / {_signed(per_right)}")
         lines += _item(f"`{entry.policy}`: {', '.join(gains)}")
     return lines
 
