@@ -105,7 +105,6 @@ class _Path:
         "_requests",
         "_rounds",
         "body_bytes",
-        "chance",
         "cold",
         "connect_ms",
         "first",
@@ -123,7 +122,6 @@ class _Path:
         self._connects: list[float] = []
         self.slots: set[int] = set()
         self.requests = self.cold = 0
-        self.chance = list(_PRIOR)
         self.rounds = [1.0] * _CLASSES
         self.connect_ms = self.body_bytes = _NAN
 
@@ -135,13 +133,6 @@ class _Path:
         colds = self._colds = [count * keep for count in self._colds]
         requests[idle] += 1.0
         colds[idle] += told.anew
-        self.chance = _rising(
-            [
-                (cold + prior) / (count + _PRIOR_REQUESTS)
-                for cold, prior, count in zip(colds, _PRIOR_COLDS, requests, strict=True)
-            ],
-            requests,
-        )
         before = 0.0 if math.isnan(self.body_bytes) else self.body_bytes
         self.body_bytes = before + (body_bytes - before) / min(self.requests, 100)
         if told.anew and 0.0 <= told.opened_ms <= _ABSURD_MS:
@@ -151,6 +142,17 @@ class _Path:
         if not math.isnan(rounds):
             _push(self._rounds[idle], rounds)
             self.rounds[idle] = median(self._rounds[idle])
+
+    def chance(self) -> list[float]:
+        """Of a cold connection, by class; the prior before any request."""
+        requests = self._requests
+        return _rising(
+            [
+                (cold + prior) / (count + _PRIOR_REQUESTS)
+                for cold, prior, count in zip(self._colds, _PRIOR_COLDS, requests, strict=True)
+            ],
+            requests,
+        )
 
     @property
     def cold_share(self) -> float:
@@ -182,6 +184,7 @@ class PathTable:
         self._at = np.zeros(0, np.intp)  # column by slot
         self._due_s = np.zeros(0, np.float64)  # when that connection is older than its class
         self._next_due_s = math.inf
+        self._changed: set[_Path] = set()  # paths whose columns are not in the table yet
         self._unopened = 0  # paths of which no connect was seen
         #: Whether anything was ever told of a connection.
         self.known = False
@@ -208,6 +211,7 @@ class PathTable:
         path.slots.discard(slot)
         if not path.slots:
             del self._paths[path.name]
+            self._changed.discard(path)
             self._free.append(path.first)
             self._unopened -= math.isnan(path.connect_ms)
 
@@ -251,12 +255,10 @@ class PathTable:
         unopened = math.isnan(path.connect_ms)
         path.observe(idle, told, rtt_ms, body_bytes)
         self._unopened -= unopened and not math.isnan(path.connect_ms)
-        if self.known:
-            self._show(path)
-            return
-        self.known = True
-        for other in self._paths.values():
-            self._show(other)
+        self._changed.add(path)
+        if not self.known:
+            self.known = True
+            self._changed.update(self._paths.values())
 
     def fill(
         self, columns: NDArray[np.float64], rows: Rows, rtt_ms: NDArray[np.float64], now_s: float
@@ -269,6 +271,10 @@ class PathTable:
             for slot in np.flatnonzero(self._due_s <= now_s).tolist():
                 self._classify(slot, now_s)
             self._next_due_s = float(np.minimum.reduce(self._due_s))
+        if self._changed:
+            for path in self._changed:
+                self._show(path)
+            self._changed.clear()
         at, (chance, connect_ms, rounds) = self._at[rows], self._table
         # One by one: of two dimensions at once it would take three times as long.
         columns[0], columns[1], columns[2] = chance[at], connect_ms[at], rounds[at]
@@ -326,7 +332,7 @@ class PathTable:
     def _show(self, path: _Path) -> None:
         """Write the path's columns: as good as assumed before while nothing was told of any."""
         classes = slice(path.first, path.first + _CLASSES)
-        self._table[0, classes] = path.chance if self.known else 0.0
+        self._table[0, classes] = path.chance() if self.known else 0.0
         self._table[1, classes] = path.connect_ms if self.known else 0.0
         self._table[2, classes] = path.rounds if self.known else 1.0
 
