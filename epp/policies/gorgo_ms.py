@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from epp.policies.base import Need, Ties, WeightSpec
 from epp.policies.parts import check_flag, check_number
-from epp.view import FIRST_FLIGHT_BYTES, FleetView, Ranking, Signals, upload_doublings
+from epp.view import FIRST_FLIGHT_BYTES, Ranking, Signals, upload_doublings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.view import RequestView
+    from epp.view import FleetView, RequestView
 
 _TERMS = ("network", "prefill", "waiting", "stall", "decode")
 #: Up to so many endpoints the formula is cheaper in numbers, one endpoint after the other, than in columns.
 _FEW = 8
-#: What the formula reads: one endpoint's numbers, or the columns of all. Both give the same bits.
-_Seen = TypeVar("_Seen", Signals, FleetView)
+# The formula reads `Signals`: one endpoint's numbers, or the columns of all in their place. What it says of
+# either is the same to the last bit; mypy is told of numbers alone.
 _Extreme = tuple["Callable[..., Any]", "Callable[..., Any]"]
 _OF_NUMBERS: _Extreme = (min, max)
 _OF_COLUMNS: _Extreme = (np.minimum, np.maximum)
@@ -115,8 +115,9 @@ class GorgoMs:
         """The sum of the five terms."""
         prices = self._prices(request, weights)
         if len(fleet) > _FEW:
-            cached = self._cached(prices, fleet, _OF_COLUMNS)
-            columns = self._terms(prices, fleet, cached, cached.max(), _OF_COLUMNS)
+            seen = Signals._make(fleet.block)
+            cached = self._cached(prices, seen, _OF_COLUMNS)
+            columns = self._terms(prices, seen, cached, np.maximum.reduce(cached), _OF_COLUMNS)
         else:
             each = fleet.each()
             few = [self._cached(prices, one, _OF_NUMBERS) for one in each]
@@ -143,7 +144,7 @@ class GorgoMs:
             beyond_first_flight=request.body_bytes > FIRST_FLIGHT_BYTES,
         )
 
-    def _cached(self, prices: _Prices, seen: _Seen, extreme: _Extreme) -> Any:  # as _Seen
+    def _cached(self, prices: _Prices, seen: Signals, extreme: _Extreme) -> Any:
         """Tokens that are believed to be found in the cache."""
         if not self.discount_hits:
             return seen.cached_tokens
@@ -153,8 +154,8 @@ class GorgoMs:
     def _terms(
         self,
         prices: _Prices,
-        seen: _Seen,
-        cached: Any,  # as _Seen
+        seen: Signals,
+        cached: Any,
         most_cached: float,
         extreme: _Extreme,
     ) -> tuple[Any, ...]:
@@ -171,7 +172,7 @@ class GorgoMs:
         decode = prices.answer * (seen.decode_base_ms + seen.decode_ms_per_request * running)
         return network, prefill, waiting, stall, decode, network + prefill + waiting + stall + decode
 
-    def _network(self, prices: _Prices, seen: _Seen, extreme: _Extreme) -> Any:  # as _Seen
+    def _network(self, prices: _Prices, seen: Signals, extreme: _Extreme) -> Any:
         rtt_ms, doublings, (least, largest) = seen.rtt_ms, prices.doublings, extreme
         if not self.price_cold:
             return prices.network * (1.0 + self.upload_rounds * doublings) * rtt_ms
