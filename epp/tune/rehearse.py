@@ -263,7 +263,8 @@ def worth_a_trial(
     what, measured = ("TTFT", ttft) if goal.measure == "ttft" else ("E2E", e2e)
     width = _NORMAL.inv_cdf(1.0 - 0.025 / looks) / _NORMAL.inv_cdf(0.975)
     if math.log(measured.ratio) + width * math.log(measured.high / measured.ratio) >= 0.0:
-        return False, f"no gain in {what} is shown: {said}"
+        again = f" at look {looks} in a row" if looks > 1 else ""
+        return False, f"no gain in {what} is shown{again}: {said}"
     if e2e.ratio > 1.0 or e2e.high > 1.0 + E2E_MARGIN:
         return False, f"E2E may become worse: {said}"
     if measured.ratio > 1.0 - goal.promise:

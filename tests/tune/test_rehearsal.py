@@ -126,6 +126,7 @@ def test_what_a_trial_would_not_end_well_for_is_not_proposed(
 def test_the_gain_must_be_the_surer_the_more_often_one_was_sought() -> None:
     ttft, e2e = compared("ttft_ms", 0.92, 0.954, 0.995), compared("e2e_ms", 0.96, 0.99, 1.02)
     assert [worth_a_trial(ttft, e2e, (0, 0), Goal(), looks)[0] for looks in (1, 3)] == [True, False]
+    assert "look 3 in a row" in worth_a_trial(ttft, e2e, (0, 0), Goal(), 3)[1]
     sure = compared("ttft_ms", 0.86, 0.90, 0.94)
     assert worth_a_trial(sure, e2e, (0, 0), Goal(), 5)[0]
 
