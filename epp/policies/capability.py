@@ -5,6 +5,8 @@ Pure functions over columns. Source [R], sections 5.1 and 5.2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +35,40 @@ def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
     return np.maximum(fleet.success, least)  # `clip` takes three times as long
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Which endpoints serve which model.
+
+    Attributes:
+        names: of models, each once.
+        place: of each endpoint, where its model is among them.
+        order: endpoints, model by model.
+        starts: where each model begins in `order`.
+    """
+
+    names: tuple[str, ...]
+    place: NDArray[np.intp]
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+
+    def least(self, values: NDArray[np.float64]) -> list[float]:
+        """Of values of endpoints, each model's least."""
+        found: list[float] = np.minimum.reduceat(values[self.order], self.starts).tolist()
+        return found
+
+
+@lru_cache(maxsize=256)
+def models_of(models: tuple[str, ...]) -> Models:
+    """The models of these endpoints; there is at least one. Pools rarely change: answers are kept."""
+    names, place = np.unique(np.array(models), return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
+
+
 def tried_factor(request: RequestView, fleet: FleetView, penalty: float) -> NDArray[np.float64]:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
     if not request.tried_models or not fleet.models:
         return np.ones(len(fleet))
-    return np.array([penalty if model in request.tried_models else 1.0 for model in fleet.models])
+    models = models_of(fleet.models)
+    factors = np.array([penalty if name in request.tried_models else 1.0 for name in models.names])
+    return factors[models.place]

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from epp.policies.base import WeightSpec
-from epp.policies.capability import LEAST_SUCCESS, TRIED_PENALTY, WORTH_TERM, success_of, tried_factor
+from epp.policies.capability import (
+    LEAST_SUCCESS,
+    TRIED_PENALTY,
+    WORTH_TERM,
+    models_of,
+    success_of,
+    tried_factor,
+)
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.parts import check_number
 from epp.view import Ranking
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.policies.capability import Models
     from epp.view import FleetView, RequestView
 
 
@@ -82,60 +90,56 @@ class Laar(GorgoMs):
         terms = attempt.terms
         success = success_of(fleet, self.least_success)
         per_answer = (terms["network"] + terms["prefill"] + terms["decode"]) / success
-        # Few values from here on: plain numbers are quicker than columns.
-        prices_ms = per_answer.tolist()
-        again = weights["retry_weight"] * _least_untried(request, fleet.models, prices_ms)
+        models = models_of(fleet.models or ("",) * len(fleet))
+        least_ms = models.least(per_answer)
+        again = weights["retry_weight"] * _least_untried(request, models.names, least_ms)
         retry = (1.0 - success) * again
         tried = tried_factor(request, fleet, weights["tried_penalty"])
-        worth = self._worth(request, fleet.models, success, prices_ms)
+        worth = self._worth(request, models, success, per_answer, least_ms)
         extra = {"retry": retry, "tried": tried, WORTH_TERM: worth}
         return Ranking((attempt.costs + retry) * tried, {**terms, **extra})
 
     def _worth(
         self,
         request: RequestView,
-        models: tuple[str, ...],
+        models: Models,
         success: NDArray[np.float64],
-        prices_ms: list[float],
+        per_answer_ms: NDArray[np.float64],
+        least_ms: list[float],
     ) -> NDArray[np.float64]:
-        limit_ms = self.patience_s * 1e3
-        if not limit_ms or max(prices_ms) <= limit_ms:
-            return np.ones(len(prices_ms))
-        names = models or ("",) * len(prices_ms)
-        wanted = self._wanted(request, models, success.tolist(), prices_ms)
-        return np.array(
-            [float(price <= limit_ms or name in wanted) for price, name in zip(prices_ms, names, strict=True)]
-        )
+        quick = per_answer_ms <= self.patience_s * 1e3
+        if not self.patience_s or quick.all():
+            return np.ones(len(quick))
+        chances = success[models.order[models.starts]].tolist()
+        wanted = self._wanted(request, models.names, chances, least_ms)
+        worth: NDArray[np.float64] = np.logical_or(quick, np.array(wanted)[models.place]).astype(np.float64)
+        return worth
 
     def _wanted(
-        self,
-        request: RequestView,
-        models: tuple[str, ...],
-        success: list[float],
-        prices_ms: list[float],
-    ) -> set[str]:
-        """The untried models that it takes to have ``reach`` of the chance that any is right."""
-        chances = dict(zip(models, success, strict=False))  # no names where all use the public one
-        wrong_so_far = math.prod(1.0 - chances.get(name, 0.0) for name in request.tried_models)
-        enough = self.reach * (1.0 - math.prod(1.0 - chance for chance in chances.values()))
-        least: dict[str, float] = {}
-        for name, price in zip(models, prices_ms, strict=False):
-            if price < least.get(name, math.inf):
-                least[name] = price
-        wanted: set[str] = set()
-        for name in sorted(least.keys() - set(request.tried_models), key=lambda name: (least[name], name)):
+        self, request: RequestView, names: tuple[str, ...], chances: list[float], least_ms: list[float]
+    ) -> list[bool]:
+        """Of each model, whether it takes it to have ``reach`` of the chance that any is right."""
+        enough = self.reach * (1.0 - math.prod(1.0 - chance for chance in chances))
+        wrong_so_far, untried = 1.0, []
+        for at, name in enumerate(names):
+            if name in request.tried_models:
+                wrong_so_far *= 1.0 - chances[at]
+            elif name:
+                untried.append(at)
+        wanted = [False] * len(names)
+        for at in sorted(untried, key=least_ms.__getitem__):
             if 1.0 - wrong_so_far >= enough:
                 break
-            wanted.add(name)
-            wrong_so_far *= 1.0 - chances[name]
+            wanted[at] = True
+            wrong_so_far *= 1.0 - chances[at]
         return wanted
 
 
-def _least_untried(request: RequestView, models: tuple[str, ...], prices_ms: list[float]) -> float:
-    """The least of endpoints whose model was not tried; of all where none is left."""
-    if request.tried_models and models:
+def _least_untried(request: RequestView, names: tuple[str, ...], least_ms: list[float]) -> float:
+    """The least of models that were not tried; of all where none is left."""
+    if request.tried_models:
         tried = request.tried_models
-        prices = [price for price, model in zip(prices_ms, models, strict=True) if model not in tried]
-        if prices:
-            return min(prices)
-    return min(prices_ms)
+        untried = [least for least, name in zip(least_ms, names, strict=True) if name not in tried]
+        if untried:
+            return min(untried)
+    return min(least_ms)
