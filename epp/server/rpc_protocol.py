@@ -2,8 +2,9 @@
 
 Owns the socket's side: what came is played to the handlers, what they sent is written together. Rules:
 
-* All that one read brings is played before the next; answers are written at the end, and in between where
+* All that one read brings is played before the next. Answers are written at the end, and in between where
   playing takes longer than a proxy should wait for what is ready.
+* After some milliseconds of work for one connection the others have a turn.
 * While the socket takes no more, data waits; frames that do not wait are bounded, then the connection goes.
 * A connection that has not said anything of HTTP/2 within a while is closed. TCP finds out who has vanished.
 """
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
+#: After so much work others have their turn: libuv reads a socket that is always ready 32 times, 256 KiB each,
+#: before it looks at another, and the other may be a health check.
+_TURN_S = 0.005
 #: The socket takes no more: so much is with it.
 _HIGH_WATER_BYTES = 1024 * 1024
 #: Frames that do not wait, beyond that.
@@ -77,6 +81,7 @@ class RpcConnection(asyncio.Protocol):
         self._deadlines: dict[Call, asyncio.TimerHandle] = {}
         self._playing = False
         self._written_s = 0.0
+        self._worked_s = 0.0
         self._corked_bytes: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,7 +104,17 @@ class RpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
-        self._play(self._calls.receive(data, self._time_s()))
+        began_s = self._time_s()
+        self._play(self._calls.receive(data, began_s))
+        self._worked_s += self._time_s() - began_s
+        if self._worked_s > _TURN_S and self._transport is not None and not self._transport.is_closing():
+            self._worked_s = 0.0
+            self._transport.pause_reading()
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The socket takes no more."""
