@@ -51,12 +51,8 @@ def _from(column: str, count: int) -> slice:
 
 # Where a view's block has what each store tells.
 _RTT, _CACHED, _UNCACHED = map(NUMERIC_COLUMNS.index, ("rtt_ms", "cached_tokens", "uncached_tokens"))
-_LEDGER, _ENGINE, _AGE = (
-    _from("queued_tokens", 5),
-    _from("engine_running", 4),
-    NUMERIC_COLUMNS.index("engine_age_ms"),
-)
-_HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, ("hit_ratio", "success"))
+_AGE, _HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, ("engine_age_ms", "hit_ratio", "success"))
+_LEDGER, _ENGINE = _from("queued_tokens", 5), _from("engine_running", 4)
 _RATES, _PATHS = _from("prefill_base_ms", 4), _from("cold_chance", 3)
 
 #: Candidate sets whose names are kept ready; filters make a handful of them.
