@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
-#: After so much work others have their turn: libuv reads a socket that is always ready 32 times, 256 KiB each,
+#: After so much work others have a turn: libuv reads a socket that is always ready 32 times, 256 KiB each,
 #: before it looks at another, and the other may be a health check.
 _TURN_S = 0.005
 #: The socket takes no more: so much is with it.

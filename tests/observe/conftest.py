@@ -17,6 +17,7 @@ from epp.envoy.process import EnvoyProcess, find_envoy, version_of
 from epp.envoy.settings import Variant
 from epp.server.als import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
+from epp.server.grpcio_services import AccessLog
 from tests.kit.envoy import ScriptedUpstream, require_compiler, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
@@ -78,7 +79,7 @@ class ObservedPicker(ExtProcServer):
 
         def with_reports(*args: Any, **options: Any) -> grpc.aio.Server:
             server = original(*args, **options)
-            server.add_generic_rpc_handlers((self.als.handler(),))
+            server.add_generic_rpc_handlers((AccessLog(self.als).handler(),))
             return server
 
         grpc.aio.server = with_reports

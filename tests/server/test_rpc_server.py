@@ -267,8 +267,10 @@ async def test_a_stop_lets_calls_finish_and_takes_no_new_ones(served: Served) ->
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
         stopping = asyncio.ensure_future(served.server.stop(60))
         await asyncio.sleep(0)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=15)
+        late = grpc.aio.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        async with late:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await late.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=15)
         assert not stopping.done()
         served.go.set()
         assert body_of(await call.read()) == WAIT
