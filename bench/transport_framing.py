@@ -1,9 +1,9 @@
 """The floor of a Python process: HTTP/2 framing and nothing around it, for the row ``framing``.
 
-It shows what a gRPC library costs above the bytes themselves. It is not a server to build on: it takes every
-stream for a call of the one method it knows, so it decodes no header, and it trusts its peer - no limits, no
-send windows, no CONTINUATION frames, no errors. Frame layout: RFC 9113 section 4.1; gRPC's message prefix is
-one byte of compression flag and four of length.
+It shows what a gRPC library costs above the bytes themselves. It is not a server to build on (that is
+`epp.http2`, the row ``builtin``): it takes every stream for a call of the one method it knows, so it decodes
+no header, and it trusts its peer - no limits, no send windows, no CONTINUATION frames, no errors. Frame
+layout: RFC 9113 section 4.1; gRPC's message prefix is one byte of compression flag and four of length.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-Server = Literal["aio", "grpclib", "sync", "framing", "none"]
+Server = Literal["aio", "grpclib", "sync", "framing", "builtin", "none"]
 Handler = Literal["read-write", "generator", "close-after-pick"]
 Codec = Literal["protobuf", "raw"]
 Gc = Literal["default", "freeze", "rare", "off"]
@@ -24,7 +24,8 @@ class Row:
         name: short name, unique, for the table and for ``--rows``.
         group: ``base`` compares libraries, ``tuning`` compares settings of grpc.aio.
         note: what differs, for the table's legend.
-        server: the library; ``framing`` is none at all, ``none`` is Envoy without ext_proc.
+        server: the library; ``framing`` is none at all, ``builtin`` the picker's own, ``none`` is Envoy
+            without ext_proc.
         handler: shape of the handler; ``close-after-pick`` ends the stream after the second reply.
         codec: ``protobuf`` decodes each message and builds each reply; ``raw`` does neither.
         uvloop: whether the event loop is uvloop's.
@@ -68,6 +69,7 @@ BASE: tuple[Row, ...] = (
     Row(name="grpclib", server="grpclib", note="grpclib, asyncio's loop"),
     Row(name="grpclib-uvloop", server="grpclib", uvloop=True, note="grpclib on uvloop"),
     Row(name="sync", server="sync", note="grpc's synchronous server, 64 threads"),
+    Row(name="builtin", server="builtin", uvloop=True, note="the picker's own transport on uvloop"),
     Row(
         name="framing",
         server="framing",
