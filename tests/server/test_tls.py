@@ -13,7 +13,8 @@ from cryptography import x509
 
 from epp.config.schema import ServerTls
 from epp.errors import ConfigError
-from epp.server.tls import Pair, grpc_credentials, http_context, self_signed
+from epp.server.rpc_server import RpcServer
+from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed
 from tests.kit import certificates
 
 if TYPE_CHECKING:
@@ -64,12 +65,14 @@ def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None
     write_pair(tmp_path, "x")
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
-        grpc_credentials(FILES, tmp_path, "epp.yaml")
+        rpc_context(FILES, tmp_path, "epp.yaml")
 
 
 def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
     write_pair(tmp_path, "x")
     (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
+    with pytest.raises(ConfigError, match="not a certificate and its key"):
+        rpc_context(FILES, tmp_path, "epp.yaml")
     with pytest.raises(ConfigError, match="not a certificate and its key"):
         grpc_credentials(FILES, tmp_path, "epp.yaml")
 
@@ -112,6 +115,32 @@ async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
         assert await presented(f"127.0.0.1:{port}") == "CN=second"
     finally:
         await server.stop(0)
+
+
+async def test_the_same_on_the_pickers_own_transport(tmp_path: Path) -> None:
+    write_pair(tmp_path, "first")
+    context = rpc_context(FILES, tmp_path, "epp.yaml")
+    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context)
+    address = await server.start("127.0.0.1:0")
+    try:
+        assert await presented(address) == "CN=first"
+        write_pair(tmp_path, "second")
+        assert await presented(address) == "CN=second", "at the first handshake after the change"
+        (tmp_path / "tls.key").write_bytes(b"broken")
+        assert await presented(address) == "CN=second", "the last good one"
+        write_pair(tmp_path, "third")
+        assert await presented(address) == "CN=third"
+    finally:
+        await server.stop(0)
+
+
+def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
+    write_pair(tmp_path, "x")
+    (tmp_path / "ca.crt").write_text("no certificates")
+    mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="ca.crt")
+    with pytest.raises(ConfigError, match="client_ca_file"):
+        rpc_context(mutual, tmp_path, "epp.yaml")
+    assert rpc_context(None, tmp_path, "epp.yaml") is None
 
 
 def test_the_http_side_asks_for_client_certificates_where_told(tmp_path: Path) -> None:
