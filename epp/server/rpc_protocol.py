@@ -83,6 +83,7 @@ class RpcConnection(asyncio.Protocol):
         self._written_s = 0.0
         self._worked_s = 0.0
         self._corked_bytes: int | None = None
+        self._begins: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
@@ -99,7 +100,7 @@ class RpcConnection(asyncio.Protocol):
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self.abort()
             return
-        self._loop.call_later(_BEGIN_WITHIN_S, self._has_begun)
+        self._begins = self._loop.call_later(_BEGIN_WITHIN_S, self._has_begun)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -131,8 +132,9 @@ class RpcConnection(asyncio.Protocol):
         """The other side has gone, or we have closed."""
         self._transport = None
         self._play(self._calls.lost())
-        for deadline in self._deadlines.values():
-            deadline.cancel()
+        for timer in (*self._deadlines.values(), self._begins):
+            if timer is not None:
+                timer.cancel()
         self._place.closed(self)
 
     def drain(self) -> None:
@@ -178,11 +180,13 @@ class RpcConnection(asyncio.Protocol):
         for event in events:
             call = event.call
             try:
-                if isinstance(event, MessageReceived):
+                if isinstance(event, CallStarted):
+                    self._start(call)
+                elif call.owner is None:  # its handler could not even be made
+                    continue
+                elif isinstance(event, MessageReceived):
                     call.owner.message(event.message)
                     self._write_early()
-                elif isinstance(event, CallStarted):
-                    self._start(call)
                 elif isinstance(event, CallEnded):
                     call.owner.ended()
                 elif isinstance(event, CallCancelled):

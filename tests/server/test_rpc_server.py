@@ -375,3 +375,22 @@ async def test_a_flood_on_one_connection_leaves_turns_to_others(served: Served) 
 async def _connections(served: Served, count: int) -> list[Any]:
     await until(lambda: len(served.server._connections) == count)
     return list(served.server._connections)
+
+
+async def test_a_handler_that_cannot_be_made_ends_its_call_and_no_other(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Any:
+        raise ZeroDivisionError
+
+    served.services.new_exchange = broken
+    server = served._make(None)
+    address = await server.start("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = open_call(channel)
+            assert await call.code() is grpc.StatusCode.INTERNAL
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+    finally:
+        await server.stop(0)
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
