@@ -24,7 +24,8 @@ from epp.server.tls import grpc_credentials, rpc_context
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.config.schema import Config, ServerTls
+    from epp.config.listen import ServerTls
+    from epp.config.schema import Config
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from epp.config.schema import ServerTls
+    from epp.config.listen import ServerTls
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 
 from epp.cli import build_parser
 from epp.config.kubernetes import Kubernetes
-from epp.config.schema import ServerTls
+from epp.config.listen import ServerTls
 from epp.errors import ConfigError
 from epp.llmd.flags import FLAGS, LOG_FLAGS, Stance, read_flags
 from epp.llmd.settings import Translation, translate

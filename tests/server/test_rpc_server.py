@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpclib.client import Channel, UnaryUnaryMethod
 
-from epp.config.schema import ServerTls
+from epp.config.listen import ServerTls
 from epp.extproc.types import Finish
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from cryptography import x509
 
-from epp.config.schema import ServerTls
+from epp.config.listen import ServerTls
 from epp.errors import ConfigError
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed

@@ -1,0 +1,71 @@
+"""The listeners of `epp serve` and their TLS: a section of its configuration.
+
+Knows addresses as text; who opens a listener splits and checks them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from epp.config.section import Section
+
+
+class ServerTls(Section, frozen=True):
+    """TLS of a listener. Files in PEM, read at start.
+
+    Attributes:
+        cert_file: certificate chain.
+        key_file: private key.
+        client_ca_file: when set, clients must present a certificate signed by it (mTLS).
+        self_signed: make a certificate at start instead, for gateways that encrypt and do not verify; needs
+            ``pip install 'gorgo-epp[tls]'``.
+        reload: read the files again when they change; new connections get the new certificate.
+    """
+
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    self_signed: bool = False
+    reload: bool = False
+
+    def __post_init__(self) -> None:
+        """Files, or a certificate of our own, not half of either."""
+        if self.self_signed and (self.cert_file or self.key_file or self.reload):
+            raise ValueError("self_signed needs no cert_file, key_file or reload")
+        if not self.self_signed and not (self.cert_file and self.key_file):
+            raise ValueError("cert_file and key_file are needed, or self_signed")
+
+
+class Listen(Section, frozen=True):
+    """Listeners; loopback unless configured.
+
+    Attributes:
+        grpc: ``host:port`` of the ext_proc and health services.
+        http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
+        first_token: ``host:port``, or ``unix:/path`` of a socket, that Envoy tells first tokens to, for Envoy
+            alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
+        health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
+            service name is answered; none when empty. The picker's gRPC listener answers it too.
+        transport: who speaks gRPC there: ``builtin``, the picker's own transport, or ``grpcio``, the gRPC
+            library's, which costs several times the CPU.
+        tls: TLS of the gRPC side, plaintext when absent.
+        first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
+            loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
+        http_tls: TLS of the HTTP side, plaintext when absent.
+        max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
+            its envelope.
+        max_send_bytes: longest gRPC message sent; 0 for the same.
+    """
+
+    grpc: str = "127.0.0.1:9002"
+    http: str = "127.0.0.1:9090"
+    first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
+    health: str = ""
+    transport: Literal["builtin", "grpcio"] = "builtin"
+    tls: ServerTls | None = None
+    first_token_tls: ServerTls | None = None
+    http_tls: ServerTls | None = None
+    max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
