@@ -33,8 +33,7 @@ ALLOWED = {
     "laar": BASE | {"config", "decide", "signals"},
     "learner": BASE | {"config", "decide", "policies", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
-    "replay": BASE
-    | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim", "tuner"},
+    "replay": BASE | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim", "tuner"},
     "kube": BASE | {"config"},
     "wan": BASE,
     "envoy": BASE | {"config", "signals"},
