@@ -24,7 +24,7 @@ from epp.learn.status import status_lines
 from epp.learn.store import MemoryStore
 from epp.learn.trial import Contender
 from epp.llmd.settings import LogSettings
-from epp.server.command import SystemClock
+from epp.server.clock import SystemClock
 from epp.server.logs import configure
 from epp.tune.audit import Audit
 from epp.tune.command import build_session

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from epp.errors import ConfigError
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.server.app import App
+from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
 
@@ -34,18 +34,6 @@ log = logging.getLogger("epp")
 
 #: Keeps llm-d's flags apart from ours in a namespace.
 _DEST = "llm-d "
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    def mono_s(self) -> float:
-        """Monotonic seconds."""
-        return time.monotonic()
-
-    def wall_s(self) -> float:
-        """Unix time."""
-        return time.time()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from epp.config.load import parse_weights
 from epp.errors import ConfigError, EppError
 from epp.llmd.settings import LogSettings
-from epp.server.command import SystemClock
+from epp.server.clock import SystemClock
 from epp.server.files import read_file
 from epp.server.logs import configure
 from epp.tune import setup as setups

@@ -13,7 +13,7 @@ from aiohttp import web
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Probe, Scrape
-from epp.server.command import SystemClock
+from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.listed import listed_names
 from epp.server.metrics import Metrics
