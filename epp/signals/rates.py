@@ -3,8 +3,8 @@
 Owns the rates, learned from outcomes. Rates belong to an engine class and are pooled over its endpoints:
 wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
 between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
-from its class only when the evidence that it is slow is strong. Without measurements, or with absurd ones, a
-class stays on its priors and `describe` says so.
+from its class, or where it is alone in it from what it was, only when the evidence that it is slow is
+strong. Without measurements, or with absurd ones, a class stays on its priors and `describe` says so.
 
 Rules: samples are attributed to the state of the endpoint when the request was sent; what waits, batches and
 prefills at the same time errs to one side, so samples taken under load count less.
@@ -115,7 +115,7 @@ class ClassRates:
         decode_samples: answers learned from.
         refused: samples that no engine gives.
         state: what they rest on.
-        slow: endpoints found slower than the class, with their factor.
+        slow: endpoints found slower than the class, or than they were if alone in it, with their factor.
     """
 
     rates: Rates
@@ -276,14 +276,16 @@ class RateTable:
         self._changed.add(self._of[slot])
 
     def _judge(self, slot: int, known: _Class) -> None:
-        """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
+        """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter.
+
+        One that has no equals is compared with what its class has learned of it over a longer time: slow is
+        then what has become slower. The factor goes as the class learns that, too.
+        """
         weights, means, weight = self._weight, self._mean, self._weight[slot]
         if weight < _LEAST_EVIDENCE:
             return
         equals = [means[other] for other in known.slots if other != slot and weights[other] > 0.0]
-        if not equals:
-            return  # nobody to be compared with: a class of one is as fast as it is
-        beyond = means[slot] - _median(equals)
+        beyond = means[slot] - (_median(equals) if equals else 0.0)
         error = math.sqrt(self._square[slot]) / weight
         if slot in self._slow:
             slow = beyond > math.log(_EQUAL)

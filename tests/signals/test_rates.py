@@ -135,6 +135,20 @@ def test_a_class_of_one_is_as_fast_as_it_is() -> None:
     assert not table.describe({0: "a:1"})["only"].slow
 
 
+def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_it_is_well_again() -> None:
+    rates = PRIORS["h100"]
+    half = Rates(*(2.0 * getattr(rates, name) for name in Rates.__slots__))
+    table = _table({0: "h100"})
+    _feed(table, 0, rates)
+    well = table.of(0)
+    _feed(table, 0, half, count=60, key="slow")
+    assert list(table.describe({0: "a:1"})["h100"].slow) == ["a:1"]
+    assert table.of(0).prefill_ms_per_token > 1.5 * well.prefill_ms_per_token
+    _feed(table, 0, rates, count=80, key="well")
+    assert not table.describe({0: "a:1"})["h100"].slow
+    assert table.of(0).prefill_ms_per_token == pytest.approx(well.prefill_ms_per_token, rel=0.25)
+
+
 def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
     table = _table({0: "x", 1: "x"})
     _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
