@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from epp.server.resolve import Resolver
 
 REPORT_WAIT_S = 2.0
+_REMEMBERED = 4096
 #: Ends that say nothing of the response, because it did not pass the picker.
 _BLIND = {Cause.STREAM_END.value, Cause.CLIENT_GONE.value, Cause.UNOBSERVED.value}
 #: A client's mistake (4xx) says neither that an endpoint works nor that it fails.
@@ -61,14 +62,15 @@ class Outcomes:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
+        self._finished: dict[str, None] = {}  # the last that were, oldest first
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
-        """The first piece of the answer came; of a short answer the end may have overtaken it."""
+        """The first piece of the answer came; the end of a short one, or its report, may have overtaken it."""
         if self._picker.first_token(decision_id, self._clock.mono_s(), source):
             return
-        if decision_id not in self._waiting:
+        if decision_id not in self._waiting and decision_id not in self._finished:
             self._metrics.late_reports.inc()
 
     def observed(
@@ -131,9 +133,16 @@ class Outcomes:
         if outcome is None:
             self._metrics.late_reports.inc()
             return
+        self._remember(report.decision_id)
         outcome = self._merged(outcome, report)
         self._picker.settle(outcome)
         self._tell(outcome)
+
+    def _remember(self, decision_id: str) -> None:
+        """Its first token may still be on its way, on a connection of its own, and says nothing new."""
+        self._finished[decision_id] = None
+        if len(self._finished) > _REMEMBERED:
+            del self._finished[next(iter(self._finished))]
 
     def expire(self) -> None:
         """End what outlived its lease, and stop waiting for reports that do not come."""

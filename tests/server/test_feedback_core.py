@@ -187,6 +187,16 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
     assert (deployment.fleet.health.state(slot) is State.EJECTED) is ejected
 
 
+async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
+    decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
+    deployment.ended(decision)
+    deployment.core.outcomes.first_token(decision.id)
+    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    deployment.core.outcomes.first_token("nobody-1")
+    deployment.core.outcomes.finished(report(decision))
+    assert "epp_late_reports_total 2.0" in (await page(deployment.app.metrics.registry)).decode()
+
+
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
     told: list[Outcome] = []
     deployment.core.outcomes.told.append(told.append)
