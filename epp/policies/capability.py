@@ -31,8 +31,11 @@ LEAST_SUCCESS = 0.01
 
 
 def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
-    """The column ``success``, at least ``least``."""
-    return np.maximum(fleet.success, least)  # `clip` takes three times as long
+    """The column ``success``, at least ``least`` and at most 1."""
+    chances: NDArray[np.float64] = np.minimum(
+        np.maximum(fleet.success, least), 1.0
+    )  # half of what `clip` takes
+    return chances
 
 
 @dataclass(frozen=True, slots=True)
