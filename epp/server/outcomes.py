@@ -67,7 +67,7 @@ class Outcomes:
         self.told: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
-        """The first piece of the answer came; the end of a short one, or its report, may have overtaken it."""
+        """The first piece of the answer came; the end of a short one, or its report, may be here before."""
         if self._picker.first_token(decision_id, self._clock.mono_s(), source):
             return
         if decision_id not in self._waiting and decision_id not in self._finished:
