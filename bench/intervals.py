@@ -13,14 +13,21 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last stands for more.
+    from numpy.typing import NDArray
+
+#: Two-sided 95 % of Student's t by degrees of freedom, up to 19; more take the last.
 _STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23,
+    2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
+)  # fmt: skip
 
 
-def factor(logs: Sequence[float]) -> tuple[float, float, float]:
+def quantile(freedom: int) -> float:
+    """By how many standard errors an interval of 95 % reaches to either side."""
+    return _STUDENT[min(freedom, len(_STUDENT)) - 1]
+
+
+def factor(logs: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
     """Mean factor, and the ends of its 95 % interval over seeds; these are NaN for a single one.
 
     Args:
@@ -31,8 +38,7 @@ def factor(logs: Sequence[float]) -> tuple[float, float, float]:
     mean = float(np.mean(logs))
     if len(logs) < 2:
         return math.exp(mean), math.nan, math.nan
-    quantile = _STUDENT[min(len(logs) - 1, len(_STUDENT)) - 1]
-    half = quantile * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    half = quantile(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

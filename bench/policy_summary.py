@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.intervals import factor, quantile
 from bench.policy_entries import CANDIDATE, LIVE, OURS, PAPER, PAPER_SCRAPED, YARDSTICK
 from epp.replay.evidence import MIN_UNITS, SeedEvidence, ratio
 
@@ -39,11 +40,6 @@ ORACLE = "oracle of the total"
 _REAL = {OURS, LIVE, PAPER, PAPER_SCRAPED}
 _ORACLE = "greedy-oracle-total"
 _SEED = 20_260_701
-#: Two-sided 95 % of Student's t by degrees of freedom, up to 19; more seeds than 20 take the last.
-_STUDENT = (
-    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23,
-    2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +163,7 @@ def _pooled(runs: Sequence[CellRuns], rows: Sequence[Row], candidate: str) -> li
             freedom = sum(len(values) - 1 for values in found)
             if freedom:
                 spread = sum(float(((values - values.mean()) ** 2).sum()) for values in found)
-                halves[name, metric] = _quantile(freedom) * math.sqrt(spread / freedom)
+                halves[name, metric] = quantile(freedom) * math.sqrt(spread / freedom)
 
     def interval(run: CellRuns, name: str, metric: str, against: Against) -> tuple[float, float, float]:
         point, low, high = against.ratios[metric]
@@ -202,20 +198,8 @@ def _mean(runs: Sequence[CellRuns], rows: Sequence[Row], name: str, candidate: s
     for metric in METRICS:
         by_cell = _differences(runs, rows, name, metric, candidate)
         seeds = min(len(values) for values in by_cell)
-        ratios[metric] = _student(np.mean([values[:seeds] for values in by_cell], axis=0))
+        ratios[metric] = factor(np.mean([values[:seeds] for values in by_cell], axis=0))
     return Against(name, ratios)
-
-
-def _quantile(freedom: int) -> float:
-    return _STUDENT[min(freedom, len(_STUDENT)) - 1]
-
-
-def _student(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
-        return math.exp(mean), math.nan, math.nan
-    half = _quantile(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def _uppers(rows: Sequence[Row], name: str, metric: str) -> list[tuple[str, float, float]]:
