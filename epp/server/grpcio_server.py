@@ -80,6 +80,3 @@ class GrpcioServer:
             self._ext_proc.leaving = True
         if self._server is not None:
             await self._server.stop(grace_s)
-
-    def leave(self) -> None:
-        """Nothing is left to wait for: gRPC ends watchers of the health service with their time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -42,20 +43,24 @@ class Listener:
         return status
 
 
-@pytest.fixture(params=BOTH)
-async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    served = Listener(request.param, any_name=True)
+@asynccontextmanager
+async def listening(transport: str, *, any_name: bool) -> AsyncIterator[Listener]:
+    served = Listener(transport, any_name=any_name)
     await served.start()
     yield served
     await served.stop()
+
+
+@pytest.fixture(params=BOTH)
+async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
+    async with listening(request.param, any_name=True) as served:
+        yield served
 
 
 @pytest.fixture(params=BOTH)
 async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    served = Listener(request.param, any_name=False)
-    await served.start()
-    yield served
-    await served.stop()
+    async with listening(request.param, any_name=False) as served:
+        yield served
 
 
 @pytest.mark.parametrize("name", ["", "inference-extension", "readiness", EXT_PROC, "anything"])
