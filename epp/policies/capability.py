@@ -31,11 +31,8 @@ LEAST_SUCCESS = 0.01
 
 
 def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
-    """The column ``success``, at least ``least`` and at most 1."""
-    chances: NDArray[np.float64] = np.minimum(
-        np.maximum(fleet.success, least), 1.0
-    )  # half of what `clip` takes
-    return chances
+    """The column ``success`` within ``least`` and 1."""
+    return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
 
 @dataclass(frozen=True, slots=True)
