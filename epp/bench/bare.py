@@ -1,22 +1,37 @@
-"""The floor: an ext_proc server that only answers, `python -m epp.bench.bare`, one fixed pick for everybody.
+"""The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-Two messages in and two out on grpc.aio and uvloop, as the picker's own transport (docs/transport.md):
-messages decoded and answers made, nothing decided. Prints its address; ends when its standard input does.
+`python -m epp.bench.bare grpcio`: two messages in and two out on grpc.aio, messages decoded and answers made,
+nothing decided. `builtin` is its twin on the picker's own transport (docs/transport.md), so that the cost of
+deciding can be told from what that transport saves. Both on uvloop. Prints its address; ends when its
+standard input does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import grpc
 import uvloop
 
+from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server.rpc_server import RpcServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from epp.http2.calls import Call
+    from epp.http2.messages import Message
+
+Transport = Literal["grpcio", "builtin"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEADER, _DESTINATION = "x-gateway-destination-endpoint", "10.0.0.1:8000"
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 def answer(message: ProcessingRequest) -> ProcessingResponse:
@@ -43,7 +58,28 @@ async def _process(_: object, context: Any) -> None:
         await context.write(answer(message))
 
 
-async def _serve() -> None:
+class _Answering:
+    """One call on the picker's own transport."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def message(self, message: Message) -> None:
+        request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
+        self._call.send(answer(request).SerializeToString())
+
+    def ended(self) -> None:
+        self._call.finish(Status.OK)
+
+    def drained(self) -> None:
+        return
+
+    def cancelled(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def _grpcio() -> AsyncIterator[str]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     method = grpc.stream_stream_rpc_method_handler(
         _process,
@@ -53,12 +89,28 @@ async def _serve() -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": method}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    await ended.wait()
+    yield f"127.0.0.1:{port}"
     await server.stop(0)
 
 
+@asynccontextmanager
+async def _builtin() -> AsyncIterator[str]:
+    server = RpcServer(
+        {f"/{SERVICE}/Process": lambda call, _: _Answering(call)},
+        max_receive_bytes=_MAX_BYTES,
+        max_send_bytes=_MAX_BYTES,
+    )
+    yield await server.start("127.0.0.1:0")
+    await server.stop(0)
+
+
+async def _serve(transport: str) -> None:
+    async with _builtin() if transport == "builtin" else _grpcio() as address:
+        print(address, flush=True)
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
+        await ended.wait()
+
+
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(_serve(*sys.argv[1:]))

@@ -19,6 +19,8 @@ from epp.errors import EppError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from epp.bench.bare import Transport
+
 _START_S, _STOP_S = 30.0, 10.0
 _LOG_TAIL = 3000
 #: As by default, but for addresses and for what would reach out: the endpoints of these benches do not exist.
@@ -85,15 +87,15 @@ def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
 
 
 @contextmanager
-def bare() -> Iterator[Server]:
-    """The server that only answers.
+def bare(transport: Transport = "grpcio") -> Iterator[Server]:
+    """The server that only answers, on grpc.aio or on the picker's own transport.
 
     Raises:
         EppError: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
         log = Path(name) / "bare.log"
-        with log.open("wb") as output, _child(("-m", "epp.bench.bare"), output) as process:
+        with log.open("wb") as output, _child(("-m", "epp.bench.bare", transport), output) as process:
             _until(lambda: b"\n" in log.read_bytes(), process, log)
             yield Server(process.pid, log.read_text().split()[0])
 

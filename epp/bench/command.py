@@ -191,7 +191,7 @@ def _split(found: Figures) -> None:
         alone = found.median
         whole = alone(f"server/picker: constant/{size}")
         parts = {
-            "transport": alone(f"server/bare: constant/{size}"),
+            "transport": alone(f"server/bare, builtin: constant/{size}"),
             "parse": alone(f"core/{prompt}/3/warm: parse"),
             "decide": alone(f"core/{prompt}/3/warm: decide"),
         }

@@ -26,6 +26,8 @@ class Goal:
 GOALS: Mapping[str, Goal] = {
     "server/above bare/200 tokens": Goal(0.25, "above the bare transport, 200-token prompt"),
     "server/above bare/72 KB": Goal(0.45, "above the bare transport, 72 KB (18k tokens, 90 % known)"),
+    "server/above bare, builtin/200 tokens": Goal(0.25, "the same above the picker's own transport, bare"),
+    "server/above bare, builtin/72 KB": Goal(0.45, "the same above the picker's own transport, bare"),
     "tokens/72 KB": Goal(3.0, "the same with a real tokenizer, 72 KB"),
     "tokens/72 KB stall": Goal(3.0, "the longest that counting keeps the event loop"),
     "envoy/1024 of 16 tokens": Goal(1.10, "answer of 1,024 tokens against 16, picker plus Envoy increments"),

@@ -3,7 +3,8 @@
 CPU is what the system accounts to the picker's process, all threads, so that of another picker is measured
 by the same means: name its address and process id. Ours is started here, with recorder and metrics on, and
 is told first tokens and the access log as Envoy tells them; so are its rounds beside the bare server's,
-which only answers: what is above that is the picker's own.
+which only answers: what is above that is the picker's own. There are two of those: on grpc.aio, the yardstick
+of any picker on that library, and on the picker's own transport, above which is what deciding costs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from epp.bench.recorded import Mode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.bench.bare import Transport
     from epp.bench.client import Load
     from epp.bench.figures import Figures
 
@@ -34,6 +36,8 @@ AT_ONCE = 16
 CHUNKS = 128
 #: Modes in which Envoy shows the response, and so does not report it.
 _ALL = {"mode": "all", "max_chunks_per_s": 0}
+#: Servers that only answer, by the figure's name.
+BARE: dict[str, Transport] = {"bare": "grpcio", "bare, builtin": "builtin"}
 _SHOWN = {Mode.RESPONSE, Mode.DUPLEX}
 
 
@@ -82,7 +86,7 @@ class ServerBench:
             enter, pool = self._exit.enter_context, pool_of(ENDPOINTS)
             floor = (Mode.CONSTANT,) if Mode.CONSTANT in self._modes else ()
             self._rows = [
-                Row("bare", enter(bare()), False, floor),
+                *(Row(name, enter(bare(transport)), False, floor) for name, transport in BARE.items()),
                 Row("picker", enter(picker(pool, observe=_ALL)), True, self._modes),
             ]
             if Mode.DUPLEX in self._modes:
@@ -135,9 +139,11 @@ class ServerBench:
             figures.add(f"{name} instructions", "k", instructions / self._requests / 1e3)
 
     def _compare(self, figures: Figures, size: str, spent: dict[str, float]) -> None:
-        ours, floor = spent.get("picker constant"), spent.get("bare constant")
-        if ours is not None and floor is not None:
-            figures.add(f"server/above bare/{size}", "ms CPU", ours - floor, "constant-message mode")
+        ours = spent.get("picker constant")
+        for name in BARE:
+            floor = spent.get(f"{name} constant")
+            if ours is not None and floor is not None:
+                figures.add(f"server/above {name}/{size}", "ms CPU", ours - floor, "constant-message mode")
         left, read = spent.get("left duplex"), spent.get("picker duplex")
         if ours is not None and left is not None and size == "72 KB":
             figures.add("server/duplex left of constant", "ratio", left / ours)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.bench import learned, prompts, recorded
+from epp.bench.bare import TRANSPORTS
 from epp.bench.children import bare
 from epp.bench.client import Proxy
 from epp.bench.core import measure, measure_observing
@@ -22,6 +23,7 @@ from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 
 if TYPE_CHECKING:
+    from epp.bench.bare import Transport
     from epp.extproc.stream import Output
     from epp.extproc.types import Event
 
@@ -75,8 +77,9 @@ def test_a_turn_before_is_the_beginning_of_its_conversation() -> None:
     assert json.loads(prompts.conversation(200, 3)[1])["stream"] is True
 
 
-async def test_another_picker_is_measured_by_address_and_process() -> None:
-    with bare() as other:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_another_picker_is_measured_by_address_and_process(transport: Transport) -> None:
+    with bare(transport) as other:
         async with ServerBench([Mode.CONSTANT], address=other.grpc, pid=other.pid, requests=4) as bench:
             figures = Figures()
             await bench.measure(figures, 0)
