@@ -3,14 +3,13 @@
 Each way has a picker and an Envoy of its own, both started here; all share one upstream and one load.
 Requests come at a fixed rate, whatever is still open, so that a slow way is not spared. CPU is what the
 system accounts to the picker's and to Envoy's process; added is the difference to the Envoy without picker
-in the same round.
+in the same round. Answers of two lengths are compared with requests of all ways in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.bench import prompts
+from epp.bench.asking import ask
 from epp.bench.children import picker
 from epp.bench.cpu import cpu_s
 from epp.bench.figures import percentile
 from epp.bench.plain_envoy import plain_envoy
-from epp.bench.upstream import END, Upstream
+from epp.bench.upstream import Upstream
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
 from epp.envoy.module import build
@@ -31,13 +31,16 @@ from epp.envoy.settings import EnvoySettings, Variant
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from epp.bench.figures import Figures
 
 TOKENS, RATE, REQUESTS = 128, 50.0, 200
 PROMPT_TOKENS = 18_000
-_ANSWER_S, _SETTLE_S = 60.0, 0.4
+#: Lengths that are compared: tokens, the share of the requests of a burst, and requests a second of all ways
+#: together, so that about as many chunks are on their way at both.
+LENGTHS = ((16, 0.2, 25.0), (1024, 0.05, 6.0))
+_SETTLE_S, _IDLE_S = 0.4, 3.0
 _READ = {"mode": "all", "max_chunks_per_s": 0}
 #: Name, Envoy's variant and the picker's way of observing.
 WAYS: tuple[tuple[str, Variant, Any], ...] = (
@@ -60,6 +63,7 @@ class Way:
         picker: the picker's, None for the way without.
         ttft_ms: of each request.
         cpu_ms: of picker and Envoy, per request.
+        idle_share: of a core, of picker and Envoy while nobody asks anything.
     """
 
     address: str
@@ -67,6 +71,11 @@ class Way:
     picker: int | None
     ttft_ms: list[float] = field(default_factory=list)
     cpu_ms: tuple[float, float] = (0.0, 0.0)
+    idle_share: tuple[float, float] = (0.0, 0.0)
+
+    def used_s(self) -> tuple[float, float]:
+        """CPU seconds of picker and Envoy so far."""
+        return 0.0 if self.picker is None else cpu_s(self.picker), cpu_s(self.envoy)
 
 
 class EnvoyBench:
@@ -152,13 +161,18 @@ class EnvoyBench:
             await self._lengths(figures, number)
 
     async def _lengths(self, figures: Figures, number: int) -> None:
-        """What a long answer adds against a short one, over the Envoy without a picker."""
+        """What a long answer adds against a short one, over the Envoy without a picker.
+
+        The ways take turns request by request: all see the same state of the machine. What they use while
+        nobody asks is taken off, because a burst of long answers lasts longer.
+        """
         ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", COMPILED)}
+        if not ways[PLAIN].idle_share[1]:
+            await self._idle(list(ways.values()))
         added: dict[str, list[float]] = {name: [] for name in ways if name != PLAIN}
-        count = max(self._requests // 5, 8)
-        for self._upstream.tokens in (16, 1024):
-            for way in ways.values():
-                await self._burst(way, number * 7 + self._upstream.tokens, count, RATE / 2)
+        for self._upstream.tokens, share, rate in LENGTHS:
+            count = max(round(self._requests * share), 4)
+            await self._in_turns(list(ways.values()), number * 7 + self._upstream.tokens, count, rate)
             for name, spent in added.items():
                 spent.append(sum(ways[name].cpu_ms) - sum(ways[PLAIN].cpu_ms))
                 at = f"{self._upstream.tokens} tokens{_as(name)}"
@@ -167,51 +181,50 @@ class EnvoyBench:
             if short > 0:
                 figures.add(f"envoy/1024 of 16 tokens{_as(name)}", "ratio", long / short)
 
+    async def _idle(self, ways: Sequence[Way]) -> None:
+        before = [way.used_s() for way in ways]
+        await asyncio.sleep(_IDLE_S)
+        for way, used_s in zip(ways, before, strict=True):
+            now_s = way.used_s()
+            way.idle_share = (now_s[0] - used_s[0]) / _IDLE_S, (now_s[1] - used_s[1]) / _IDLE_S
+
+    async def _in_turns(self, ways: Sequence[Way], seed: int, count: int, rate: float) -> None:
+        """So many requests of each way, one after the other at a rate of all; fills in the CPU."""
+        requests = [(way.address, body) for body in _bodies(seed, count) for way in ways]
+        loop = asyncio.get_running_loop()
+        before, begun_s = [way.used_s() for way in ways], loop.time()
+        await self._at_rate(rate, requests)
+        lasted_s = loop.time() - begun_s
+        for way, used_s in zip(ways, before, strict=True):
+            spent = [
+                (now_s - then_s - share * lasted_s) / count * 1e3
+                for now_s, then_s, share in zip(way.used_s(), used_s, way.idle_share, strict=True)
+            ]
+            way.cpu_ms = spent[0], spent[1]
+
     async def _burst(self, way: Way, seed: int, count: int, rate: float) -> None:
-        """Send requests at a rate; fills in what was seen."""
-        bodies = [prompts.conversation(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
-        pids = [way.picker, way.envoy]
-        before_s = [0.0 if pid is None else cpu_s(pid) for pid in pids]
+        """Send requests of one way at a rate; fills in what was seen."""
+        requests = [(way.address, body) for body in _bodies(seed, count)]
+        before = way.used_s()
+        way.ttft_ms = await self._at_rate(rate, requests)
+        spent = [(now_s - then_s) / count * 1e3 for now_s, then_s in zip(way.used_s(), before, strict=True)]
+        way.cpu_ms = spent[0], spent[1]
+
+    async def _at_rate(self, rate: float, requests: Iterable[tuple[str, bytes]]) -> list[float]:
+        """Requests to addresses at a rate, whatever is still open; their times to first token."""
         loop = asyncio.get_running_loop()
         begun_s, asking = loop.time(), []
-        for at, body in enumerate(bodies):
+        for at, (address, body) in enumerate(requests):
             await asyncio.sleep(begun_s + at / rate - loop.time())
-            asking.append(asyncio.ensure_future(_ask(way.address, body)))
-        way.ttft_ms = list(await asyncio.gather(*asking))
+            asking.append(asyncio.ensure_future(ask(address, body)))
+        ttft_ms = list(await asyncio.gather(*asking))
         await asyncio.sleep(_SETTLE_S)
-        after_s = [0.0 if pid is None else cpu_s(pid) for pid in pids]
-        spent = [(after - before) / count * 1e3 for before, after in zip(before_s, after_s, strict=True)]
-        way.cpu_ms = spent[0], spent[1]
+        return ttft_ms
+
+
+def _bodies(seed: int, count: int) -> list[bytes]:
+    return [prompts.conversation(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
 
 
 def _as(name: str) -> str:
     return f", {name}" if name == COMPILED else ""
-
-
-async def _ask(address: str, body: bytes) -> float:
-    """One request on a connection of its own: milliseconds to its first token.
-
-    Raises:
-        EppError: it was refused, or does not end.
-    """
-    host, port = split_address(address)
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer 0123456789abcdef\r\ncontent-length: {len(body)}\r\n\r\n"
-    ).encode()
-    reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            begun_s = time.perf_counter()
-            writer.write(head + body)
-            status = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in status[:16]:
-                raise EppError(f"a request was answered {status[:200]!r}")
-            await reader.readuntil(b"word")
-            ttft_ms = (time.perf_counter() - begun_s) * 1e3
-            await reader.readuntil(b"\r\n" + END)
-    except TimeoutError:
-        raise EppError("an answer through Envoy does not end") from None
-    finally:
-        writer.transport.abort()
-    return ttft_ms

@@ -20,6 +20,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 PAUSE_S = 0.004
 END = b"0\r\n\r\n"
+#: In every token.
+WORD = b"word"
 
 
 def _chunk(data: bytes) -> bytes:
