@@ -2,6 +2,7 @@
 
     python -m bench.lodestar            # the short run: begins nothing after 17 minutes; called again goes on
     python -m bench.lodestar --smoke    # does it run at all: a minute, figures without meaning
+    python -m bench.lodestar --all      # all cells at the short size
     python -m bench.lodestar --full     # the paper's sizes, all cells; hours, may be stopped and gone on with
     python -m bench.lodestar --tune     # search the heuristic's constants again, for each cell
 
@@ -47,7 +48,8 @@ def main() -> int:
     """Run what is asked for."""
     arguments = _arguments()
     size = SMOKE if arguments.smoke else FULL if arguments.full else SHORT
-    cells = [cell for cell in CELLS if (arguments.full or cell.core) and _named(cell.name, arguments.cells)]
+    every = arguments.full or arguments.all
+    cells = [cell for cell in CELLS if (every or cell.core) and _named(cell.name, arguments.cells)]
     entries = [e for e in ENTRIES if (arguments.full or e.core) and _named(e.label, arguments.entries)]
     began_s = time.monotonic()
     weights = _weights(cells, size, arguments)
@@ -121,6 +123,7 @@ def _arguments() -> argparse.Namespace:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--smoke", "--short", action="store_true", help="tiny: whether it runs")
     sizes.add_argument("--full", action="store_true", help="the paper's sizes, all cells and entries")
+    parser.add_argument("--all", action="store_true", help="all cells also in the short size")
     parser.add_argument("--cells", default="", help="only cells whose name holds one of these, by commas")
     parser.add_argument(
         "--entries", default="", help="only entries whose label holds one of these, by commas"

@@ -74,7 +74,7 @@ _QUICK = TunerSettings(
 
 def _settings(scale: float, trial: TunerSettings) -> LearnerSettings:
     usual = LearnerSettings(promotion="screen")
-    data, gate = usual.data, usual.gate
+    data, gate, network = usual.data, usual.gate, usual.network
     return msgspec.structs.replace(
         usual,
         data=msgspec.structs.replace(
@@ -85,6 +85,8 @@ def _settings(scale: float, trial: TunerSettings) -> LearnerSettings:
             recent=round(data.recent / scale * (1.0 if scale == 1.0 else 1.5)),
             replay=round(data.replay / scale),
         ),
+        # As many steps of the optimiser as over the paper's rows.
+        network=msgspec.structs.replace(network, batch=round(network.batch / scale)),
         # What a gate must see does not shrink with the rest, but no more is held out than a third.
         gate=msgspec.structs.replace(gate, held_out=min(gate.held_out, round(data.first / scale / 3.0))),
         trial=trial,
@@ -171,7 +173,7 @@ def _steady() -> list[Cell]:
         for share, rate in zip((*_MIXED, 0.0), rates, strict=True):
             name = f"sharing {share:.0%}" if share else "sharing mixed"
             load = PrefixGroups(shares=(share,) if share else _MIXED)
-            core = (pool, share) in {("hetero", 0.5), ("homo", 0.0)}
+            core = (pool, share) in {("hetero", 0.5), ("homo", 0.5), ("homo", 0.0)}
             cells.append(Cell(f"{name} / {pool}", pool, load, rate, core=core))
     mixed, half = PrefixGroups(shares=_MIXED), PrefixGroups(shares=(0.5,))
     return [
@@ -214,10 +216,10 @@ class Entry:
         params: parameters that differ from its defaults.
         learns: ``online``, ``tried`` (and promoted by a trial alone), ``frozen`` (until the middle),
             ``offline`` (from another seed's run) or empty.
-        changes: to the learner's settings: section -> field -> value.
+        changes: to the learner's settings: section -> field -> value; ``""`` for those without a section.
         tuned: with constants that were tuned for the cell.
         shifts_only: runs only where the load shifts.
-        full_only: runs only where prompts are long enough to fill the caches, and nothing shifts.
+        sharing_only: runs only where prompts are long enough to fill the caches, and nothing shifts.
         core: part of the short run.
     """
 
@@ -228,14 +230,14 @@ class Entry:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tuned: bool = False
     shifts_only: bool = False
-    full_only: bool = False
+    sharing_only: bool = False
     core: bool = True
 
     def runs_on(self, cell: Cell) -> bool:
         """Whether it has a place there."""
         if cell.long:
             return self.label in (LODESTAR, HEURISTIC) or self.learns == "tried"
-        if self.full_only:
+        if self.sharing_only:
             return isinstance(cell.load, PrefixGroups) and not cell.shifts
         return self.learns != "tried" and not (self.shifts_only and not cell.shifts)
 
@@ -248,8 +250,11 @@ class Entry:
                 settings, data=msgspec.structs.replace(settings.data, every=every)
             )
         for section, values in self.changes.items():
-            changed = msgspec.structs.replace(getattr(settings, section), **values)
-            settings = msgspec.structs.replace(settings, **{section: changed})
+            if section:
+                changed = msgspec.structs.replace(getattr(settings, section), **values)
+                settings = msgspec.structs.replace(settings, **{section: changed})
+            else:
+                settings = msgspec.structs.replace(settings, **values)
         return settings
 
 
@@ -263,7 +268,8 @@ ENTRIES = (
     Entry("least-request", "least-request", learns=""),
     Entry("gorgo-ms", "gorgo-ms", learns=""),
     Entry(TRIED, learns="tried"),
-    Entry("no K-filter", params={"k": 0}, full_only=True),
+    Entry("no K-filter", params={"k": 0}, sharing_only=True),
+    Entry("best for each alone", changes={"": {"congestion_price": 0.0}}, sharing_only=True),
     Entry("offline only", learns="offline", shifts_only=True),
     Entry("frozen midway", learns="frozen", shifts_only=True),
     Entry("linear model", changes={"network": {"hidden": (), "dropout": 0.0}}, shifts_only=True),

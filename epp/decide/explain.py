@@ -138,6 +138,7 @@ def _by(code: float) -> str:
 #: Terms of learned policies that are no costs: title and how a value is shown.
 _OF_LEARNED: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "predicted_ms": ("predicted ms", "{:,.1f}".format),
+    "congestion_ms": ("taken from others ms", "{:,.1f}".format),
     "ttft_ms": ("- of it TTFT", "{:,.1f}".format),
     "itl_ms": ("- and ITL", "{:,.1f}".format),
     "probability": ("with exploration", "{:.1%}".format),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.learner.network import Adam, Mlp
-from epp.policies.reward_model import HEADS, RewardModel
+from epp.policies.reward_model import HEADS, PRICED, RewardModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+#: What a request's own prefill and what is in front of it are made of; where not named, its tokens alone.
+_WORK = (PRICED, "pending_uncached_tokens")
+#: Numbers that spread by less than this share of their size do so by rounding alone.
+_ALIKE = 1e-6
 #: ITL is predicted only where this share of the rows tells one.
 _ENOUGH_ITL = 0.05
 
@@ -168,7 +172,43 @@ def fit(
         trained_at_s=origin.trained_at_s,
         tail=network.tail,
         validation=dict(validation or {}),
+        congestion_ms=prices_of(samples, classes, settings),
     )
+
+
+def prices_of(samples: Sequence[Sample], classes: Sequence[str], settings: LearnerSettings) -> Floats:
+    """What an uncached token takes from those behind it: `congestion_price` times what it costs its own.
+
+    The latter is the slope of the TTFT over the tokens to be computed, a request's own and those in front of
+    it, by least squares over the answered rows of a class; never negative, and that of all rows where a class
+    says nothing.
+
+    Args:
+        samples: rows.
+        classes: of the model.
+        settings: the price, and the features.
+
+    Returns:
+        ``[classes]`` milliseconds, one number where there are none, nothing where there is no price to pay.
+    """
+    features = settings.network.features
+    if not settings.congestion_price or PRICED not in features:
+        return np.zeros(0)
+    columns = [features.index(name) for name in _WORK if name in features]
+    answered = [sample for sample in samples if sample.answered]
+    tokens = np.array([sample.row[columns].sum() for sample in answered])
+    ttft_ms = np.array([sample.ttft_ms for sample in answered])
+    usual = _slope(tokens, ttft_ms, 0.0)
+    of = np.array([sample.engine_class for sample in answered])
+    slopes = [_slope(tokens[of == name], ttft_ms[of == name], usual) for name in classes]
+    return settings.congestion_price * np.array(slopes or [usual])
+
+
+def _slope(x: Floats, y: Floats, otherwise: float) -> float:
+    spread = float(x.var()) if len(x) else 0.0
+    if spread <= (_ALIKE * float(np.abs(x).max(initial=0.0))) ** 2:
+        return otherwise
+    return max(float(((x - x.mean()) * (y - y.mean())).mean()) / spread, 0.0)
 
 
 def _normalisation(x: Floats, features: int) -> tuple[Floats, Floats]:

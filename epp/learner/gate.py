@@ -179,6 +179,9 @@ def choices_of(logged: Sequence[Logged], candidate: RewardModel, judge_model: Re
         if not (inside & (entry.heuristic > 0.0)).any():
             return entry.heuristic
         mine = predicted_cost_ms(candidate, x, entry.sample.output_tokens)
+        price = candidate.congestion(x)
+        if price is not None:
+            mine = mine + price
         best = inside & (mine <= mine[inside].min())
         return np.asarray(best / best.sum(), np.float64)
 

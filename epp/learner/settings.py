@@ -120,6 +120,8 @@ class LearnerSettings(Section, frozen=True):
 
     Attributes:
         reward: ``ttft``, or ``felt``: TTFT, and ITL for every further token that is expected.
+        congestion_price: what an uncached token counts for those behind it, as a multiple of what it costs
+            its own request; 0 to take the best for each request alone, as the paper does.
         network: the network.
         data: the samples.
         gate: before promotion.
@@ -134,6 +136,7 @@ class LearnerSettings(Section, frozen=True):
     """
 
     reward: Literal["ttft", "felt"] = "ttft"
+    congestion_price: NotNegative = 2.0
     network: Network = Network()
     data: Data = Data()
     gate: Gate = Gate()

@@ -32,6 +32,7 @@ class Judged:
 
     Attributes:
         predicted_ms: what is predicted, also where it does not count.
+        congestion_ms: what the request takes from others there; None where the model has no price.
         inside: endpoints of which the prediction counts.
         foreign: endpoints unlike the training's, all of whose inputs are known: others are for the heuristic.
         terms: predictions, for people and records.
@@ -39,6 +40,7 @@ class Judged:
     """
 
     predicted_ms: NDArray[np.float64]
+    congestion_ms: NDArray[np.float64] | None
     inside: NDArray[np.bool_]
     foreign: NDArray[np.bool_]
     terms: Mapping[str, NDArray[np.float64]]
@@ -70,11 +72,12 @@ def judge(
     owners, guesses = _guesses(model, fleet, x, rows)
     if len(owners):
         asked = np.concatenate((asked, guesses))
+    price = model.congestion(x)
     heads, foreign = model.judge(asked)
     made = heads[:, 0] + heads[:, 1] * request.expected_output_tokens if felt else heads[:, 0]
     if rows is None and not len(owners):
-        terms = _terms(made, heads, felt=felt)
-        return Judged(made, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
+        terms = _terms(made, price, heads, felt=felt)
+        return Judged(made, price, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
     given = count if rows is None else len(rows)
     where = slice(0, count) if rows is None else rows
     # Who was not asked stands at the mean, for people; its prediction does not count.
@@ -89,14 +92,20 @@ def judge(
         np.maximum.at(predicted, owners, made[given:])
         inside[owners[foreign[given:]]] = False
         outside[owners] = False  # silence does not make a stranger
-    terms = _terms(predicted, all_heads, felt=felt)
-    return Judged(predicted, inside, outside, terms, outsiders=not inside.all())
+    terms = _terms(predicted, price, all_heads, felt=felt)
+    return Judged(predicted, price, inside, outside, terms, outsiders=not inside.all())
 
 
 def _terms(
-    predicted: NDArray[np.float64], heads: NDArray[np.float64], *, felt: bool
+    predicted: NDArray[np.float64],
+    price: NDArray[np.float64] | None,
+    heads: NDArray[np.float64],
+    *,
+    felt: bool,
 ) -> Mapping[str, NDArray[np.float64]]:
     terms = {"predicted_ms": predicted}
+    if price is not None:
+        terms["congestion_ms"] = price
     return {**terms, "ttft_ms": heads[:, 0], "itl_ms": heads[:, 1]} if felt else terms
 
 

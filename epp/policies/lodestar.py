@@ -52,12 +52,14 @@ _AHEAD_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lodestar:
-    """``cost = predicted latency in ms``, by a model learned from this deployment's own requests.
+    """``cost = predicted latency + what the request takes from others``, in ms, learned from its own traffic.
 
     1. No model that can be used: `PrefixCacheAndLoad` ranks (its place is the cost), and ``fallback`` says
        why.
     2. One batch predicts for all endpoints (for `candidates` drawn ones and the heuristic's own in a larger
-       pool).
+       pool). To each prediction comes what the request's uncached tokens take from those behind it there, at
+       the model's price: the paper takes the best for this request alone, and in a full pool its copies of
+       prefixes cost all others more than they gain it. A model without a price decides as the paper does.
     3. An endpoint beyond the bounds of the training is not the model's to judge. It is picked exactly when
        the heuristic would pick it of all; else it stands behind those that were judged, in the heuristic's
        order. Where nobody is within the bounds, this is the heuristic.
@@ -71,9 +73,10 @@ class Lodestar:
     Latencies are predicted, and a reward is a latency's negative: the paper's own margin on rewards,
     ``(1 - delta) * best``, can never be met by a second endpoint.
 
-    Terms: ``predicted_ms``; ``ttft_ms`` and ``itl_ms`` where it is made of both; ``probability``, the chance
-    before slow start that an endpoint is picked, over the draws of exploration and of equals; ``explored``, 1
-    for a pick by exploration; ``fallback``, as `FALLBACKS`.
+    Terms: ``predicted_ms``; ``congestion_ms`` where there is a price; ``ttft_ms`` and ``itl_ms`` where the
+    prediction is made of both; ``probability``, the chance before slow start that an endpoint is picked, over
+    the draws of exploration and of equals; ``explored``, 1 for a pick by exploration; ``fallback``, as
+    `FALLBACKS`.
 
     Attributes:
         model: the model in force, None before there is one; not for configuration, which names a file.
@@ -175,6 +178,8 @@ class Lodestar:
     ) -> NDArray[np.float64]:
         """Costs before exploration; all that are picked alike have the lowest."""
         costs, inside = judged.predicted_ms.copy(), judged.inside
+        if judged.congestion_ms is not None:
+            costs += judged.congestion_ms
         asked, kept = inside, self._kept(request, fleet)
         if kept is not None and (kept & inside).any():
             asked = kept & inside

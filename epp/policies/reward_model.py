@@ -73,6 +73,9 @@ FILLED_COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+#: The feature that a price is paid for.
+PRICED = "uncached_tokens"
+
 #: What a model may predict, in the order in which its outputs stand.
 HEADS = ("ttft_ms", "itl_ms")
 
@@ -137,6 +140,8 @@ class RewardModel:
         trained_at_s: Unix time of the training.
         tail: share of the training rows beyond each bound.
         validation: figures of the held-out rows, for people.
+        congestion_ms: what an uncached token of a request takes from those behind it, in milliseconds, of
+            each class, or of all where there are none; empty for nothing.
     """
 
     features: tuple[str, ...]
@@ -155,6 +160,7 @@ class RewardModel:
     trained_at_s: float
     tail: float
     validation: Mapping[str, float] = field(default_factory=dict)
+    congestion_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     #: Digest of what the predictions and the fallbacks depend on; made here, never given.
     version: str = field(init=False)
     _least: NDArray[np.float64] = field(init=False, repr=False)
@@ -192,6 +198,16 @@ class RewardModel:
         Inputs beyond the bounds count as at them.
         """
         return self._through(self._moved_inside(x))
+
+    def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """What the request would take from others at each endpoint, ``[rows]`` ms; None for no price."""
+        price = self.congestion_ms
+        if not price.size:
+            return None
+        uncached = x[:, self.features.index(PRICED)]
+        if self.classes:
+            return np.asarray(uncached * x[:, len(self.features) :].dot(price), np.float64)
+        return np.asarray(uncached * price[0], np.float64)
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Rows of inputs ``[rows, d]`` unlike the training's: beyond a bound, or of a class not seen."""
@@ -254,6 +270,10 @@ def _check(model: RewardModel) -> None:
             raise ValueError(f"{name}: must be positive")
     if not (model.low <= model.high).all():
         raise ValueError("low: must not be above high")
+    if model.congestion_ms.size:
+        _check_array("congestion_ms", model.congestion_ms, (max(1, len(model.classes)),), np.float64)
+        if PRICED not in model.features or not (model.congestion_ms >= 0.0).all():
+            raise ValueError(f"congestion_ms: must not be negative, and needs the feature {PRICED}")
     if not model.layers:
         raise ValueError("layers: there are none")
     for number, (weights, bias) in enumerate(model.layers):
@@ -283,7 +303,9 @@ def _digest(model: RewardModel) -> str:
     state = xxhash.xxh3_128()
     names = (model.features, model.classes, model.heads, model.samples, model.seen, model.round)
     state.update(repr((*names, model.trained_at_s, model.tail)).encode())
-    numbers = (model.mean, model.std, model.low, model.high, model.scale, model.offset)
+    numbers = [model.mean, model.std, model.low, model.high, model.scale, model.offset]
+    if model.congestion_ms.size:  # a model without a price has the version that it had before there were any
+        numbers.append(model.congestion_ms)
     for array in numbers:
         state.update(np.ascontiguousarray(array, "<f8").tobytes())
     for weights, bias in model.layers:

@@ -45,6 +45,21 @@ def test_comes_back_bit_for_bit(seed: int, classes: list[str]) -> None:
     assert again.out_of_distribution(x).tolist() == model.out_of_distribution(x).tolist()
 
 
+def test_a_price_comes_back_and_a_file_of_before_there_were_prices_is_read() -> None:
+    priced = linear_model(
+        {"uncached_tokens": 1.0}, classes={"a": 0.0, "b": 0.0}, congestion_ms=np.array([0.25, 1 / 3])
+    )
+    again = parse_reward_model(dump_reward_model(priced), "reward.json")
+    assert again == priced
+    assert again.congestion_ms.tolist() == [0.25, 1 / 3]
+    old = told()
+    del old["congestion_ms"]
+    assert parsed(old) == MODEL
+    assert not parsed(old).congestion_ms.size
+    with pytest.raises(ConfigError, match="congestion_ms"):
+        parsed(told(priced) | {"congestion_ms": numbers(1.0)})
+
+
 def test_another_content_is_another_version() -> None:
     versions = {
         random_model(1).version,
@@ -54,8 +69,10 @@ def test_another_content_is_another_version() -> None:
         linear_model({"rtt_ms": 1.0}, high={"rtt_ms": 5.0}).version,
         linear_model({"rtt_ms": 1.0}, trained_at_s=1.0).version,
         linear_model({"body_bytes": 1.0}).version,
+        linear_model({"uncached_tokens": 1.0}).version,
+        linear_model({"uncached_tokens": 1.0}, congestion_ms=np.array([1.0])).version,
     }
-    assert len(versions) == 7
+    assert len(versions) == 9
     assert random_model(1) == random_model(1)
     assert random_model(1) != random_model(2)
     assert hash(random_model(1)) == hash(random_model(1))

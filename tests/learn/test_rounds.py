@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from epp.learner.fitting import Origin, fit, stack
-from epp.learner.gate import judge
+from epp.learner.gate import choices_of, judge
 from epp.learner.pools import Pools
 from epp.learner.rounds import Learner
-from tests.kit.learning import Traffic, settings_of, ttft_of
+from tests.kit.learning import FEATURES, SPEED, Traffic, settings_of, ttft_of
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -146,6 +146,42 @@ def test_felt_latency_has_two_heads_where_itls_are_told() -> None:
     assert fit(silent, settings_of(reward="felt"), ORIGIN).heads == ("ttft_ms",)  # type: ignore[arg-type]
 
 
+class TestWhatOthersPay:
+    def test_a_token_costs_others_a_multiple_of_what_it_costs_its_own_by_class(self) -> None:
+        samples = [logged.sample for logged in Traffic(explore=1.0).many(600)]
+        model = fit(samples, settings_of(congestion_price=3.0), ORIGIN)  # type: ignore[arg-type]
+        assert model.congestion_ms.tolist() == pytest.approx(
+            [3.0 * SPEED["fast"], 3.0 * SPEED["slow"]], rel=0.1
+        )
+
+    def test_what_is_not_known_has_the_price_of_all_and_never_a_negative_one(self) -> None:
+        samples = [logged.sample for logged in Traffic(explore=1.0).many(600)]
+        alike = [replace(sample, engine_class="new", row=samples[0].row) for sample in samples[:20]]
+        model = fit([*samples, *alike], settings_of(), ORIGIN)
+        prices = dict(zip(model.classes, model.congestion_ms, strict=True))
+        assert prices["fast"] < prices["new"] < prices["slow"]
+        odd = [replace(sample, ttft_ms=5000.0 - sample.row[1]) for sample in samples]
+        assert fit(odd, settings_of(), ORIGIN).congestion_ms.tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("without", [{"congestion_price": 0.0}, {"network": {"features": FEATURES[::2]}}])
+    def test_there_may_be_no_price(self, without: dict[str, Any]) -> None:
+        samples = [logged.sample for logged in Traffic().many(100)]
+        if "network" in without:
+            samples = [replace(sample, row=sample.row[::2]) for sample in samples]
+        assert not fit(samples, settings_of(**without), ORIGIN).congestion_ms.size
+
+    def test_the_gate_judges_the_choices_that_would_be_made_with_the_price(self) -> None:
+        logged = Traffic(explore=1.0).many(200)
+        weights = {"running_requests": 30.0, "uncached_tokens": 0.2, "rtt_ms": 1.0}
+        alone = linear_model(weights)
+        priced = linear_model(weights, congestion_ms=np.array([100.0]))
+        for model in (alone, priced):
+            for choice, entry in zip(choices_of(logged, model, alone), logged, strict=True):
+                costs = entry.rows @ list(weights.values())
+                costs += 100.0 * entry.rows[:, 1] if model is priced else 0.0
+                assert int(choice.target.argmax()) == int(costs.argmin())
+
+
 def test_rounds_come_at_the_first_number_and_then_at_each_further_one() -> None:
     learner = Learner(settings_of())
     held_at = []
@@ -189,7 +225,7 @@ def test_a_model_passes_and_is_better_than_what_ran() -> None:
 
 
 def test_too_little_overlap_refuses_and_holds_out_more_the_next_time() -> None:
-    settings = settings_of(gate={"held_out": 50, "min_effective": 60.0, "clip": 1.0})
+    settings = settings_of(gate={"held_out": 50, "min_effective": 60.0, "clip": 1.0}, congestion_price=0.0)  # type: ignore[arg-type]
     learner, traffic = Learner(settings), Traffic(explore=0.2)
     fed(learner, traffic, 300)
     assert learner.last is not None
