@@ -50,6 +50,6 @@ def test_each_class_has_its_price() -> None:
     ("weights", "price"),
     [({"rtt_ms": 1.0}, [1.0]), (WEIGHTS, [-1.0]), (WEIGHTS, [1.0, 1.0]), (WEIGHTS, [np.nan])],
 )
-def test_a_price_that_means_nothing_is_refused(self, weights: dict[str, float], price: list[float]) -> None:
+def test_a_price_that_means_nothing_is_refused(weights: dict[str, float], price: list[float]) -> None:
     with pytest.raises(ValueError, match="congestion_ms"):
         linear_model(weights, congestion_ms=np.array(price))
