@@ -31,20 +31,24 @@ class Native:
         library.epp_scan_new.restype = ctypes.c_void_p
         library.epp_scan_new.argtypes = [ctypes.c_size_t, ctypes.c_bool]
         library.epp_scan_free.argtypes = [ctypes.c_void_p]
-        library.epp_scan_feed.restype = ctypes.c_bool
-        library.epp_scan_feed.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        library.epp_scan_room.restype = library.epp_scan_usage.restype = ctypes.c_size_t
-        library.epp_scan_room.argtypes = [ctypes.c_void_p]
+        library.epp_scan_add.restype = None
+        library.epp_scan_add.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        library.epp_scan_end.restype = ctypes.c_bool
+        library.epp_scan_end.argtypes = [ctypes.c_void_p]
+        for counted in (library.epp_scan_pieces, library.epp_scan_room, library.epp_scan_usage):
+            counted.restype, counted.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
         library.epp_scan_usage.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
     def __call__(self, pieces: Sequence[bytes], *, streamed: bool = True) -> tuple[str | None, int]:
         """Usage as noted, and pieces read until the answer was complete."""
         scan = self._library.epp_scan_new(TAIL_BYTES, streamed)
-        read = 0
         for piece in pieces:
-            read += 1
-            if piece and self._library.epp_scan_feed(scan, piece, len(piece)):
-                break
+            self._library.epp_scan_add(scan, piece, len(piece))
+        read = len(pieces)
+        if self._library.epp_scan_end(scan):  # empty pieces are none
+            read = [at for at, piece in enumerate(pieces, 1) if piece][
+                self._library.epp_scan_pieces(scan) - 1
+            ]
         room = self._library.epp_scan_room(scan)
         found = ctypes.create_string_buffer(room)
         length = self._library.epp_scan_usage(scan, found, room)

@@ -3,14 +3,14 @@
  *
  * observe.lua stays: it decides which answers are watched, tells the first token, and then leaves them to this
  * filter by the number `watch` in its dynamic metadata (1 an event stream, 2 any other answer). Notes `chunks`
- * and `usage` beside it. Nothing here holds or changes a byte of an answer.
+ * and `usage` beside it, at the latest when the request is over, which is before it is logged. Nothing here holds
+ * up or changes a byte of an answer.
  *
  * The declarations are the part of Envoy's interface that is used (source/extensions/dynamic_modules/abi/abi.h),
  * as it is in 1.40. A hook that Envoy looks up, and that nothing here needs, does nothing.
  */
 #include "scan.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,18 +42,20 @@ struct config {
 struct filter {
   size_t limit;
   struct scan *scan;
-  uint64_t chunks;
 };
 
 #define TEXT(words) ((struct buffer){words, sizeof(words) - 1})
 
-static void tell(void *envoy, struct filter *filter) {
+/* What was found, once: of an answer that has `ended`, or of a stream whose last event has come. */
+static void tell(void *envoy, struct filter *filter, bool ended) {
   struct scan *scan = filter->scan;
-  filter->scan = NULL;
   if (!scan)
     return;
+  if (!epp_scan_end(scan) && !ended)
+    return;
+  filter->scan = NULL;
   envoy_dynamic_module_callback_http_set_dynamic_metadata_number(envoy, TEXT(NAMESPACE), TEXT("chunks"),
-                                                                 (double)filter->chunks);
+                                                                 (double)epp_scan_pieces(scan));
   size_t room = epp_scan_room(scan);
   char *usage = malloc(room);
   size_t length = usage ? epp_scan_usage(scan, usage, room) : 0;
@@ -64,24 +66,22 @@ static void tell(void *envoy, struct filter *filter) {
   epp_scan_free(scan);
 }
 
-/* One chunk of an answer, however many slices Envoy holds it in. True when the answer is complete. */
-static bool feed(struct filter *filter, const struct buffer *slices, size_t count) {
+/* One chunk of an answer, however many slices Envoy holds it in. */
+static void take(struct scan *scan, const struct buffer *slices, size_t count) {
+  if (count == 1) {
+    epp_scan_add(scan, (char *)slices[0].bytes, slices[0].length);
+    return;
+  }
   size_t length = 0, at = 0;
   for (size_t slice = 0; slice < count; slice++)
     length += slices[slice].length;
-  if (!length)
-    return false;
-  filter->chunks++;
-  if (count == 1)
-    return epp_scan_feed(filter->scan, (char *)slices[0].bytes, length);
   char *whole = malloc(length);
   if (!whole)
-    return false;
+    return;
   for (size_t slice = 0; slice < count; at += slices[slice++].length)
     memcpy(whole + at, slices[slice].bytes, slices[slice].length);
-  bool ended = epp_scan_feed(filter->scan, whole, length);
+  epp_scan_add(scan, whole, length);
   free(whole);
-  return ended;
 }
 
 const char *envoy_dynamic_module_on_program_init(void) { return ABI_VERSION; }
@@ -139,20 +139,24 @@ int envoy_dynamic_module_on_http_filter_response_body(void *envoy, const void *m
   struct buffer few[MAX_SLICES], *slices = few;
   if (count > MAX_SLICES)
     slices = calloc(count, sizeof *slices);
-  bool ended = false;
   if (slices && count &&
       envoy_dynamic_module_callback_http_get_body_chunks(envoy, RECEIVED_RESPONSE_BODY, slices))
-    ended = feed(filter, slices, count);
+    take(filter->scan, slices, count);
   if (slices != few)
     free(slices);
-  if (ended || ends)
-    tell(envoy, filter);
+  if (ends)
+    tell(envoy, filter, true);
   return CONTINUE;
 }
 
 int envoy_dynamic_module_on_http_filter_response_trailers(void *envoy, const void *module) {
-  tell(envoy, (struct filter *)module);
+  tell(envoy, (struct filter *)module, true);
   return CONTINUE;
+}
+
+/* Before the request is logged: of a stream that the client left at its last event. */
+void envoy_dynamic_module_on_http_filter_stream_complete(void *envoy, const void *module) {
+  tell(envoy, (struct filter *)module, false);
 }
 
 int envoy_dynamic_module_on_http_filter_request_headers(void *envoy, const void *module, bool ends) {
@@ -172,7 +176,6 @@ int envoy_dynamic_module_on_http_filter_request_trailers(void *envoy, const void
 
 #define UNUSED(hook) \
   void envoy_dynamic_module_on_http_filter_##hook(void) {}
-UNUSED(stream_complete)
 UNUSED(http_callout_done)
 UNUSED(http_stream_headers)
 UNUSED(http_stream_data)

@@ -9,7 +9,9 @@ struct scan;
 
 struct scan *epp_scan_new(size_t limit, bool streamed);
 void epp_scan_free(struct scan *scan);
-bool epp_scan_feed(struct scan *scan, char *piece, size_t length);
+void epp_scan_add(struct scan *scan, char *piece, size_t length);
+bool epp_scan_end(struct scan *scan);
+size_t epp_scan_pieces(const struct scan *scan);
 size_t epp_scan_room(const struct scan *scan);
 size_t epp_scan_usage(const struct scan *scan, char *into, size_t room);
 
