@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SEEDS = 20
 DEFAULT_SWEEP_SEEDS = 5
+#: Where a policy that learns is judged: each of its runs lasts as long as it takes to learn.
+DEFAULT_LEARNED_SEEDS = 5
 _PLAIN_WIDTH = 180
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
@@ -74,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a YAML file (%(default)s)"
     )
     runs.add_argument("--lost-hits", type=float, help="share of cache hits that replicas lose")
-    runs.add_argument("--seeds", type=int, help="loads drawn (20; 5 in a sweep; 1 for a trace)")
+    runs.add_argument(
+        "--seeds", type=int, help="loads drawn (20; 5 in a sweep, or to judge lodestar; 1 for a trace)"
+    )
     runs.add_argument("--first-seed", type=int, default=1, help="the first of them (%(default)s)")
     runs.add_argument(
         "--tune", type=int, default=0, metavar="N", help="try N weights of every policy that has any, first"
@@ -121,14 +125,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _simulated(arguments: argparse.Namespace) -> Document:
+    policies = _learning(policies_of(arguments.policy, yardsticks=not arguments.sweep), arguments)
+    candidate = candidate_of(arguments.candidate, policies)
     seeds = arguments.seeds
     if seeds is None:
-        seeds = 1 if arguments.trace else DEFAULT_SWEEP_SEEDS if arguments.sweep else DEFAULT_SEEDS
-    policies = _learning(policies_of(arguments.policy, yardsticks=not arguments.sweep), arguments)
+        few = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
+        seeds = 1 if arguments.trace else DEFAULT_SWEEP_SEEDS if arguments.sweep else few
     plan = Plan(
         fleet=fleet_of(arguments),
         policies=policies,
-        candidate=candidate_of(arguments.candidate, policies),
+        candidate=candidate,
         seeds=tuple(range(arguments.first_seed, arguments.first_seed + seeds)),
         margin=arguments.margin / 100.0,
         tune_budget=arguments.tune,

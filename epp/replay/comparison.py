@@ -89,6 +89,7 @@ class Comparer:
                 for policy in chosen
             ]
         title = f"{len(plan.policies)} policies x {len(plan.seeds)} seeds x {len(cells)} loads"
+        self._step(title, 0, len(tasks))
         outcomes = run_all(
             run_task,
             tasks,

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.replay.conclusion import change
+from epp.replay.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(stream: TextIO) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on a terminal; on anything else nothing is shown."""
+    """A progress bar on a terminal; on anything else a line every 30 seconds."""
     console = Console(file=stream)
     if not console.is_terminal:
-        yield lambda _title, _done, _total: None
+        with ProgressLines(lambda line: print(line, file=stream, flush=True)) as lines:
+            yield lines
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

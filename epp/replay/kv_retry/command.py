@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...], conso
         def on_done(done: int) -> None:
             step("draws", done, len(tasks))
 
+        on_done(0)
         if arguments.resume:
             kept = [KeptTask(task, arguments.out / "draws") for task in tasks]
             runs = run_all(run_kept, kept, workers=arguments.workers, on_done=on_done)
