@@ -17,6 +17,7 @@ from epp.replay.cells import cells_of, sweep_cells
 from epp.replay.comparison import Comparer, Plan
 from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
+from epp.replay.evidence import MIN_UNITS
 from epp.replay.files import save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SEEDS = 20
 DEFAULT_SWEEP_SEEDS = 5
-#: Where a policy that learns is judged: each of its runs lasts as long as it takes to learn.
-DEFAULT_LEARNED_SEEDS = 5
+#: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
+DEFAULT_LEARNED_SEEDS = MIN_UNITS
 _PLAIN_WIDTH = 180
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs.add_argument("--lost-hits", type=float, help="share of cache hits that replicas lose")
     runs.add_argument(
-        "--seeds", type=int, help="loads drawn (20; 5 in a sweep, or to judge lodestar; 1 for a trace)"
+        "--seeds", type=int, help="loads drawn (20; 8 to judge lodestar; 5 in a sweep; 1 for a trace)"
     )
     runs.add_argument("--first-seed", type=int, default=1, help="the first of them (%(default)s)")
     runs.add_argument(
