@@ -37,6 +37,11 @@ def weight_families(book: WeightBook) -> Iterator[Metric]:
         "Unix time at which the tuner wrote the weights file in force; 0 without one, or by hand.",
         value=plan.written_wall_s,
     )
+    yield CounterMetricFamily(
+        "epp_tuner_ended_for_fleet_total",
+        "Trials that the tuner of this file ended because the whole fleet was worse than before them.",
+        value=float(plan.ended_for_fleet),
+    )
     yield from _trial(book)
     decided = CounterMetricFamily(
         "epp_arm_decisions_total",

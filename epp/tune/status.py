@@ -67,6 +67,7 @@ def status_lines(
     if state.paused:
         lines.append(f"paused: {state.paused}")
     lines += evidence(state, settings)
+    lines += whole_fleet(state, settings, now_wall_s)
     held = state.phase == "frozen" and state.held
     lines.append(f"next: {_HELD if held else _NEXT[state.phase]}")
     if state.history:
@@ -111,6 +112,26 @@ def evidence(state: State, settings: TunerSettings) -> list[str]:
         verdict = judge_probation(state.record, settings)
         return [f"probation: {verdict.reason}"]
     return []
+
+
+def whole_fleet(state: State, settings: TunerSettings, now_wall_s: float) -> Iterator[str]:
+    """How the guard over the whole fleet sees the trial, and what it did."""
+    watch, need = state.watch, 1.0 / settings.evidence.fleet_level
+    if state.phase in ("screen", "ramp", "switchback"):
+        found = watch.figures()
+        yield (
+            f"whole fleet: {found['fleet_slow']:.1%} of requests slow in {watch.blocks} blocks, "
+            f"{found['fleet_expected']:.1%} before the trial under that load, "
+            f"{found['fleet_allowed']:.1%} allowed; evidence of harm {watch.evidence:.3g} of {need:g}"
+            if watch.blocks
+            else f"whole fleet: not enough evidence ({len(watch.baseline)} blocks of before to compare with)"
+        )
+        if watch.alone:
+            yield f"  {watch.alone} blocks had a load for which there is nothing to compare with"
+    if state.ended_for_fleet:
+        yield f"trials ended because the whole fleet suffered: {state.ended_for_fleet}"
+    if now_wall_s < state.cool_until_wall_s:
+        yield f"cooling down for {state.cool_until_wall_s - now_wall_s:.0f} s before anything else is tried"
 
 
 def _switchback(state: State, settings: TunerSettings) -> Iterator[str]:

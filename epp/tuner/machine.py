@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
-from epp.tuner import trials
+from epp.tuner import trials, watch
 from epp.tuner.plan import Plan
 from epp.tuner.record import Record, enter, forget_open
 from epp.tuner.state import (
@@ -47,6 +47,7 @@ from epp.tuner.state import (
     copied,
 )
 from epp.tuner.tally import Baseline, freeze, observe
+from epp.tuner.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +91,7 @@ def plan_of(state: State) -> Plan:
         serial=state.serial,
         written_wall_s=state.published_wall_s,
         reason=state.reason[:2000],
+        ended_for_fleet=state.ended_for_fleet,
         trial=state.trial,
     )
 
@@ -142,7 +144,8 @@ class Run:
             self.note(f"the clock went back by {state.clock_wall_s - now:.0f} s")
             state.since_wall_s = min(state.since_wall_s, now)
             state.pause_until_wall_s = min(state.pause_until_wall_s, now)
-            state.baseline = Baseline()
+            state.cool_until_wall_s = min(state.cool_until_wall_s, now)
+            state.baseline, state.watch = Baseline(), Watch()
             if state.thresholds is not None:
                 frozen = min(state.thresholds.frozen_wall_s, now)
                 state.thresholds = msgspec.structs.replace(state.thresholds, frozen_wall_s=frozen)
@@ -175,11 +178,16 @@ class Run:
     def _observed(self, samples: Sequence[Sample]) -> None:
         state, goal = self.state, self.settings.goal
         for sample in samples:
+            watch.enter(state.watch, sample, self.settings)
             if state.phase in TRIALS:
                 if state.trial is not None and state.thresholds is not None:
                     enter(state.record, state.trial, sample, state.thresholds, goal)
-            elif sample.stamp is None and sample.dispatched_wall_s >= state.since_wall_s:
+            elif sample.stamp is None and sample.dispatched_wall_s >= self._begins_wall_s:
                 state.baseline = observe(state.baseline, sample, goal)
+
+    @property
+    def _begins_wall_s(self) -> float:
+        return max(self.state.since_wall_s, self.state.cool_until_wall_s)
 
     def _proposed(self, event: Proposed) -> None:
         state = self.state
@@ -218,7 +226,7 @@ class Run:
         state = self.state
         if pins == state.pins:
             return
-        state.pins = pins
+        state.pins, state.watch = pins, watch.forget(state.watch)
         reason = "pinned by the operator: " + (", ".join(sorted(pins)) or "nothing any more")
         if state.phase == "frozen":
             state.reference, state.baseline = None, Baseline()
@@ -243,6 +251,7 @@ class Run:
     def advance(self) -> None:
         """Do what the evidence and the time allow."""
         state = self.state
+        trials.watch_fleet(self)
         if state.phase == "baseline":
             self._baseline()
         elif state.phase == "frozen":
@@ -286,7 +295,7 @@ class Run:
         state.phase, state.since_wall_s, state.reason = phase, self.now_wall_s, reason
         state.record, state.trial, state.paused = Record(), None, ""
         if phase == "screen":
-            state.stage = 0
+            state.stage, state.watch = 0, watch.begin(state.watch)
         if phase in ("baseline", "frozen"):
             state.baseline, state.reference = Baseline(), None
         if phase == "search":
@@ -300,7 +309,7 @@ class Run:
     def adopt(self, weights: Mapping[str, float], how: str, reason: str) -> None:
         """Make weights the incumbent and remember them."""
         state = self.state
-        state.incumbent = dict(weights)
+        state.incumbent, state.watch = dict(weights), watch.forget(state.watch)
         number = state.history[-1].number + 1 if state.history else 0
         change = Change(number, self.now_wall_s, state.incumbent, how, reason)
         state.history = [*state.history, change][-HISTORY:]
@@ -343,7 +352,9 @@ class Run:
     def publish(self) -> None:
         """Publish where the plan says anything else than it last did."""
         state = self.state
-        content = msgspec.json.encode((state.incumbent, state.policy, state.reason, state.trial))
+        content = msgspec.json.encode(
+            (state.incumbent, state.policy, state.reason, state.trial, state.ended_for_fleet)
+        )
         digest = xxhash.xxh3_64_hexdigest(content)
         if digest != state.published:
             state.published, state.published_wall_s = digest, self.now_wall_s

@@ -125,6 +125,7 @@ class Plan(Section, frozen=True):
         serial: counts the contents that this tuner published.
         written_wall_s: Unix time of writing, 0 when a person wrote it.
         reason: why these weights, in words.
+        ended_for_fleet: trials that this tuner ended because the whole fleet suffered.
         trial: the second arm, None outside of a trial.
         digest: of everything above, required from version 2 on; see `render_plan`.
     """
@@ -135,6 +136,7 @@ class Plan(Section, frozen=True):
     serial: Annotated[int, msgspec.Meta(ge=0)] = 0
     written_wall_s: WallSeconds = 0.0
     reason: Annotated[str, msgspec.Meta(max_length=2000)] = ""
+    ended_for_fleet: Annotated[int, msgspec.Meta(ge=0)] = 0
     trial: Trial | None = None
     digest: str = ""
 

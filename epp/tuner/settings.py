@@ -28,6 +28,8 @@ class Goal(Section, frozen=True):
         e2e_margin: rise of the share of requests with slow E2E that is not tolerated.
         error_margin: rise of the share of failed requests that is not tolerated.
         concentration_margin: rise of the hottest endpoint's share that is not tolerated.
+        fleet_margin: rise of the share of slow requests in the whole fleet, both arms together, against the
+            time before the trial, that is not tolerated.
         worth: fall of the share of slow requests below which a candidate is not worth its trial.
         promise: fall of p95 of the measure that a rehearsal must promise before a candidate is tried live, as
             a part of it. Less than this could hardly be shown within `Evidence.max_pairs`.
@@ -41,6 +43,7 @@ class Goal(Section, frozen=True):
     e2e_margin: Margin = 0.005
     error_margin: Margin = 0.005
     concentration_margin: Margin = 0.1
+    fleet_margin: Margin = 0.03
     worth: Margin = 0.002
     promise: Margin = 0.04
 
@@ -51,6 +54,8 @@ class Evidence(Section, frozen=True):
     Attributes:
         false_promotions: share of promotions that may be false, over all candidates ever.
         guard_level: chance with which a guardrail may err, each.
+        fleet_level: one over the blocks, in the mean, after which the guard over the whole fleet may end a
+            trial that is just within `Goal.fleet_margin`.
         block_bound: differences of a pair of blocks count no more than this.
         min_pairs: pairs of blocks before any verdict.
         max_pairs: pairs after which a candidate is given up.
@@ -59,6 +64,7 @@ class Evidence(Section, frozen=True):
 
     false_promotions: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.05
     guard_level: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.05
+    fleet_level: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.001
     block_bound: Annotated[float, msgspec.Meta(gt=0.01, le=1.0)] = 0.15
     min_pairs: Annotated[int, msgspec.Meta(ge=8)] = 20
     max_pairs: Annotated[int, msgspec.Meta(ge=8, le=5000)] = 1000
@@ -92,6 +98,7 @@ class Stages(Section, frozen=True):
         probation_max_s: longest probation.
         lease_s: the trial ends so long after the tuner was last heard of.
         late_s: a request without an outcome is waited for so long, at least.
+        cooldown_s: after a trial that ended because the whole fleet suffered, no baseline begins so long.
         freeze_after: candidates in a row without a promotion, after which the search stops; 0 for never.
         quiet_hours_utc: ``[from, to]`` pairs of hours in which nothing is tried, over midnight if need be.
     """
@@ -113,6 +120,7 @@ class Stages(Section, frozen=True):
     probation_max_s: Positive = 48 * 3600.0
     lease_s: Annotated[float, msgspec.Meta(ge=30.0, le=86_400.0)] = 300.0
     late_s: Positive = 60.0
+    cooldown_s: NotNegative = 1800.0
     freeze_after: Annotated[int, msgspec.Meta(ge=0)] = 5
     quiet_hours_utc: tuple[tuple[Hour, Hour], ...] = ()
 

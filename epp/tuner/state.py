@@ -16,6 +16,8 @@ from epp.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec rea
 from epp.tuner.record import Record
 from epp.tuner.record import copied as copied_record
 from epp.tuner.tally import Baseline, Thresholds
+from epp.tuner.watch import Watch
+from epp.tuner.watch import copied as copied_watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,6 +95,9 @@ class State(msgspec.Struct, kw_only=True):
         paused_wall_s: since when it does.
         pause_until_wall_s: the trial waits at least until then.
         unwell: times that this candidate was paused because the fleet failed.
+        cool_until_wall_s: no baseline begins before this.
+        watch: the whole fleet, before a trial and during it.
+        ended_for_fleet: trials that ended because the whole fleet suffered.
         published: digest of the last content published.
         held: frozen by request: only a request thaws.
         reference: what the time after freezing looked like.
@@ -127,6 +132,9 @@ class State(msgspec.Struct, kw_only=True):
     paused_wall_s: float = 0.0
     pause_until_wall_s: float = 0.0
     unwell: int = 0
+    cool_until_wall_s: float = 0.0
+    watch: Watch = msgspec.field(default_factory=Watch)
+    ended_for_fleet: int = 0
     published: str = ""
     held: bool = False
     reference: Features | None = None
@@ -147,7 +155,8 @@ def copied(state: State) -> State:
     baseline = msgspec.structs.replace(
         state.baseline, measure_ms=dict(state.baseline.measure_ms), e2e_ms=dict(state.baseline.e2e_ms)
     )
-    return msgspec.structs.replace(state, record=copied_record(state.record), baseline=baseline)
+    watch = copied_watch(state.watch)
+    return msgspec.structs.replace(state, record=copied_record(state.record), baseline=baseline, watch=watch)
 
 
 def to_json(state: State) -> bytes:

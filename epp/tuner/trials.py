@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.tuner import watch as fleet
 from epp.tuner.discoveries import level
 from epp.tuner.drift import drifted, features
 from epp.tuner.plan import Split, Switchback
@@ -118,6 +119,20 @@ def _begin(run: Run) -> Split | Switchback:
         drop_share=stages.drop_share,
         every=stages.probation_every if probation else 1,
     )
+
+
+def watch_fleet(run: Run) -> None:
+    """Look at the whole fleet: the baseline outside of a trial, and whether it suffers during one."""
+    state, settings = run.state, run.settings
+    on_trial = state.phase in ("screen", "ramp", "switchback") and state.thresholds is not None
+    slow_ms = state.thresholds.slow_ms if on_trial and state.thresholds is not None else None
+    wait_s = late_s(state, settings) + _CLOSE_SLACK_S
+    fleet.close(state.watch, settings, run.now_wall_s, late_s=wait_s, slow_ms=slow_ms)
+    reason = fleet.harmed(state.watch, settings) if on_trial else ""
+    if reason:
+        state.ended_for_fleet += 1
+        state.cool_until_wall_s = run.now_wall_s + settings.stages.cooldown_s
+        _ended(run, Verdict(END, reason, state.watch.figures()))
 
 
 def judge(run: Run) -> None:

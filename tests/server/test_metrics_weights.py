@@ -18,7 +18,9 @@ def shown(book: WeightBook) -> dict[tuple[str, ...], float]:
 
 def book(trial: Split | Switchback | None) -> WeightBook:
     weights = WeightBook(policy="gorgo", specs=Gorgo.weight_specs, configured={}, bounds={}, source="t")
-    plan = Plan(weights={"rtt_weight": 0.5}, policy="gorgo", written_wall_s=7.0, trial=trial)
+    plan = Plan(
+        weights={"rtt_weight": 0.5}, policy="gorgo", written_wall_s=7.0, ended_for_fleet=2, trial=trial
+    )
     weights.update("tuner", render_plan(plan), "weights.yaml")
     return weights
 
@@ -36,6 +38,7 @@ def test_a_split_shows_its_share_its_weights_and_its_end() -> None:
     assert found["epp_trial_until_timestamp_seconds", "split", "candidate"] == 99.0
     assert found["epp_arm_decisions_total", "none"] == 1.0
     assert found["epp_tuner_written_timestamp_seconds",] == 7.0
+    assert found["epp_tuner_ended_for_fleet_total",] == 2.0
 
 
 def test_a_switchback_gives_the_arm_half_of_the_pairs_that_are_measured() -> None:

@@ -1,0 +1,162 @@
+"""The guard over the whole fleet: harm that both arms suffer alike, and what is none."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from epp.tune.places import Places
+from epp.tune.status import status_lines
+from epp.tuner import watch
+from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.samples import Sample, Stamp
+from epp.tuner.settings import TunerSettings
+from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+NEW = {"a": 2.0, "b": 1.0}
+SLOW_MS = 1000.0
+SETTINGS = TunerSettings()
+BLOCK_S = SETTINGS.stages.block_s
+
+
+def suffering(world: Deployment) -> Callable[[Mapping[str, float]], Effect]:
+    """Whichever arm serves: while anything is on trial all are slow."""
+    return lambda _: Effect(ttft=3.0) if world.plan.trial is not None else Effect()
+
+
+def world_that_suffers() -> Deployment:
+    world = Deployment(lambda _: Effect(), [NEW], settings=quick(baseline_s=900.0))
+    world.effect = suffering(world)
+    return world
+
+
+def until_ended(world: Deployment) -> None:
+    world.run(lambda w: w.asked == 1 and w.state.phase in ("baseline", "frozen"), ticks=200)
+
+
+def test_a_trial_under_which_both_arms_suffer_is_ended(tmp_path: Path) -> None:
+    world = world_that_suffers()
+    until_ended(world)
+    note = next(note for note in world.notes if "ended in" in note.reason)
+    assert "whole fleet" in note.reason
+    assert note.figures["fleet_slow"] > note.figures["fleet_allowed"] > note.figures["fleet_expected"]
+    assert world.plan.trial is None
+    assert world.plan.ended_for_fleet == 1
+    parse_plan(render_plan(world.plan), "weights.yaml", policy="gorgo-ms", bounds=BOUNDS)
+    places = Places(tmp_path / "weights.yaml")
+    said = "\n".join(status_lines(world.state, world.settings, places, world.now_wall_s))
+    assert "because the whole fleet suffered: 1" in said
+    assert "cooling down" in said
+
+
+def test_nothing_is_tried_while_the_fleet_cools_down() -> None:
+    world = world_that_suffers()
+    until_ended(world)
+    ended_s, cooldown_s = world.now_wall_s, world.settings.stages.cooldown_s
+    while world.now_wall_s < ended_s + cooldown_s:
+        assert world.state.phase == "baseline"
+        assert world.state.baseline.requests == 0
+        world.tick()
+    world.run(lambda w: w.state.phase != "baseline")
+    assert world.state.incumbent == INCUMBENT
+
+
+def test_a_trial_without_harm_goes_on_while_load_and_latency_swing_together() -> None:
+    world = Deployment(lambda _: Effect(), [NEW], settings=quick(baseline_requests=20_000))
+
+    def slower_under_load(_: Mapping[str, float]) -> Effect:
+        return Effect(ttft=world.rate_per_s / 6.0)
+
+    world.effect = slower_under_load
+    for _ in range(300):
+        world.rate_per_s = 6.0 * (1.0 + 0.3 * math.sin(world.ticks / 12.0))
+        world.tick()
+    assert world.state.phase in ("screen", "ramp", "switchback")
+    assert world.state.ended_for_fleet == 0
+    assert world.state.watch.blocks > 50
+
+
+def filled(*, per_s: int, slow_every: int, blocks: int, stamp: Stamp | None, seen: watch.Watch) -> float:
+    """Blocks of regular traffic go on from what is there; the time of their end."""
+    begin = max((part[0] for part in seen.recent), default=0) + 1
+    for number in range(begin, begin + blocks):
+        for i in range(round(per_s * BLOCK_S)):
+            late = i % slow_every == 0
+            watch.enter(
+                seen,
+                Sample(
+                    id="",
+                    stamp=stamp,
+                    weights_version="",
+                    dispatched_wall_s=number * BLOCK_S + i / per_s,
+                    ended_wall_s=0.0,
+                    endpoint="a",
+                    session="",
+                    prompt_tokens=100,
+                    ttft_ms=5000.0 if late else 100.0,
+                    e2e_ms=6000.0,
+                    failed=False,
+                ),
+                SETTINGS,
+            )
+    return (begin + blocks) * BLOCK_S
+
+
+def lived(*, before: int, during: int, per_s: int = 2, slow_every: int = 2) -> watch.Watch:
+    seen = watch.Watch()
+    end_s = filled(per_s=2, slow_every=20, blocks=before, stamp=None, seen=seen)
+    watch.close(seen, SETTINGS, end_s, late_s=0.0, slow_ms=None)
+    seen = watch.begin(seen)
+    end_s = filled(
+        per_s=per_s, slow_every=slow_every, blocks=during, stamp=Stamp("c", "incumbent", 0), seen=seen
+    )
+    watch.close(seen, SETTINGS, end_s, late_s=0.0, slow_ms=SLOW_MS)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("before", "per_s", "slow_every", "ends"),
+    [
+        (30, 2, 2, True),
+        (30, 2, 20, False),  # as before
+        (30, 2, 15, False),  # 1.7 points more: within the margin
+        (30, 1, 2, True),  # less load is no excuse
+        (30, 4, 2, False),  # twice the load was never seen before
+        (5, 2, 2, False),  # too little to compare with
+    ],
+)
+def test_harm_is_what_the_same_load_did_not_do_before(
+    before: int, per_s: int, slow_every: int, *, ends: bool
+) -> None:
+    seen = lived(before=before, during=20, per_s=per_s, slow_every=slow_every)
+    assert bool(watch.harmed(seen, SETTINGS)) == ends
+    if per_s == 4 or before == 5:
+        assert (seen.blocks, seen.alone) == (0, 20)
+
+
+def test_one_wild_block_decides_nothing() -> None:
+    assert not watch.harmed(lived(before=100, during=1, slow_every=1), SETTINGS)
+
+
+def test_blocks_of_a_trial_and_just_after_it_are_no_baseline() -> None:
+    seen = lived(before=30, during=3)
+    assert len(seen.baseline) == 30
+    end_s = filled(per_s=2, slow_every=20, blocks=20, stamp=None, seen=seen)
+    watch.close(seen, SETTINGS, end_s, late_s=0.0, slow_ms=None)
+    assert 30 < len(seen.baseline) < 50
+
+
+def test_what_is_known_survives_a_restart_and_copies_are_apart() -> None:
+    seen = lived(before=30, during=3)
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=watch.Watch) == seen
+    kept = watch.copied(seen)
+    filled(per_s=2, slow_every=2, blocks=1, stamp=None, seen=kept)
+    assert not seen.open
+    assert kept.open
