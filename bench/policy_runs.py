@@ -1,18 +1,23 @@
 """Runs of policies on cells, kept in a folder: what was run once is not run again, and a run may be stopped.
 
 Owns the folder's one file, a line a run. A run is known by everything that it is a function of: the cell, the
-fleet, the policy, the seed, and the source of the simulator, the picker and the policies. One process writes.
+fleet, the policy, the seed, and the source of the simulator, the picker and the policy itself, with what it
+is made of: a policy that changes does not take the runs of the others with it. One process writes.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import multiprocessing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from epp.policies.registry import POLICIES
 from epp.replay.measure import Figures  # noqa: TC001  # msgspec reads the annotation
 from epp.replay.simulate import Outcome, Task, run_task
 from epp.replay.tune import Tuned, TuningTask, tune
@@ -25,8 +30,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PACKAGE = Path(__file__).parent.parent / "epp"
-#: What a run is a function of, besides its task.
-_SOURCES = ("decide", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+#: What a run is a function of, besides its task and the modules of its policy.
+_COMMON = ("decide", "policies/base.py", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+#: The same for whoever runs many policies as one.
+_SOURCES = (*_COMMON, "policies")
 _RUNS, _TUNED = "runs.jsonl", "tuned.jsonl"
 
 
@@ -55,18 +62,53 @@ def source_digest(names: Iterable[str] = _SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
+def policy_modules(name: str) -> tuple[str, ...]:
+    """Files of the package that a policy is made of: its own, and those of other policies that it imports.
+
+    Empty for an oracle, which is part of the simulator.
+    """
+    if name not in POLICIES:
+        return ()
+    file = inspect.getsourcefile(POLICIES[name])
+    todo, found = [Path(str(file)).name], set[str]()
+    while todo:
+        own = f"policies/{todo.pop()}"
+        if own not in found:
+            found.add(own)
+            todo += _imported(PACKAGE / own)
+    return tuple(sorted(found))
+
+
+@cache
+def digest_of(name: str) -> str:
+    """Of all source that decides what a run of this policy comes to."""
+    return source_digest((*_COMMON, *policy_modules(name)))
+
+
+def _imported(path: Path) -> list[str]:
+    """Modules of the policies' package that a file imports from, at run time or for its types."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [f"{name.rpartition('.')[2]}.py" for name in names if name.startswith("epp.policies.")]
+
+
 class Shelf:
     """Results by task.
 
     Args:
         folder: where they are kept; made when it is not there.
         workers: processes.
-        digest: of the source; ``""`` takes what is there whatever source made it.
+        digest: of the source, by the policy's name; ``""`` takes what is there whatever source made it.
         on_done: called with what is going on, runs done and runs to do.
     """
 
     def __init__(
-        self, folder: Path, *, workers: int, digest: str, on_done: Callable[[str, int, int], None]
+        self,
+        folder: Path,
+        *,
+        workers: int,
+        digest: Callable[[str], str],
+        on_done: Callable[[str, int, int], None],
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._workers, self._digest, self._on_done = folder, workers, digest, on_done
@@ -128,7 +170,13 @@ class Shelf:
 
     def _key(self, task: Task | TuningTask) -> str:
         policy = task.policy
-        parts: list[object] = [self._digest, type(task).__name__, task.cell, task.fleet, policy.name]
+        parts: list[object] = [
+            self._digest(policy.name),
+            type(task).__name__,
+            task.cell,
+            task.fleet,
+            policy.name,
+        ]
         parts += [sorted(policy.weights.items()), sorted(policy.params.items()), task.seed]
         parts.append(task.budget if isinstance(task, TuningTask) else "")
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -22,7 +22,7 @@ from bench.policy_entries import (
     tuning_tasks,
 )
 from bench.policy_report import text_of, write_report
-from bench.policy_runs import Shelf, source_digest
+from bench.policy_runs import Shelf, digest_of, policy_modules
 from bench.policy_summary import BEST_LIVE, BEST_PAPER, BEST_SCRAPED, CellRuns, summarise
 from epp.policies.registry import POLICIES, create
 from epp.replay.measure import Figures, Quantiles
@@ -197,7 +197,10 @@ def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: P
 
     def shelf(digest: str = "one") -> Shelf:
         return Shelf(
-            tmp_path, workers=1, digest=digest, on_done=lambda _title, _done, total: steps.append(total)
+            tmp_path,
+            workers=1,
+            digest=lambda _: digest,
+            on_done=lambda _title, _done, total: steps.append(total),
         )
 
     first = shelf().run(tasks)
@@ -216,7 +219,7 @@ def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: P
 
 def test_the_report_says_what_the_table_says(tmp_path: Path) -> None:
     cell = cells_of(SHORT_CELL, core=True, seconds=20.0)[0]
-    shelf = Shelf(tmp_path / "runs", workers=1, digest="", on_done=lambda *_: None)
+    shelf = Shelf(tmp_path / "runs", workers=1, digest=lambda _: "", on_done=lambda *_: None)
     names = [CANDIDATE, "lmetric"]
     outcomes = shelf.run(
         [Task(cell.cell, cell.fleet, BY_LABEL[name].policy, SCORING_SEEDS[0]) for name in names]
@@ -234,5 +237,20 @@ def test_the_report_says_what_the_table_says(tmp_path: Path) -> None:
     assert (tmp_path / "results.json").stat().st_size > 1000
 
 
-def test_the_source_of_runs_is_known() -> None:
-    assert source_digest() == source_digest()
+def test_a_run_is_known_by_the_modules_of_its_policy() -> None:
+    assert policy_modules("gorgo-ms") == ("policies/base.py", "policies/gorgo_ms.py", "policies/parts.py")
+    assert "policies/gorgo_ms.py" in policy_modules("laar"), "what it is made of counts, too"
+    assert "policies/gorgo_ms.py" not in policy_modules("lmetric")
+    assert policy_modules("greedy-oracle-total") == (), "the simulator has those"
+
+
+@pytest.mark.parametrize("name", sorted([*POLICIES, *ORACLES]))
+def test_the_source_of_runs_is_known(name: str) -> None:
+    assert digest_of(name) == digest_of(name)
+    modules = policy_modules(name)
+    assert bool(modules) == (name in POLICIES)
+    assert "policies/registry.py" not in modules, "a new policy does not change the others"
+
+
+def test_policies_of_other_modules_have_other_sources() -> None:
+    assert len({digest_of(name) for name in ("gorgo-ms", "lmetric", "dynamo", "greedy-oracle-ttft")}) == 4
