@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epp.bench.cpu import prefer
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.launch import tied_to_parent
 from epp.errors import EppError
@@ -82,6 +83,7 @@ def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
         command = ("-m", "epp", "serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(ready))
         with log.open("wb") as output, _child(command, output) as process:
             _until(ready.exists, process, log)
+            prefer(process.pid)
             found: dict[str, str] = json.loads(ready.read_text())
             yield Server(process.pid, found["grpc"], found["http"], found["first_token"], log)
 
@@ -97,6 +99,7 @@ def bare(transport: Transport = "grpcio") -> Iterator[Server]:
         log = Path(name) / "bare.log"
         with log.open("wb") as output, _child(("-m", "epp.bench.bare", transport), output) as process:
             _until(lambda: b"\n" in log.read_bytes(), process, log)
+            prefer(process.pid)
             yield Server(process.pid, log.read_text().split()[0])
 
 

@@ -26,7 +26,7 @@ from epp.bench import (
     through_envoy,
     tokens,
 )
-from epp.bench.cpu import instructions_offered
+from epp.bench.cpu import PREFER_VARIABLE, instructions_offered, prefer
 from epp.bench.figures import Figures
 from epp.envoy.launch import tied_to_parent
 from epp.errors import EppError
@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FOLDER", help="tokens, all: holds a model's tokenizer.json"
     )
+    parser.add_argument(
+        "--prefer",
+        action="store_true",
+        help="have the scheduler run what is measured before all else here (Linux autogroups; as root)",
+    )
     parser.add_argument("--endpoints", default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
     parser.add_argument("--sizes", default="200,1k,18k,100k", help="core: prompt lengths (%(default)s)")
 
@@ -85,6 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == "all" and arguments.tokenizer is not None:
         names = (*ALL, TOKENS)
     begun_s = time.monotonic()
+    if arguments.prefer:
+        os.environ[PREFER_VARIABLE] = "1"
+        prefer(os.getpid())
     print(", ".join(f"{name} {value}" for name, value in figures.settings().items()), flush=True)
     if not instructions_offered():
         print("no instruction counts: perf stat is missing, not permitted, or has no counter here")

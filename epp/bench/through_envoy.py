@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from epp.bench import prompts
 from epp.bench.asking import ask
 from epp.bench.children import picker
-from epp.bench.cpu import cpu_s
+from epp.bench.cpu import cpu_s, prefer
 from epp.bench.figures import percentile
 from epp.bench.plain_envoy import plain_envoy
 from epp.bench.upstream import Upstream
@@ -121,6 +121,8 @@ class EnvoyBench:
             )
             envoy = await self._exit.enter_async_context(EnvoyProcess(settings))
             self._ways[name] = Way(envoy.listener_url.removeprefix("http://"), envoy.pid, ours.pid)
+        for way in self._ways.values():
+            prefer(way.envoy)
 
     def _module(self) -> str:
         """The filter's compiled part, built for this run; nothing where it does not compile."""

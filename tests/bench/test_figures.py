@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from epp.bench import cpu
 from epp.bench.figures import Figures, load, percentile
 from epp.bench.goals import GOALS
 from epp.errors import EppError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = "core/18k/3/warm"
 
@@ -101,6 +98,36 @@ def test_cpu_time_of_another_process_is_its_own() -> None:
             busy.stdout.close()
     with pytest.raises(OSError, match=r"."):
         cpu.held(busy.pid)
+
+
+@pytest.mark.parametrize("asked", ["", "1"])
+def test_a_process_is_preferred_only_where_that_was_asked_for(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Path("/proc/self/autogroup")
+    if not group.exists():
+        pytest.skip("no autogroups here")
+    monkeypatch.setenv(cpu.PREFER_VARIABLE, asked)
+    script = f"""
+import os, pathlib
+from epp.bench.cpu import prefer
+group = pathlib.Path("{group}")
+prefer(os.getpid())
+print(group.read_text())
+try:
+    print("may", group.write_text("-19"))
+except OSError:
+    pass
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        start_new_session=True,  # the tests' own session is left as it is
+    ).stdout
+    assert ("nice -19" in said) == (bool(asked) and "may" in said)
+    cpu.prefer(0)  # no such process: nothing happens
 
 
 def test_instructions_are_counted_or_not_known() -> None:
