@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -30,11 +31,20 @@ _SERVED = re.compile(rb"\r\nx-gateway-destination-endpoint-served:[ \t]*([^\r\n]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and body; behind a relay the endpoint that served, else ``""``."""
+    """An answer.
+
+    Attributes:
+        status: as told.
+        body: all of it.
+        served: behind a relay the endpoint that served, else ``""``.
+        took_s: from when the request was written to when the answer's last bytes were read, whatever this
+            process did before it looked at them.
+    """
 
     status: int
     body: bytes
     served: str = ""
+    took_s: float = 0.0
 
 
 class KeepAlive:
@@ -125,6 +135,8 @@ class _Connection(asyncio.Protocol):
         self._waiting: asyncio.Future[Answer] | None = None
         self._until_s = self._limit_s = 0.0
         self._limit: asyncio.TimerHandle | None = None
+        # Not the loop's time, which uvloop tells in whole milliseconds.
+        self._asked_s = self._came_s = 0.0
         self._seen: bytes | bytearray = b""
         self._head: _Head | None = None
         self.over = False
@@ -145,6 +157,7 @@ class _Connection(asyncio.Protocol):
             self._limit = None
         if self._limit is None:
             self._watch()
+        self._asked_s = time.monotonic()
         self._transport.write(request)
         return waiting
 
@@ -171,6 +184,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """A piece of the answer."""
+        self._came_s = time.monotonic()
         if self._waiting is None or self._waiting.done():
             self.abort()  # nobody asked
             return
@@ -191,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side has gone: the end of an answer that has no other."""
-        self.over = True
+        self.over, self._came_s = True, time.monotonic()
         if self._waiting is None or self._waiting.done():
             return
         try:
@@ -229,7 +243,7 @@ class _Connection(asyncio.Protocol):
             return None
         if head.closes:
             self.over = True
-        return Answer(head.status, body, head.served)
+        return Answer(head.status, body, head.served, self._came_s - self._asked_s)
 
     def _body(self, head: _Head, *, ended: bool) -> bytes | None:
         seen, begins = self._seen, head.ends

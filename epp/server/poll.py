@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from epp.draw import draw
 from epp.server.keep_alive import KeepAlive
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
 #: Adapters come and go while engines run, and an engine may be started again with another model.
 MODELS_INTERVAL_S = 60.0
-#: Moments in an interval at which scrapes begin, and endpoints that may share one where the pool is large.
+#: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
 BEATS, TOGETHER = 20, 8
+#: Where between two moments of a beat probes begin: away from those of scrapes, at intervals as by default.
+PROBES_AT = 0.25
 
 
 class Sink(Protocol):
@@ -117,17 +119,21 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
 
 
 class Beat:
-    """Moments at which scrapes begin, a few at each: those that follow at once cost less than the first.
+    """Moments at which probes or scrapes begin, a few at each: the next ones cost less than the first.
 
     What runs alone every few milliseconds finds the processor's caches taken by others each time. More than a
-    few would keep requests waiting. Probes keep moments of their own: what runs beside them would be in their
-    round trips.
+    few would keep requests waiting. A round trip is measured where bytes come and go, so that it contains no
+    more of its neighbours than their few microseconds there, and least of all does the least of several.
+
+    Args:
+        at: where in the period they are, as a share of it.
 
     Attributes:
         period_s: between two of these moments; 0 for any moment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at: float = 0.0) -> None:
+        self._at = at
         self.period_s = 0.0
 
     def share(self, interval_s: float, endpoints: int) -> None:
@@ -138,8 +144,20 @@ class Beat:
         """A pause that ends at the moment nearest to the end of this one, but not before now."""
         if self.period_s <= 0.0:
             return pause_s
-        ends_s = round((now_s + pause_s) / self.period_s) * self.period_s
+        ends_s = (round((now_s + pause_s) / self.period_s - self._at) + self._at) * self.period_s
         return ends_s - now_s if ends_s > now_s else ends_s + self.period_s - now_s
+
+
+class Beats(NamedTuple):
+    """The moments of a pool's probes and of its scrapes."""
+
+    probe: Beat
+    scrape: Beat
+
+
+def new_beats() -> Beats:
+    """Any moment, until they are shared."""
+    return Beats(Beat(PROBES_AT), Beat())
 
 
 class Poller:
@@ -151,7 +169,7 @@ class Poller:
         scrape: intervals and limits of scrapes.
         sink: where results go.
         clock: the time.
-        beat: when scrapes begin, any time when None.
+        beats: when probes and scrapes begin, any time when None.
         known_as: what a relay calls an endpoint, its address when None.
     """
 
@@ -163,11 +181,11 @@ class Poller:
         scrape: Scrape,
         sink: Sink,
         clock: Clock,
-        beat: Beat | None = None,
+        beats: Beats | None = None,
         known_as: Callable[[str], str] | None = None,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
-        self._sink, self._clock, self._beat = sink, clock, beat or Beat()
+        self._sink, self._clock, self._beats = sink, clock, beats or new_beats()
         self._known_as = known_as or str
         self._token = TokenFile(target.bearer_token_file)
         self._reader = MetricsReader()
@@ -177,13 +195,13 @@ class Poller:
         connections = []
         loops = []
         try:
-            for interval_s, salt, once in (
-                (self._probe.interval_s, "probe", self._probe_once),
-                (self._scrape.interval_s, "scrape", self._scrape_once),
+            for interval_s, salt, once, beat in (
+                (self._probe.interval_s, "probe", self._probe_once, self._beats.probe),
+                (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape),
             ):
                 if interval_s:
                     connections.append(self._connection())
-                    loops.append(self._every(interval_s, salt, once, connections[-1]))
+                    loops.append(self._every(interval_s, salt, once, connections[-1], beat))
             if self._probe.interval_s and self._target.engine_names:
                 connections.append(self._connection())
                 loops.append(self._check_models(connections[-1]))
@@ -206,7 +224,9 @@ class Poller:
             authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES
         )
 
-    async def _every(self, interval_s: float, salt: str, work: _Work, connection: Connection) -> None:
+    async def _every(
+        self, interval_s: float, salt: str, work: _Work, connection: Connection, beat: Beat
+    ) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         first = True
         while True:
@@ -217,14 +237,10 @@ class Poller:
             if first:  # everyone is asked at once at start, then each at a moment of its own
                 pause_s = interval_s * draw(0, self._target.address, salt)
                 first = False
-            pause_s = max(pause_s, 0.01)
-            if salt == "scrape":
-                pause_s = self._beat.pause_s(started_s + spent_s, pause_s)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(beat.pause_s(started_s + spent_s, max(pause_s, 0.01)))
 
     async def _probe_once(self, connection: Connection) -> None:
         opened = connection.opened
-        started_s = self._clock.mono_s()
         try:
             answer = await connection.get(self._probe.path, self._token.headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
@@ -235,7 +251,7 @@ class Poller:
             self._sink.probe_failed(self._target.address, f"status {answer.status}", answered_s)
             return
         warm = opened == connection.opened
-        self._sink.probed(self._target.address, (answered_s - started_s) * 1e3 if warm else None, answered_s)
+        self._sink.probed(self._target.address, answer.took_s * 1e3 if warm else None, answered_s)
 
     async def _scrape_once(self, connection: Connection) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
-from epp.server.poll import Beat, Poller, target_of
+from epp.server.poll import Poller, new_beats, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ class PoolFeed:
         self._metrics, self._clock, self._source = metrics, clock, source
         self._specs: dict[str, EndpointSpec] = {}
         self._pollers: dict[str, Target] = {}
-        self._beat = Beat()
+        self._beats = new_beats()
 
     @property
     def size(self) -> int:
@@ -98,7 +98,10 @@ class PoolFeed:
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 
     def _run_pollers(self) -> None:
-        self._beat.share(self._scrape.interval_s, len(self._specs))
+        for beat, interval_s in zip(
+            self._beats, (self._probe.interval_s, self._scrape.interval_s), strict=True
+        ):
+            beat.share(interval_s, len(self._specs))
         wanted = {
             address: target_of(address, spec, self._scrape, self._relays)
             for address, spec in self._specs.items()
@@ -114,7 +117,7 @@ class PoolFeed:
                     scrape=self._scrape,
                     sink=self._sink,
                     clock=self._clock,
-                    beat=self._beat,
+                    beats=self._beats,
                     known_as=self._resolver.known_as,
                 )
                 self._tasks.start(_task_name(address), poller.run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,14 @@ async def test_answers_of_every_framing_leave_the_connection_open(answer: bytes)
     assert client.opened == 1
     assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1:")
     assert b"authorization: Bearer x\r\n" in asked[0]
+
+
+async def test_an_answer_tells_how_long_its_bytes_took() -> None:
+    async with server(LENGTH, TO_THE_END) as (client, _):
+        for _ in range(2):
+            begun_s = time.monotonic()
+            found = await client.get("/", {}, 15.0)
+            assert 0.0 < found.took_s <= time.monotonic() - begun_s
 
 
 async def test_an_answer_to_the_connections_end_and_the_next_one() -> None:

@@ -12,12 +12,23 @@ from aiohttp import web
 
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Probe, Scrape
+from epp.config.schema import Config, Probe, Scrape
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
+from epp.server.keep_alive import Answer
 from epp.server.listed import listed_names
 from epp.server.metrics import Metrics
-from epp.server.poll import BEATS, TOGETHER, Beat, Poller, Target, TokenFile, target_of
+from epp.server.poll import (
+    BEATS,
+    PROBES_AT,
+    TOGETHER,
+    Beat,
+    Poller,
+    Target,
+    TokenFile,
+    new_beats,
+    target_of,
+)
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -26,6 +37,8 @@ from epp.signals.prefix_index import PrefixIndex
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    from epp.server.poll import Connection
 
 
 @dataclass
@@ -236,8 +249,11 @@ def test_a_manual_clock_does_not_run_backwards() -> None:
 
 
 @pytest.mark.parametrize(("endpoints", "moments"), [(1, BEATS), (100, BEATS), (1000, 1000 / TOGETHER)])
-def test_scrapes_begin_a_few_at_a_time_and_keep_their_interval(endpoints: int, moments: float) -> None:
-    beat = Beat()
+@pytest.mark.parametrize("share", [0.0, PROBES_AT])
+def test_they_begin_a_few_at_a_time_and_keep_their_interval(
+    endpoints: int, moments: float, share: float
+) -> None:
+    beat = Beat(share)
     assert beat.pause_s(3.21, 0.77) == 0.77, "alone, any moment will do"
     beat.share(2.0, endpoints)
     assert beat.period_s == pytest.approx(2.0 / moments)
@@ -247,7 +263,51 @@ def test_scrapes_begin_a_few_at_a_time_and_keep_their_interval(endpoints: int, m
         answered_s = started_s + beat.period_s * 0.3
         now_s = answered_s + beat.pause_s(answered_s, 2.0 - (answered_s - started_s))
     assert now_s - first_s == pytest.approx(100.0)
-    assert now_s / beat.period_s == pytest.approx(round(now_s / beat.period_s))
+    assert now_s / beat.period_s - share == pytest.approx(round(now_s / beat.period_s - share))
+
+
+@pytest.mark.parametrize("endpoints", [1, 100, 1000])
+def test_probes_and_scrapes_begin_at_moments_of_their_own(endpoints: int) -> None:
+    default = Config()
+    probe, scrape = new_beats()
+    probe.share(default.probe.interval_s, endpoints)
+    scrape.share(default.scrape.interval_s, endpoints)
+    for at in range(50):
+        begins_s = 100.0 + at * 0.317
+        begins_s += probe.pause_s(begins_s, 0.2)
+        away_s = abs(begins_s - round(begins_s / scrape.period_s) * scrape.period_s)
+        assert away_s > 0.2 * scrape.period_s
+
+
+async def test_a_round_trip_ends_where_the_answer_comes_not_where_it_is_looked_at() -> None:
+    seen = Seen()
+
+    class Slow(Poller):
+        def _connection(self) -> Connection:
+            return Late()
+
+    class Late:
+        opened = 0
+
+        async def get(self, *_: object) -> Answer:
+            clock.advance(0.5)  # others were at work when it came
+            return Answer(200, b"", took_s=0.004)
+
+        def close(self) -> None:
+            return
+
+    clock = ManualClock()
+    poller = Slow(
+        Target("a:1", "http://a:1", None, "", ""),
+        probe=Probe(interval_s=1.0),
+        scrape=Scrape(interval_s=0),
+        sink=seen,
+        clock=clock,
+    )
+    task = asyncio.ensure_future(poller.run())
+    await seen.until("rtts", 1)
+    task.cancel()
+    assert seen.rtts == [pytest.approx(4.0)]
 
 
 def test_a_beat_ends_no_pause_before_it_began() -> None:
