@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 
 from epp.policies.parts import match_ratios
-from epp.view import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,39 +28,23 @@ if TYPE_CHECKING:
     Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
     _Feature = Callable[[RequestView, FleetView], NDArray[np.float64] | float]
 
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A feature that is a row of the view's block as it stands: many of them are taken at once."""
-
-    row: int
-
-    def __call__(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:  # noqa: ARG002 - as all
-        column: NDArray[np.float64] = fleet.block[self.row]
-        return column
-
-
-def _column(name: str) -> _Taken:
-    return _Taken(NUMERIC_COLUMNS.index(name))
-
-
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
 FEATURES: Mapping[str, _Feature] = MappingProxyType(
     {
         # Of the instance, by its own metrics and by what this picker has sent it.
-        "engine_running": _column("engine_running"),
-        "engine_waiting": _column("engine_waiting"),
-        "running_requests": _column("running_requests"),
+        "engine_running": lambda _, fleet: fleet.engine_running,
+        "engine_waiting": lambda _, fleet: fleet.engine_waiting,
+        "running_requests": lambda _, fleet: fleet.running_requests,
         "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
-        "pending_uncached_tokens": _column("pending_uncached_tokens"),
-        "decoding_tokens": _column("decoding_tokens"),
-        "kv_usage": _column("engine_kv_usage"),
+        "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
+        "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
+        "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
         # Of the request there, and of the request.
         "hit_ratio": match_ratios,
-        "uncached_tokens": _column("uncached_tokens"),
+        "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
         "prompt_tokens": lambda request, _: float(request.prompt_tokens),
         # What the paper leaves out: users wait for the network too.
-        "rtt_ms": _column("rtt_ms"),
+        "rtt_ms": lambda _, fleet: fleet.rtt_ms,
         "body_bytes": lambda request, _: float(request.body_bytes),
         "expected_output_tokens": lambda request, _: request.expected_output_tokens,
     }
@@ -119,22 +102,11 @@ def inputs(
     """
     count = len(features)
     made = np.empty((count + len(classes), len(fleet)))  # columns lie together: they are what is worked on
-    taken, others = _plan(tuple(features))
-    fleet.block.take(taken, axis=0, out=made[:count], mode="clip")  # any other mode copies once more
-    for row, feature in others:
-        made[row] = feature(request, fleet)
+    for row, name in enumerate(features):
+        made[row] = FEATURES[name](request, fleet)
     if classes:
         made[count:] = _one_hot(tuple(classes), fleet.engine_classes)
     return made.T
-
-
-@lru_cache(maxsize=256)
-def _plan(features: tuple[str, ...]) -> tuple[NDArray[np.intp], tuple[tuple[int, _Feature], ...]]:
-    """Row of the block for each feature (any, where it is none), and those that are to be worked out."""
-    found = [FEATURES[name] for name in features]
-    rows = [feature.row if isinstance(feature, _Taken) else 0 for feature in found]
-    others = tuple((row, feature) for row, feature in enumerate(found) if not isinstance(feature, _Taken))
-    return np.array(rows, np.intp), others
 
 
 @lru_cache(maxsize=256)
@@ -261,9 +233,9 @@ class RewardModel:
         last = len(self.layers) - 1
         for number, (weights, bias) in enumerate(self.layers):
             values = values.dot(weights)
-            np.add(values, bias, values)
+            values += bias
             if number < last:
-                np.maximum(values, _ZERO, values)
+                np.maximum(values, _ZERO, out=values)
         heads = values.astype(np.float64)
         heads *= self.scale
         heads += self.offset
