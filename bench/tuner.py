@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 _POLICIES = ("gorgo-ms", "gorgo")
 _WINDOW_S = 1800.0
 _TUNING_RUNS = 200
+#: Requests of a run at most: 12 hours of the light cells, 6 of the others.
+_LIVED_REQUESTS = 60_480
 #: One tuning run in so many is lived through again without a tuner.
-_PRICED_EVERY = 4
+_PRICED_EVERY = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> list[Part]:
         full: all seeds and long trials.
         best: ``cell policy`` -> its optimum, filled in while running.
     """
-    p, hours = tuner_parts, 30 if full else 12
+    p = tuner_parts
     free = "no queue"
     return [
         Part("published", 0.1, _searches("", free=False, window=128)),
@@ -83,7 +85,7 @@ def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> list[Part]:
         Part("free rider", 0.25, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)]),
         Part("played", 0.15, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0))),
         Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()]),
-        Part("tuning", 0.2, list(_tuning(best, full=full, hours=hours))),
+        Part("tuning", 0.2, list(_tuning(best))),
         Part("drift", 0.1, list(_drifts(seeds=3, hours=30, budget=64) if full else _drifts())),
     ]
 
@@ -114,13 +116,14 @@ def _keys() -> list[str]:
     return [f"{place} | {policy}" for place in CELLS for policy in _POLICIES]
 
 
-def _tuning(best: Mapping[str, Mapping[str, float]], *, full: bool, hours: int) -> Iterator[Run]:
+def _tuning(best: Mapping[str, Mapping[str, float]]) -> Iterator[Run]:
     """Every cell and policy once, then again with other seeds."""
-    windows, budget = (30, 64) if full else (30, 32)
+    windows, budget = 30, 24
     keys = _keys()
     for number in range(_TUNING_RUNS):
         n, key = number // len(keys), keys[number % len(keys)]
         place, policy = key.split(" | ")
+        hours = round(_LIVED_REQUESTS / CELLS[place].rate_rps / 3600.0)
         yield (
             f"{key} {n} {hours} {windows} {budget}",
             partial(

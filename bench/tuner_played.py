@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from bench.tuner_cells import CELLS
 from bench.tuner_parts import FREE_RIDER
 from bench.tuner_runs import OPEN, perturbed
-from epp.demo.tuner import START, defaults_of
+from epp.demo.tuner import defaults_of
 from epp.draw import draw
 from epp.replay.stats import percentile
 from epp.sim.run import run_window
@@ -49,12 +49,20 @@ _POOL_SEED = 800_000
 _JUMP = 1.0 / 8.0
 _LOOK_EVERY = 5
 
+#: Spreads over the regions as if the network and caches cost nothing.
+SPREADS = {
+    "network_weight": 0.05,
+    "prefill_weight": 1.0,
+    "waiting_weight": 12.0,
+    "stall_weight": 2.0,
+    "decode_weight": 1.0,
+}
 #: Weights that are set against each other: good ones, everything to the nearest, spread whatever it costs,
 #: and some that are off by chance.
 WEIGHTS: Mapping[str, Mapping[str, float]] = {
     "defaults": defaults_of(POLICY),
     "herds": FREE_RIDER,
-    "spreads": START,
+    "spreads": SPREADS,
     "off 1": perturbed(POLICY, 1),
     "off 2": perturbed(POLICY, 2),
 }

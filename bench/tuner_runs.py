@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from bench.tuner_cells import Cell
     from epp.replay.trace import TraceRequest
+    from epp.sim.results import SimResult
     from epp.tuner.samples import Sample
     from epp.tuner.state import State
 
@@ -36,6 +37,10 @@ OPEN = WindowOptions(closed_loop=False)
 #: Seeds of loads that nothing is searched or tried on, and of those that only the optimum is picked on.
 HELD_OUT, SEARCHED_ON = 900_000, 700_000
 BIN_S, STRETCH_S = 600.0, 3600.0
+#: Requests that a run's rehearsals are given, all of them the same, and those of a measurement.
+RECORDED, WINDOW_REQUESTS = 4200, 600
+#: Windows held out follow each other on a warm fleet: requests of each, windows of a load, and what warms it.
+HELD_OUT_REQUESTS, HELD_OUT_PER_LOAD, _WARM_REQUESTS = 420, 10, 420
 _FACTOR = 6.0
 
 
@@ -63,18 +68,35 @@ def tuning_run(
         priced: whether to live through the same time again without the tuner, for what exploring costs.
     """
     cell, start = CELLS[place], perturbed(policy, seed)
-    rehearsals = Rehearsals(policy, cell.fleet, rules_of(policy), seed=seed, budget=budget)
-    world = life(cell, policy, start, seed, rehearsals)
+    rehearsals = Rehearsals(
+        policy,
+        cell.fleet,
+        rules_of(policy),
+        seed=seed,
+        budget=budget,
+        recorded=RECORDED,
+        window_requests=WINDOW_REQUESTS,
+    )
+    records = cell.load((seed * 1000 - 1) % 2**32, RECORDED / cell.rate_rps)
+
+    def rehearse(
+        state: State,
+        now_wall_s: float,
+        requests: Sequence[TraceRequest],  # noqa: ARG001 - one shape
+    ) -> Proposed | NothingBetter:
+        return rehearsals(state, now_wall_s, records)
+
+    world = life(cell, policy, start, seed, rehearse)
     world.stop = lambda state: state.promotions > 0 or state.phase == "frozen"
     world.run(stretches=max(1, round(hours)))
     out: Figures = {**told(world), "cell": place, "policy": policy}
     out |= {"start": start, "end": world.state.incumbent}
-    loads = [cell.load(HELD_OUT + i, BIN_S) for i in range(windows)]
     promoted = world.state.promotions > 0
     if promoted:
-        out["gain"] = gains(cell, policy, loads, start, world.state.incumbent)
+        out["gain"] = held_out(place, policy, start, world.state.incumbent, windows)
     if best is not None:
-        out["attainable"] = gains(cell, policy, loads, start, best)
+        few = windows if promoted else min(windows, HELD_OUT_PER_LOAD)
+        out["attainable"] = held_out(place, policy, start, best, few)
     if priced:
         out["cost"] = _exploring(world, cell, policy, start, seed)
     return {**out, "promoted": promoted, "hours": hours_of(world), "proposals": world.state.number}
@@ -117,15 +139,50 @@ def judged(
     cell: Cell, load: Sequence[TraceRequest], policy: str, weights: Mapping[str, float]
 ) -> dict[str, float]:
     """p95s of a window under frozen weights."""
-    ok = [r for r in run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests if r.ok]
-    return {
-        "ttft": percentile([r.ttft_ms for r in ok if r.ttft_ms is not None], 95),
-        "e2e": percentile([r.e2e_ms for r in ok], 95),
-    }
+    results = run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests
+    return _p95s([result for result in results if result.ok])
 
 
 def _price(found: Mapping[str, float]) -> float:
     return (math.log(found["ttft"]) + math.log(found["e2e"])) / 2.0
+
+
+def held_out(
+    place: str, policy: str, before: Mapping[str, float], after: Mapping[str, float], windows: int
+) -> dict[str, list[float]]:
+    """Log-ratios of p95 after to before, window by window of the loads held out; below zero is better."""
+    loads = range(math.ceil(windows / HELD_OUT_PER_LOAD))
+    ours, theirs = (
+        [p95s for load in loads for p95s in _held_out(place, policy, load, tuple(sorted(weights.items())))]
+        for weights in (after, before)
+    )
+    return {
+        name: [math.log(a[name] / b[name]) for a, b in zip(ours, theirs, strict=True)]
+        for name in ("ttft", "e2e")
+    }
+
+
+@lru_cache(maxsize=1024)
+def _held_out(
+    place: str, policy: str, number: int, weights: tuple[tuple[str, float], ...]
+) -> list[dict[str, float]]:
+    """p95s of the windows of one load held out, which follow each other on a warm fleet."""
+    cell = CELLS[place]
+    window_s, warm_s = HELD_OUT_REQUESTS / cell.rate_rps, _WARM_REQUESTS / cell.rate_rps
+    load = cell.load(HELD_OUT + number, warm_s + HELD_OUT_PER_LOAD * window_s)
+    parts: list[list[SimResult]] = [[] for _ in range(HELD_OUT_PER_LOAD)]
+    for result in run_window(load, cell.fleet, policy, dict(weights), seed=7, options=OPEN).requests:
+        at = (load[result.index].at_ms / 1e3 - warm_s) / window_s
+        if result.ok and 0.0 <= at < HELD_OUT_PER_LOAD:
+            parts[int(at)].append(result)
+    return [_p95s(part) for part in parts]
+
+
+def _p95s(ok: Sequence[SimResult]) -> dict[str, float]:
+    return {
+        "ttft": percentile([r.ttft_ms for r in ok if r.ttft_ms is not None], 95),
+        "e2e": percentile([r.e2e_ms for r in ok], 95),
+    }
 
 
 def gains(

@@ -24,7 +24,7 @@ from epp.replay.workloads.art_chat import APR_5, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.scenario import regional_fleet
 from epp.tune.calibrate import Deployment
-from epp.tune.rehearse import TRIED, alike, budget_after, rehearse
+from epp.tune.rehearse import TRIED, Stage, alike, budget_after, rehearse
 from epp.tuner import machine
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.search import Search
@@ -40,19 +40,15 @@ if TYPE_CHECKING:
     from epp.tuner.state import Note, State
 
 POLICY = "gorgo-ms"
-#: Spreads over the regions as if the network and caches cost nothing.
-START: Mapping[str, float] = {
-    "network_weight": 0.05,
-    "prefill_weight": 1.0,
-    "waiting_weight": 12.0,
-    "stall_weight": 2.0,
-    "decode_weight": 1.0,
-}
+#: Spreads over the regions as if the network cost nothing and queues everything. These two weights are tuned,
+#: the others stay as configured: a small search finds what there is in one go, and the page can show it.
+START: Mapping[str, float] = {"network_weight": 0.05, "waiting_weight": 12.0}
 RATE_RPS = 1.4
 STRETCH_S = 3 * 3600.0
 #: Recorded requests that a rehearsal is given, its measurements, and the requests of each.
-RECORDED, BUDGET, WINDOW_REQUESTS = 6000, 64, 1000
-_PLANE = ("network_weight", "prefill_weight")
+RECORDED, BUDGET, WINDOW_REQUESTS = 6000, 40, 1000
+_PLANE = ("network_weight", "waiting_weight")
+_TELL_EVERY = 10
 
 
 @dataclass(slots=True)
@@ -66,6 +62,7 @@ class Rehearsals:
         seed: of searches and simulations.
         budget: measurements for the first one from an incumbent.
         recorded: requests of late that it is given.
+        window_requests: of each measurement.
         tell: takes progress.
         tried: weights measured.
         refused: weights proposed before.
@@ -77,11 +74,14 @@ class Rehearsals:
     seed: int = 0
     budget: int = BUDGET
     recorded: int = RECORDED
+    window_requests: int = WINDOW_REQUESTS
     tell: Callable[[str], None] = field(default=lambda _: None)
     tried: list[dict[str, float]] = field(default_factory=list)
     refused: list[dict[str, float]] = field(default_factory=list)
     _search: Search | None = None
     _of: dict[str, float] = field(default_factory=dict)
+    _stage: Stage | None = None
+    _trace: tuple[TraceRequest, ...] = ()
 
     def __call__(
         self, state: State, now_wall_s: float, requests: Sequence[TraceRequest]
@@ -101,10 +101,14 @@ class Rehearsals:
         if self._search is None or self._of != state.incumbent:
             seed = self.seed + state.number + state.fruitless
             self._search, self._of = Search(state.incumbent, self.rules.bounds, seed=seed), state.incumbent
+        if self._stage is None or trace != self._trace:  # what was run on the same records is not run again
+            self._trace = trace
+            self._stage = Stage(deployment, None, self.seed, self.window_requests)
         search, budget = self._search, budget_after(self.budget, state.fruitless)
 
         def told(number: int) -> None:
-            self.tell(f"rehearsal: {number} of {budget} measurements")
+            if number % _TELL_EVERY == 0 or number == budget:
+                self.tell(f"rehearsal: {number} of {budget} measurements")
             self.tried.append(search.ask())
 
         found = rehearse(
@@ -116,7 +120,7 @@ class Rehearsals:
             looks=1 + state.fruitless,
             seed=self.seed,
             on_try=told,
-            window_requests=WINDOW_REQUESTS,
+            stage=self._stage,
         )
         moved = {name: found.weights[name] for name in self.rules.bounds}
         if not found.worth:
@@ -127,10 +131,19 @@ class Rehearsals:
         return Proposed(now_wall_s, moved, f"rehearsal: {found.reason}")
 
 
-def rules_of(policy: str, settings: TunerSettings | None = None) -> Rules:
-    """Production rules for a policy: default settings, its own bounds and the hard ones."""
+def rules_of(
+    policy: str, settings: TunerSettings | None = None, *, tuned: Sequence[str] | None = None
+) -> Rules:
+    """Production rules for a policy: default settings, its own bounds and the hard ones.
+
+    Args:
+        policy: its name.
+        settings: others than the default ones.
+        tuned: weights that may be moved, all when None.
+    """
     specs = create(policy, None).weight_specs
-    bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
+    names = specs if tuned is None else tuned
+    bounds = {name: (specs[name].low, specs[name].high) for name in names}
     return Rules(settings or TunerSettings(), tuner_bounds(policy, bounds))
 
 
@@ -148,8 +161,8 @@ def live(
     *, seed: int, hours: float, start: Mapping[str, float], say: Callable[[str], None]
 ) -> tuple[Life, Rehearsals]:
     """From some weights until a freeze."""
-    rules, fleet = rules_of(POLICY), regional_fleet(L40S_X2)
-    rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed)
+    rules, fleet = rules_of(POLICY, tuned=tuple(START)), regional_fleet(L40S_X2)
+    rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed, tell=say)
 
     def tell(note: Note) -> None:
         at_h = (note.at_wall_s - BEGIN_WALL_S) / 3600.0

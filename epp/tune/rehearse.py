@@ -117,9 +117,19 @@ class Stage:
         deployment: what is simulated.
         options: how the load is sent and the picker configured.
         seed: of network and draws.
+        window_requests: length of a window.
     """
 
-    def __init__(self, deployment: Deployment, options: WindowOptions, seed: int) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        options: WindowOptions | None = None,
+        seed: int = 0,
+        window_requests: int = WINDOW_REQUESTS,
+    ) -> None:
+        options = replace(options or WindowOptions(), closed_loop=False)
+        #: What the recorded requests were cut into.
+        self.windows = windows(deployment.trace, window_requests)
         self._deployment, self._options, self._seed = deployment, options, seed
         self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
 
@@ -177,6 +187,7 @@ def rehearse(
     options: WindowOptions | None = None,
     on_try: Callable[[int], None] | None = None,
     window_requests: int = WINDOW_REQUESTS,
+    stage: Stage | None = None,
 ) -> Rehearsed:
     """Search and judge.
 
@@ -191,11 +202,13 @@ def rehearse(
         options: how the picker is configured; recorded requests are always sent at their own time.
         on_try: called with the number of measurements so far.
         window_requests: length of a window.
+        stage: of an earlier rehearsal of the same deployment, whose runs are not made again.
     """
-    cut = windows(deployment.trace, window_requests)
+    if stage is None:
+        stage = Stage(deployment, options, seed, window_requests)
+    cut = stage.windows
     searched = cut[::2][:SEARCH_WINDOWS]
     judged = [window for window in cut if window not in searched][-JUDGE_WINDOWS:]
-    stage = Stage(deployment, replace(options or WindowOptions(), closed_loop=False), seed)
     base = [result for window in judged for result in stage.run(window, incumbent)]
     so_far = Rehearsed(dict(incumbent), dict(incumbent), p95(base, "ttft_ms"), p95(base, "e2e_ms"))
     far = _far(deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
