@@ -55,7 +55,6 @@ class RewardModelFile(Section, frozen=True):
         format: of the file.
         version: of the model, a digest of its content.
         mean, std, low, high, scale, offset: float64.
-        congestion_ms: float64; empty for no price.
     """
 
     format: int
@@ -76,7 +75,7 @@ class RewardModelFile(Section, frozen=True):
     trained_at_s: NotNegative
     tail: NotNegative
     validation: dict[_Name, float] = {}
-    congestion_ms: str = ""
+    congestion_ms: NotNegative = 0.0
 
 
 def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
@@ -139,9 +138,7 @@ def _model(parsed: RewardModelFile, source: str) -> RewardModel:
             trained_at_s=float(parsed.trained_at_s),
             tail=float(parsed.tail),
             validation=parsed.validation,
-            congestion_ms=(
-                column("congestion_ms", max(1, len(parsed.classes))) if parsed.congestion_ms else np.zeros(0)
-            ),
+            congestion_ms=float(parsed.congestion_ms),
         )
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
@@ -189,7 +186,7 @@ def dump_reward_model(model: RewardModel) -> bytes:
         trained_at_s=model.trained_at_s,
         tail=model.tail,
         validation=dict(model.validation),
-        congestion_ms=_text(model.congestion_ms, "<f8"),
+        congestion_ms=model.congestion_ms,
     )
     return msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
 

@@ -172,43 +172,49 @@ def fit(
         trained_at_s=origin.trained_at_s,
         tail=network.tail,
         validation=dict(validation or {}),
-        congestion_ms=prices_of(samples, classes, settings),
+        congestion_ms=price_of(samples, classes, settings),
     )
 
 
-def prices_of(samples: Sequence[Sample], classes: Sequence[str], settings: LearnerSettings) -> Floats:
-    """What an uncached token takes from those behind it: `congestion_price` times what it costs its own.
+def price_of(samples: Sequence[Sample], classes: Sequence[str], settings: LearnerSettings) -> float:
+    """What an uncached token takes from others, ms: `congestion_price` times what it costs its own request.
 
     The latter is the slope of the TTFT over the tokens to be computed, a request's own and those in front of
-    it, by least squares over the answered rows of a class; never negative, and that of all rows where a class
-    says nothing.
+    it, by least squares over the answered rows of a class; over classes the harmonic mean by their rows, the
+    time that a token takes a pool which computes in all of them at once. It is one price for all: queues of a
+    pool level out, and what a token takes from all is the same wherever it is computed.
 
     Args:
         samples: rows.
         classes: of the model.
         settings: the price, and the features.
-
-    Returns:
-        ``[classes]`` milliseconds, one number where there are none, nothing where there is no price to pay.
     """
     features = settings.network.features
     if not settings.congestion_price or PRICED not in features:
-        return np.zeros(0)
+        return 0.0
     columns = [features.index(name) for name in _WORK if name in features]
     answered = [sample for sample in samples if sample.answered]
     tokens = np.array([sample.row[columns].sum() for sample in answered])
     ttft_ms = np.array([sample.ttft_ms for sample in answered])
-    usual = _slope(tokens, ttft_ms, 0.0)
     of = np.array([sample.engine_class for sample in answered])
-    slopes = [_slope(tokens[of == name], ttft_ms[of == name], usual) for name in classes]
-    return settings.congestion_price * np.array(slopes or [usual])
+    slopes, rows = [], []
+    for name in classes or sorted(set(of.tolist())):
+        slope = _slope(tokens[of == name], ttft_ms[of == name])
+        if slope > 0.0:
+            slopes.append(slope)
+            rows.append(int((of == name).sum()))
+    if not slopes:
+        return 0.0
+    return (
+        settings.congestion_price * sum(rows) / sum(n / slope for n, slope in zip(rows, slopes, strict=True))
+    )
 
 
-def _slope(x: Floats, y: Floats, otherwise: float) -> float:
+def _slope(x: Floats, y: Floats) -> float:
     spread = float(x.var()) if len(x) else 0.0
     if spread <= (_ALIKE * float(np.abs(x).max(initial=0.0))) ** 2:
-        return otherwise
-    return max(float(((x - x.mean()) * (y - y.mean())).mean()) / spread, 0.0)
+        return 0.0
+    return float(((x - x.mean()) * (y - y.mean())).mean()) / spread
 
 
 def _normalisation(x: Floats, features: int) -> tuple[Floats, Floats]:

@@ -140,8 +140,8 @@ class RewardModel:
         trained_at_s: Unix time of the training.
         tail: share of the training rows beyond each bound.
         validation: figures of the held-out rows, for people.
-        congestion_ms: what an uncached token of a request takes from those behind it, in milliseconds, of
-            each class, or of all where there are none; empty for nothing.
+        congestion_ms: what an uncached token of a request takes from others, wherever it is computed; 0 for
+            nothing.
     """
 
     features: tuple[str, ...]
@@ -160,7 +160,7 @@ class RewardModel:
     trained_at_s: float
     tail: float
     validation: Mapping[str, float] = field(default_factory=dict)
-    congestion_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    congestion_ms: float = 0.0
     #: Digest of what the predictions and the fallbacks depend on; made here, never given.
     version: str = field(init=False)
     _least: NDArray[np.float64] = field(init=False, repr=False)
@@ -179,7 +179,7 @@ class RewardModel:
         set_once = object.__setattr__
         set_once(self, "_least", self.low - margin)
         set_once(self, "_most", self.high + margin)
-        set_once(self, "_priced", self.features.index(PRICED) if self.congestion_ms.size else 0)
+        set_once(self, "_priced", self.features.index(PRICED) if self.congestion_ms else 0)
         set_once(self, "version", _digest(self))
 
     def __eq__(self, other: object) -> bool:
@@ -203,11 +203,9 @@ class RewardModel:
 
     def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """What the request would take from others at each endpoint, ``[rows]`` ms; None for no price."""
-        price = self.congestion_ms
-        if not price.size:
+        if not self.congestion_ms:
             return None
-        each = x[:, len(self.features) :].dot(price) if self.classes else price[0]
-        taken: NDArray[np.float64] = x[:, self._priced] * each
+        taken: NDArray[np.float64] = x[:, self._priced] * self.congestion_ms
         return taken
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -271,10 +269,8 @@ def _check(model: RewardModel) -> None:
             raise ValueError(f"{name}: must be positive")
     if not (model.low <= model.high).all():
         raise ValueError("low: must not be above high")
-    if model.congestion_ms.size:
-        _check_array("congestion_ms", model.congestion_ms, (max(1, len(model.classes)),), np.float64)
-        if PRICED not in model.features or not (model.congestion_ms >= 0.0).all():
-            raise ValueError(f"congestion_ms: must not be negative, and needs the feature {PRICED}")
+    if not 0.0 <= model.congestion_ms < np.inf or (model.congestion_ms and PRICED not in model.features):
+        raise ValueError(f"congestion_ms: must not be negative, and needs the feature {PRICED}")
     if not model.layers:
         raise ValueError("layers: there are none")
     for number, (weights, bias) in enumerate(model.layers):
@@ -304,9 +300,9 @@ def _digest(model: RewardModel) -> str:
     state = xxhash.xxh3_128()
     names = (model.features, model.classes, model.heads, model.samples, model.seen, model.round)
     state.update(repr((*names, model.trained_at_s, model.tail)).encode())
-    numbers = [model.mean, model.std, model.low, model.high, model.scale, model.offset]
-    if model.congestion_ms.size:  # a model without a price has the version that it had before there were any
-        numbers.append(model.congestion_ms)
+    if model.congestion_ms:  # a model without a price has the version that it had before there were any
+        state.update(repr(model.congestion_ms).encode())
+    numbers = (model.mean, model.std, model.low, model.high, model.scale, model.offset)
     for array in numbers:
         state.update(np.ascontiguousarray(array, "<f8").tobytes())
     for weights, bias in model.layers:

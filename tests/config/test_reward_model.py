@@ -46,18 +46,18 @@ def test_comes_back_bit_for_bit(seed: int, classes: list[str]) -> None:
 
 
 def test_a_price_comes_back_and_a_file_of_before_there_were_prices_is_read() -> None:
-    priced = linear_model(
-        {"uncached_tokens": 1.0}, classes={"a": 0.0, "b": 0.0}, congestion_ms=np.array([0.25, 1 / 3])
-    )
+    priced = linear_model({"uncached_tokens": 1.0}, congestion_ms=1 / 3)
     again = parse_reward_model(dump_reward_model(priced), "reward.json")
     assert again == priced
-    assert again.congestion_ms.tolist() == [0.25, 1 / 3]
+    assert again.congestion_ms == 1 / 3
     old = told()
     del old["congestion_ms"]
     assert parsed(old) == MODEL
-    assert not parsed(old).congestion_ms.size
+    assert parsed(old).congestion_ms == 0.0
     with pytest.raises(ConfigError, match="congestion_ms"):
-        parsed(told(priced) | {"congestion_ms": numbers(1.0)})
+        parsed(told(priced) | {"congestion_ms": -1.0})
+    with pytest.raises(ConfigError, match="congestion_ms"):
+        parsed(told(linear_model({"rtt_ms": 1.0})) | {"congestion_ms": 1.0})
 
 
 def test_another_content_is_another_version() -> None:
@@ -70,7 +70,7 @@ def test_another_content_is_another_version() -> None:
         linear_model({"rtt_ms": 1.0}, trained_at_s=1.0).version,
         linear_model({"body_bytes": 1.0}).version,
         linear_model({"uncached_tokens": 1.0}).version,
-        linear_model({"uncached_tokens": 1.0}, congestion_ms=np.array([1.0])).version,
+        linear_model({"uncached_tokens": 1.0}, congestion_ms=1.0).version,
     }
     assert len(versions) == 9
     assert random_model(1) == random_model(1)
