@@ -8,6 +8,9 @@ Rules
   requests nor slow E2E higher in plain counts.
 - Each guardrail is tested at its own full level: all must pass, so none can pass for another
   (intersection-union).
+- Concentration stands for harm that a split cannot see. In a switchback the harm itself is seen, at full
+  share: there it counts only while latency does not gain beyond doubt, TTFT and E2E alike. An incumbent that
+  spreads whatever it costs is not the measure of herding.
 - Tests see winsorised differences, so that one wild block decides nothing; the plain means must agree.
 - Units whose differences are correlated are merged by pairs until they are not. The objective must pass both
   before and after merging.
@@ -158,7 +161,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     merged = uncorrelated(slow)
     if shown_above(merged, 0.0, alpha=half, bound=bound):
         return Verdict(END, "shown to be worse: more slow requests", figures(record, settings, level))
-    ended = _harmed(record, margins(goal), settings, bound=bound)
+    ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n < evidence.min_pairs:
@@ -172,6 +175,8 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
         raw = record.values(measure)
         values, span = uncorrelated(raw), _span(measure, margin, bound)
         shown = shown_below(values, margin, alpha=evidence.guard_level, bound=span)
+        if measure == CONCENTRATION and better and _gains(record, settings, E2E):
+            continue
         if not shown or sum(raw) >= n * margin:
             doubts.append(_WORDS[measure])
     if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
@@ -186,6 +191,22 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
         if n >= evidence.max_pairs
         else Verdict(GO_ON, words)
     )
+
+
+def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
+    """Guardrails that may end a trial now; concentration not while it may yet be excused."""
+    limits = margins(settings.goal)
+    few = len(record.units) < settings.evidence.min_pairs
+    if few or (sum(record.values(SLOW)) < 0.0 and sum(record.values(E2E)) < 0.0):
+        del limits[CONCENTRATION]
+    return limits
+
+
+def _gains(record: Record, settings: TunerSettings, measure: str) -> bool:
+    """Whether a measure is shown to be lower at all, neighbours alike or not."""
+    raw, alpha = record.values(measure), settings.evidence.guard_level
+    span = _span(measure, margins(settings.goal)[measure], settings.evidence.block_bound)
+    return all(shown_below(part, 0.0, alpha=alpha, bound=span) for part in (raw, uncorrelated(raw)))
 
 
 def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, float]:
@@ -211,7 +232,7 @@ def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
     found = {"units": float(n), "log_e_regret": log_e}
     if log_e >= -math.log(evidence.guard_level):
         return Verdict(END, "slow requests shown to have risen against the old weights", found)
-    ended = _harmed(record, margins(settings.goal), settings, bound=bound)
+    ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n >= wanted:

@@ -137,7 +137,9 @@ def units(n: int, **means: float) -> Record:
         (300, {"slow": 0.02}, END, "worse"),
         (300, {"slow": -0.03, "e2e": 0.03}, END, "slow E2E"),
         (300, {"slow": -0.03, "errors": 0.03}, END, "failed"),
-        (300, {"slow": -0.03, "concentration": 0.4}, END, "hottest"),
+        (300, {"slow": -0.03, "e2e": 0.003, "concentration": 0.4}, END, "hottest"),
+        (300, {"slow": -0.03, "e2e": -0.001, "concentration": 0.4}, GO_ON, "hottest"),
+        (300, {"slow": -0.03, "e2e": -0.02, "concentration": 0.4}, PASS, "down, no harm"),  # seen to be none
         (1000, {"slow": -0.03, "e2e": 0.003}, END, "plain counts"),  # within its margin, and yet worse
         (1000, {}, END, ""),
     ],
@@ -160,6 +162,8 @@ def test_probation_ends_in_regret_or_in_peace() -> None:
     assert judge_probation(units(100), SETTINGS).kind == GO_ON
     assert judge_probation(units(100, slow=0.03), SETTINGS).kind == END
     assert judge_probation(units(100, e2e=0.05), SETTINGS).kind == END
+    assert judge_probation(units(100, slow=0.005, e2e=0.001, concentration=0.4), SETTINGS).kind == END
+    assert judge_probation(units(100, slow=-0.01, e2e=-0.01, concentration=0.4), SETTINGS).kind == GO_ON
 
 
 def test_correlated_differences_are_merged() -> None:
