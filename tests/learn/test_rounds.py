@@ -96,7 +96,7 @@ class TestWhatAModelMayBeAskedAbout:
         assert fit(samples, settings_of(), ORIGIN, beside=beside).high[0] < 20.0
 
     def test_a_learner_knows_an_endpoint_that_is_seen_full_and_never_chosen_and_no_fuller_one(self) -> None:
-        learner, traffic = Learner(settings_of()), Traffic()
+        learner, traffic = Learner(settings_of(congestion_price=0.0)), Traffic()  # type: ignore[arg-type]
         for logged in traffic.many(300):
             rows = np.concatenate([logged.rows, [[30.0, 400.0, 25.0]]])  # full: nobody takes it
             none = np.zeros(1)
