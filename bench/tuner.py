@@ -29,8 +29,8 @@ from bench.policy_runs import PACKAGE, source_digest
 from bench.tuner_cells import CELLS, DRIFTS
 from bench.tuner_drift import drift
 from bench.tuner_played import WEIGHTS, played
-from bench.tuner_report import page, text_of
-from bench.tuner_runs import optimum, tuning_run
+from bench.tuner_report import TUNING_RUNS, page, text_of
+from bench.tuner_runs import attainable, optimum, tuning_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 #: Tuned policies: perturbed weights of the one, the published ones of the other.
 _POLICIES = ("gorgo-ms", "gorgo")
 _WINDOW_S = 1800.0
-_TUNING_RUNS = 200
 #: Requests of a run at most: 12 hours of the light cells, 6 of the others.
 _LIVED_REQUESTS = 60_480
 #: One tuning run in so many is lived through again without a tuner.
@@ -69,25 +68,24 @@ class _Line(msgspec.Struct, frozen=True):
     figures: dict[str, Any]
 
 
-def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> list[Part]:
+def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
     """What is run, in order.
 
     Args:
         full: all seeds and long trials.
-        best: ``cell policy`` -> its optimum, filled in while running.
+        best: ``cell | policy`` -> its optimum, filled in while running.
     """
     p = tuner_parts
     free = "no queue"
-    return [
-        Part("published", 0.1, _searches("", free=False, window=128)),
-        Part("window of 64", 0.05, _searches("64", free=False, window=64)),
-        Part("unbounded", 0.1, _searches(free, free=True, window=128)),
-        Part("free rider", 0.25, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)]),
-        Part("played", 0.15, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0))),
-        Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()]),
-        Part("tuning", 0.2, list(_tuning(best))),
-        Part("drift", 0.1, list(_drifts(seeds=3, hours=30, budget=64) if full else _drifts())),
-    ]
+    yield Part("published", 0.1, _searches("", free=False, window=128))
+    yield Part("window of 64", 0.05, _searches("64", free=False, window=64))
+    yield Part("unbounded", 0.1, _searches(free, free=True, window=128))
+    yield Part("free rider", 0.2, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)])
+    yield Part("played", 0.15, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0)))
+    yield Part("tuning", 0.2, list(_tuning()))
+    yield Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()])
+    yield Part("attainable", 0.05, list(_attainable(best)))
+    yield Part("drift", 0.1, list(_drifts(seeds=3, hours=30, budget=64) if full else _drifts()))
 
 
 def _searches(label: str, *, free: bool, window: int) -> list[Run]:
@@ -116,38 +114,48 @@ def _keys() -> list[str]:
     return [f"{place} | {policy}" for place in CELLS for policy in _POLICIES]
 
 
-def _tuning(best: Mapping[str, Mapping[str, float]]) -> Iterator[Run]:
+def _tuning() -> Iterator[Run]:
     """Every cell and policy once, then again with other seeds."""
     windows, budget = 30, 24
     keys = _keys()
-    for number in range(_TUNING_RUNS):
+    for number in range(TUNING_RUNS):
         n, key = number // len(keys), keys[number % len(keys)]
         place, policy = key.split(" | ")
         hours = round(_LIVED_REQUESTS / CELLS[place].rate_rps / 3600.0)
         yield (
             f"{key} {n} {hours} {windows} {budget}",
             partial(
-                _tuned,
-                key,
-                best,
-                partial(
-                    tuning_run,
-                    place,
-                    policy,
-                    n,
-                    hours=hours,
-                    windows=windows,
-                    budget=budget,
-                    priced=number % _PRICED_EVERY == 0,
-                ),
+                tuning_run,
+                place,
+                policy,
+                n,
+                hours=hours,
+                windows=windows,
+                budget=budget,
+                priced=number % _PRICED_EVERY == 0,
             ),
         )
 
 
-def _tuned(
-    key: str, best: Mapping[str, Mapping[str, float]], work: Callable[..., dict[str, Any]]
-) -> dict[str, Any]:
-    return work(best=best.get(key))
+def _attainable(best: Mapping[str, Mapping[str, float]]) -> Iterator[Run]:
+    """For every tuning run whose cell's optimum is known by the time that this is asked for."""
+    keys = _keys()
+    for number in range(TUNING_RUNS):
+        n, key = number // len(keys), keys[number % len(keys)]
+        if key in best:
+            place, policy = key.split(" | ")
+            yield f"{key} {n}", partial(attainable, place, policy, n, best=best[key])
+
+
+def _with_attainable(
+    runs: Sequence[dict[str, Any]], known: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Tuning runs with what their optimum would have won, where that is known."""
+    keys = [f"{run['cell']} | {run['policy']} {run['seed']}" for run in runs]
+    return [
+        {**run, "attainable": known[key]["gain"]} if key in known else run
+        for run, key in zip(runs, keys, strict=True)
+    ]
 
 
 def main() -> int:
@@ -172,6 +180,8 @@ def main() -> int:
         found[part.name] = list(done.values())
         if part.name == "optimum":
             best.update({key: figures["weights"] for key, figures in done.items()})
+        elif part.name == "attainable":
+            found["tuning"] = _with_attainable(found["tuning"], done)
     print(text_of(found))
     (arguments.folder / "report.html").write_text(page(found))
     print(f"\nWritten: {arguments.folder}/report.html")
