@@ -158,10 +158,8 @@ def _tuning(runs: Runs) -> list[str]:
     frozen = sum(run["phase"] == "frozen" for run in runs)
     cells = len({run["cell"] for run in runs})
     left = len(runs) - len(promoted) - frozen
-    out = [
-        f"{len(runs)} of {TUNING_RUNS} runs; {cells} cells; {len(promoted)} promoted, {frozen} froze, "
-        + f"{left} not over"
-    ]
+    ends = f"{len(promoted)} promoted, {frozen} froze, {left} not over"
+    out = [f"{len(runs)} of {TUNING_RUNS} runs; {cells} cells; {ends}"]
     if promoted:
         harmed = sum(max(_mean(run["gain"]["ttft"]), _mean(run["gain"]["e2e"])) > _HARM for run in promoted)
         out.append(
