@@ -39,7 +39,7 @@ TOKENS, RATE, REQUESTS = 128, 50.0, 200
 PROMPT_TOKENS = 18_000
 #: Lengths that are compared: tokens, the share of the requests of a burst, and requests a second of all ways
 #: together, so that about as many chunks are on their way at both.
-LENGTHS = ((16, 0.2, 25.0), (1024, 0.05, 6.0))
+LENGTHS = ((16, 0.2, 25.0), (1024, 0.08, 6.0))
 _SETTLE_S, _IDLE_S = 0.4, 3.0
 _READ = {"mode": "all", "max_chunks_per_s": 0}
 #: Name, Envoy's variant and the picker's way of observing.
