@@ -58,6 +58,7 @@ def model(bound: float = _WIDE) -> RewardModel:
         round=1,
         trained_at_s=0.0,
         tail=0.001,
+        congestion_ms=0.1,
     )
 
 
