@@ -28,6 +28,7 @@ from bench import tuner_parts
 from bench.policy_runs import PACKAGE, source_digest
 from bench.tuner_cells import CELLS, DRIFTS
 from bench.tuner_drift import drift
+from bench.tuner_guard import LOADS, guarded
 from bench.tuner_played import WEIGHTS, played
 from bench.tuner_report import TUNING_RUNS, page, text_of
 from bench.tuner_runs import attainable, optimum, tuning_run
@@ -81,7 +82,8 @@ def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> Iterator[Pa
     yield Part("window of 64", 0.05, _searches("64", free=False, window=64))
     yield Part("unbounded", 0.1, _searches(free, free=True, window=128))
     yield Part("free rider", 0.2, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)])
-    yield Part("played", 0.15, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0)))
+    yield Part("guard", 0.05, list(_guards(seeds=50)))
+    yield Part("played", 0.1, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0)))
     yield Part("tuning", 0.2, list(_tuning()))
     yield Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()])
     yield Part("attainable", 0.05, list(_attainable(best)))
@@ -102,6 +104,17 @@ def _plays(*, seeds: int, pool_s: float) -> Iterator[Run]:
             for old, new in permutations(WEIGHTS, 2):
                 label = f"{place} | {old} | {new} {n} {pool_s:g}"
                 yield label, partial(played, place, old, new, n, pool_s=pool_s)
+
+
+def _guards(*, seeds: int) -> Iterator[Run]:
+    """Trials without harm on every load, after a quarter of an hour and an hour; harm on the steady one."""
+    for n in range(seeds):
+        for load in LOADS:
+            for baseline_s in (900.0, 3600.0):
+                yield f"{load} {n} {baseline_s:g}", partial(guarded, load, n, baseline_s=baseline_s, harm=1.0)
+        for harm in (1.2, 1.4, 1.7):
+            work = partial(guarded, "steady", n, baseline_s=900.0, harm=harm)
+            yield f"steady {n} 900 {harm:g}", work
 
 
 def _drifts(*, seeds: int = 1, hours: int = 4, budget: int = 16) -> Iterator[Run]:
@@ -147,7 +160,7 @@ def _attainable(best: Mapping[str, Mapping[str, float]]) -> Iterator[Run]:
             yield f"{key} {n}", partial(attainable, place, policy, n, best=best[key])
 
 
-def _with_attainable(
+def with_attainable(
     runs: Sequence[dict[str, Any]], known: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Tuning runs with what their optimum would have won, where that is known."""
@@ -181,7 +194,7 @@ def main() -> int:
         if part.name == "optimum":
             best.update({key: figures["weights"] for key, figures in done.items()})
         elif part.name == "attainable":
-            found["tuning"] = _with_attainable(found["tuning"], done)
+            found["tuning"] = with_attainable(found["tuning"], done)
     print(text_of(found))
     (arguments.folder / "report.html").write_text(page(found))
     print(f"\nWritten: {arguments.folder}/report.html")

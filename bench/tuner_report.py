@@ -45,6 +45,7 @@ def text_of(found: Mapping[str, Runs]) -> str:
         "unbounded": _free,
         "free rider": _rider,
         "played": _played,
+        "guard": _guard,
         "optimum": _optimum,
         "attainable": _attainable,
         "tuning": _tuning,
@@ -143,6 +144,25 @@ def _played(runs: Runs) -> list[str]:
 
 def _worst(run: Mapping[str, Any]) -> float:
     return max(math.expm1(run["ttft"]), math.expm1(run["e2e"]))
+
+
+def _guard(runs: Runs) -> list[str]:
+    kinds = {(run["load"], run["harm"], run["baseline_s"]) for run in runs}
+    out = []
+    for load, harm, baseline_s in sorted(kinds):
+        some = [r for r in runs if (r["load"], r["harm"], r["baseline_s"]) == (load, harm, baseline_s)]
+        ended = sorted(run["ended_s"] / 60.0 for run in some if run["ended_s"] is not None)
+        passed = sum(run["passed_over"] for run in some) / len(some)
+        words = f"{load}, {baseline_s / 60.0:g} min of baseline: "
+        if harm == 1.0:
+            words += (
+                f"without harm ended {len(ended)} of {len(some)}, at most {most(len(ended), len(some)):.1%}"
+            )
+        else:
+            when = f", after {median(ended):.0f} min in the median" if ended else ""
+            words += f"all requests {harm:g} times as dear: ended {len(ended)} of {len(some)}{when}"
+        out.append(f"{words}; {passed:.0%} of blocks had nothing to be compared with")
+    return out
 
 
 def _optimum(runs: Runs) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.tuner import Part, parts, run
+from bench.tuner import Part, parts, run, with_attainable
 from bench.tuner_cells import CELLS, DRIFTS
+from bench.tuner_guard import guarded
 from bench.tuner_parts import es_paper
 from bench.tuner_played import played
 from bench.tuner_report import page, text_of
@@ -55,6 +56,25 @@ def test_a_played_switchback_knows_good_weights_from_herding() -> None:
     assert found == played(place, "defaults", "herds", 0, pool_s=900.0)
 
 
+def test_the_guard_ends_harm_on_a_queue_and_nothing_else() -> None:
+    harmful = guarded("steady", 1, baseline_s=900.0, harm=2.0)
+    assert harmful["ended_s"] is not None
+    harmless = guarded("steady", 1, baseline_s=900.0, harm=1.0)
+    assert harmless["ended_s"] is None
+    text = text_of({"guard": [harmful, harmless]})
+    assert "2 times as dear: ended 1 of 1" in text
+    assert "without harm ended 0 of 1, at most 95.0%" in text
+
+
+def test_what_could_be_won_is_set_beside_the_run_that_it_belongs_to() -> None:
+    run_of, won = trial(promoted=True, e2e=-0.1), {"gain": {"ttft": [-0.3], "e2e": [-0.3]}}
+    del run_of["attainable"]
+    joined = with_attainable([run_of, run_of | {"seed": 8}], {"a cell | gorgo 7": won})
+    assert joined[0]["attainable"] == won["gain"]
+    assert "attainable" not in joined[1]
+    assert "2 of 200 runs" in text_of({"tuning": joined})
+
+
 def test_the_published_search_is_a_function_of_its_seed() -> None:
     first, again, other = (es_paper(seed, free=False, duration_s=60.0) for seed in (1, 1, 2))
     assert first == again
@@ -78,6 +98,7 @@ def trial(*, promoted: bool, e2e: float) -> dict[str, Any]:
     return {
         "cell": "a cell",
         "policy": "gorgo",
+        "seed": 7,
         "promoted": promoted,
         "phase": "probation" if promoted else "frozen",
         **({"gain": logs} if promoted else {}),

@@ -18,9 +18,19 @@ from epp.replay.workloads.art_chat import DEMO, generate
 from epp.sim.scenario import parse_fleet
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
 from epp.tune.offline import ChildRehearsal, Task, perform, task_of
-from epp.tune.rehearse import TRIED, alike, budget_after, windows, worth_a_trial
+from epp.tune.rehearse import (
+    TRIED,
+    Rehearsed,
+    Stage,
+    alike,
+    budget_after,
+    rehearse,
+    windows,
+    worth_a_trial,
+)
 from epp.tune.setup import read_setup
 from epp.tuner import machine
+from epp.tuner.search import Search
 from epp.tuner.settings import Goal
 from tests.kit.simrecords import record_simulation
 
@@ -88,6 +98,26 @@ def test_a_rehearsal_is_the_same_each_time_and_stays_within_bounds(records: Path
     if first.weights is not None:
         assert rehearsed.ttft is not None
         assert "searched on" in first.reason
+
+
+def test_runs_of_an_earlier_rehearsal_are_used_again_and_change_nothing(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = calibrate(*newest_records(records, ""))
+    bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0)}
+
+    def found(stage: Stage | None) -> Rehearsed:
+        search = Search(deployment.weights, bounds, seed=2)
+        return rehearse(
+            deployment, search, deployment.weights, budget=4, window_requests=150, stage=stage, seed=3
+        )
+
+    stage = Stage(deployment, seed=3, window_requests=150)
+    alone, first = found(None), found(stage)
+    ran = []
+    monkeypatch.setattr("epp.tune.rehearse.run_window", lambda *args, **_: ran.append(args))
+    assert alone == first == found(stage)
+    assert not ran
 
 
 def compared(metric: Literal["ttft_ms", "e2e_ms"], low: float, ratio: float, high: float) -> Comparison:
