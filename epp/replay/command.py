@@ -128,10 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _simulated(arguments: argparse.Namespace) -> Document:
     policies = _learning(policies_of(arguments.policy, yardsticks=not arguments.sweep), arguments)
     candidate = candidate_of(arguments.candidate, policies)
-    seeds = arguments.seeds
-    if seeds is None:
-        few = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
-        seeds = 1 if arguments.trace else DEFAULT_SWEEP_SEEDS if arguments.sweep else few
+    seeds = seeds_of(arguments, candidate)
     plan = Plan(
         fleet=fleet_of(arguments),
         policies=policies,
@@ -150,6 +147,17 @@ def _simulated(arguments: argparse.Namespace) -> Document:
         elif (arguments.shape or "").startswith("sweep"):
             cells = comparer.guidellm_sweep(cells[0], arguments.shape)
         return comparer.document(cells, sweep=len(cells) > 1 and bool(arguments.sweep or arguments.shape))
+
+
+def seeds_of(arguments: argparse.Namespace, candidate: str) -> int:
+    """How many loads are drawn."""
+    if arguments.seeds is not None:
+        return int(arguments.seeds)
+    if arguments.trace:
+        return 1
+    if arguments.sweep:
+        return DEFAULT_SWEEP_SEEDS
+    return DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
 
 
 def policies_of(text: str, *, yardsticks: bool) -> tuple[PolicyChoice, ...]:

@@ -194,6 +194,24 @@ class TestReplay:
         with pytest.raises(EppError, match=says):
             run(*words, "--out", str(tmp_path / "out"))
 
+    @pytest.mark.parametrize(
+        ("words", "seeds"),
+        [
+            (("--workload", "demo"), 20),
+            (("--workload", "demo", "--policy", "gorgo,lodestar"), 20),
+            (("--workload", "demo", "--policy", "lodestar,gorgo"), 8),
+            (("--workload", "demo", "--policy", "lodestar,gorgo", "--seeds", "3"), 3),
+            (("--workload", "demo", "--sweep", "load"), 5),
+            (("--trace", "x.jsonl"), 1),
+        ],
+    )
+    def test_fewer_loads_are_drawn_where_a_run_is_long(self, words: tuple[str, ...], seeds: int) -> None:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        asked = parser.parse_args(words)
+        candidate = command.candidate_of(None, command.policies_of(asked.policy, yardsticks=True))
+        assert command.seeds_of(asked, candidate) == seeds
+
     def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--list") == 0
         text = capsys.readouterr().out
