@@ -64,10 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         return run_offline(
             setup.records, setup.settings, seed=arguments.seed, out=arguments.model, as_json=arguments.json
         )
-    setup = setups.read_setup(arguments)
     if arguments.action == "status":
-        return _status(setup)
-    return _run(setup, every_s=arguments.every)
+        return _status(setups.read_setup(arguments, looking=True))
+    return _run(setups.read_setup(arguments), every_s=arguments.every)
 
 
 def _status(setup: Setup) -> int:

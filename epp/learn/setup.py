@@ -66,12 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) -> Setup:
+def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
     """The setup of a command.
 
     Args:
         arguments: of `add_arguments`.
         records: of a training offline, which needs no model file.
+        looking: nothing is going to be done: the model file is enough.
 
     Raises:
         ConfigError: something is missing or wrong.
@@ -88,6 +89,8 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
     folder = records or arguments.records or _named(base, config.records.folder)
     if model is None and records is None:
         raise ConfigError(source, "policy.model_file", "not set", "set it, or give --model")
+    if folder is None and looking and model is not None:
+        folder = model.parent
     if folder is None:
         raise ConfigError(source, "records.folder", "not set", "set it, or give --records")
     places = ModelPlaces(model or folder / "reward.json")
@@ -98,6 +101,8 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
         note = f"policy {config.policy.name} decides: models are for its shadows"
         return Setup(settings, places, folder, None, note)
     weights = arguments.weights or _named(base, config.weights_file)
+    if weights is None and looking:
+        return Setup(settings, places, folder, None, "not looked for: --weights or --config names its file")
     if weights is None:
         fix = "set it, or give --weights; --promotion screen does without a trial"
         raise ConfigError(source, "weights_file", "not set: a trial needs it", fix)

@@ -110,3 +110,7 @@ def test_as_a_process_it_learns_refuses_a_second_one_and_keeps_its_state(
     assert f"model: {version}, round 1" in told
     assert "trial: phase: baseline" in told
     assert "effective" in told
+    assert main(["learn", "status", "--model", str(model)]) == 0  # to look at a model its file is enough
+    told = capsys.readouterr().out
+    assert f"model: {version}, round 1" in told
+    assert "no trial: not looked for" in told
