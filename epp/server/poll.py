@@ -36,6 +36,8 @@ MODELS_INTERVAL_S = 60.0
 BEATS, TOGETHER = 20, 8
 #: Where between two moments of a beat probes begin: away from those of scrapes, at intervals as by default.
 PROBES_AT = 0.25
+#: After an answer that took longer than the interval.
+SHORTEST_PAUSE_S = 0.01
 
 
 class Sink(Protocol):
@@ -148,6 +150,22 @@ class Beat:
         return ends_s - now_s if ends_s > now_s else ends_s + self.period_s - now_s
 
 
+def own_pause_s(started_s: float, now_s: float, interval_s: float, share: float) -> float:
+    """How long until an endpoint's next moment: one in every interval, so far into it as its share.
+
+    All are asked at once at start, and all are late together where the process was held up for a while; each
+    goes back to its own moment. What was asked within half an interval before a moment is asked at the next.
+
+    Args:
+        started_s: when it was asked the last time.
+        now_s: when that was over.
+        interval_s: between two moments.
+        share: of the interval, at least 0 and below 1.
+    """
+    moments = round(started_s / interval_s - share) + 1
+    return max((moments + share) * interval_s - now_s, SHORTEST_PAUSE_S)
+
+
 class Beats(NamedTuple):
     """The moments of a pool's probes and of its scrapes."""
 
@@ -228,16 +246,16 @@ class Poller:
         self, interval_s: float, salt: str, work: _Work, connection: Connection, beat: Beat
     ) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
-        first = True
+        share = draw(0, self._target.address, salt)
+        # The second time comes within an interval of the first: only then is the connection warm.
+        sooner_s = interval_s / 2
         while True:
             started_s = self._clock.mono_s()
             await work(connection)
-            spent_s = self._clock.mono_s() - started_s
-            pause_s = interval_s - spent_s
-            if first:  # everyone is asked at once at start, then each at a moment of its own
-                pause_s = interval_s * draw(0, self._target.address, salt)
-                first = False
-            await asyncio.sleep(beat.pause_s(started_s + spent_s, max(pause_s, 0.01)))
+            now_s = self._clock.mono_s()
+            pause_s = own_pause_s(started_s - sooner_s, now_s, interval_s, share)
+            sooner_s = 0.0
+            await asyncio.sleep(beat.pause_s(now_s, pause_s))
 
     async def _probe_once(self, connection: Connection) -> None:
         opened = connection.opened

@@ -21,12 +21,14 @@ from epp.server.metrics import Metrics
 from epp.server.poll import (
     BEATS,
     PROBES_AT,
+    SHORTEST_PAUSE_S,
     TOGETHER,
     Beat,
     Poller,
     Target,
     TokenFile,
     new_beats,
+    own_pause_s,
     target_of,
 )
 from epp.signals.endpoint import Endpoint
@@ -264,6 +266,32 @@ def test_they_begin_a_few_at_a_time_and_keep_their_interval(
         now_s = answered_s + beat.pause_s(answered_s, 2.0 - (answered_s - started_s))
     assert now_s - first_s == pytest.approx(100.0)
     assert now_s / beat.period_s - share == pytest.approx(round(now_s / beat.period_s - share))
+
+
+@pytest.mark.parametrize("held_up_s", [0.0, 0.3, 1.2, 3600.0])
+def test_endpoints_that_are_late_together_go_back_to_moments_of_their_own(held_up_s: float) -> None:
+    shares, interval_s = [at / 10 for at in range(10)], 2.0
+    asked_s = dict.fromkeys(shares, 0.0)
+    for _ in range(3):  # everyone at once at start; then at moments of their own
+        asked_s = {
+            at: now + 0.01 + own_pause_s(now, now + 0.01, interval_s, at) for at, now in asked_s.items()
+        }
+    woken_s = max(asked_s.values()) + held_up_s
+    asked_s = {at: max(now, woken_s) for at, now in asked_s.items()}
+    for _ in range(2):
+        before_s, asked_s = (
+            asked_s,
+            {at: now + 0.01 + own_pause_s(now, now + 0.01, interval_s, at) for at, now in asked_s.items()},
+        )
+        for at, now in asked_s.items():
+            assert interval_s / 2 <= now - before_s[at] <= interval_s * 1.5 + 1e-9
+    assert len({round(now % interval_s, 6) for now in asked_s.values()}) == len(shares)
+
+
+def test_an_answer_that_takes_longer_than_the_interval_is_asked_for_again_soon() -> None:
+    assert own_pause_s(10.0, 17.3, 2.0, 0.0) == SHORTEST_PAUSE_S
+    assert own_pause_s(10.0, 10.3, 2.0, 0.0) == pytest.approx(1.7)
+    assert own_pause_s(10.0, 10.3, 2.0, 0.25) == pytest.approx(2.2)
 
 
 @pytest.mark.parametrize("endpoints", [1, 100, 1000])
