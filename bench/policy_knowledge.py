@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.intervals import factor
 from bench.policy_entries import cells_of
 from bench.policy_figures import written
 from epp.draw import draw
@@ -220,7 +219,7 @@ def run(task: Run) -> Figures:
 
 
 def table(cells: Sequence[str], figures: Mapping[tuple[str, str], Sequence[Figures]]) -> list[str]:
-    """Markdown: a row a cell, and the mean over cells with its interval over seeds.
+    """Markdown: a row a cell, and the mean over cells.
 
     Args:
         cells: names.
@@ -237,11 +236,11 @@ def table(cells: Sequence[str], figures: Mapping[tuple[str, str], Sequence[Figur
                 changes[arm].append(_logs(figures[cell, arm]) - base)
                 row.append(" / ".join(_percent(float(logs.mean())) for logs in changes[arm][-1]))
         lines.append("| " + " | ".join([cell, *row]) + " |")
-    means = []
-    for arm in ARMS:
-        if arm != BASE:
-            ttft, e2e = (factor(logs) for logs in np.mean(changes[arm], axis=0))
-            means.append(f"{_interval(ttft)} / {_interval(e2e)}")
+    means = [
+        " / ".join(_percent(float(change)) for change in np.mean(changes[arm], axis=(0, 2)))
+        for arm in ARMS
+        if arm != BASE
+    ]
     lines.append("| " + " | ".join(["**mean**", "", *means]) + " |")
     return lines
 
@@ -252,11 +251,6 @@ def _logs(runs: Sequence[Figures]) -> Any:
 
 def _percent(log: float) -> str:
     return f"{math.expm1(log) * 100:+.1f} %"
-
-
-def _interval(found: tuple[float, float, float]) -> str:
-    point, low, high = (100.0 * (value - 1.0) for value in found)
-    return f"{point:+.1f} %" if math.isnan(low) else f"{point:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
 
 def main() -> int:
