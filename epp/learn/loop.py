@@ -208,6 +208,7 @@ def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> Mapping[
             "samples": model.samples,
             "heads": list(model.heads),
             "classes": list(model.classes),
+            "congestion_ms": model.congestion_ms,
             "validation": dict(model.validation),
         },
         "last": None if learner.last is None else round_facts(learner.last),

@@ -39,10 +39,12 @@ def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str
     if model is None:
         lines.append("model: none in force, the heuristic decides")
     else:
+        price = model.get("congestion_ms", 0.0)  # a status of before there were prices has none
         lines.append(
             f"model: {model['version']}, round {model['round']}, {model['samples']} samples, trained "
             f"{ago(now_wall_s - model['trained_at_s'])}; predicts {' and '.join(model['heads'])}"
             + (f"; classes {', '.join(map(repr, model['classes']))}" if model["classes"] else "")
+            + (f"; a token to compute takes {price:.2g} ms from others" if price else "")
         )
     if told["last"] is not None:
         lines += round_lines(told["last"])

@@ -108,6 +108,7 @@ def test_as_a_process_it_learns_refuses_a_second_one_and_keeps_its_state(
     told = capsys.readouterr().out
     assert "learner: not running" in told
     assert f"model: {version}, round 1" in told
+    assert "a token to compute takes" in told
     assert "trial: phase: baseline" in told
     assert "effective" in told
     assert main(["learn", "status", "--model", str(model)]) == 0  # to look at a model its file is enough
