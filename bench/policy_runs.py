@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PACKAGE = Path(__file__).parent.parent / "epp"
-#: What a run is a function of, besides its task and the modules of its policy.
-_COMMON = ("decide", "policies/base.py", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
-#: The same for whoever runs many policies as one.
-_SOURCES = (*_COMMON, "policies")
+#: What a run is a function of, besides its task, where many policies are run as one.
+_SOURCES = ("decide", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+#: The same where it is one policy's, whose own modules are added.
+_COMMON = ("decide", "policies/base.py", *_SOURCES[2:])
 _RUNS, _TUNED = "runs.jsonl", "tuned.jsonl"
 
 
