@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from epp import __version__
+from epp.compiled import core
 from epp.errors import EppError
 
 
@@ -67,7 +68,7 @@ GROUPS = {
 def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
     """The parser; arguments of a command are added only for the one that is asked for (imports are slow)."""
     parser = argparse.ArgumentParser(prog="epp", description="An endpoint picker for LLM inference.")
-    parser.add_argument("--version", action="version", version=f"epp {__version__}")
+    parser.add_argument("--version", action="version", version=f"epp {__version__}, core: {core()}")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {}
     for command in COMMANDS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from epp.compiled import core
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.llmd.flags import FLAGS, read_flags
@@ -116,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain."""
     setup = read_setup(arguments, os.environ)
     configure(setup.log)
+    log.info("core: %s", core())
     for warning in setup.warnings:
         log.warning(warning)
     app = App(setup.config, setup.base, setup.source, SystemClock())

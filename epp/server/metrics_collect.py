@@ -6,6 +6,7 @@ Owns which signal is shown under which name. Signals in milliseconds are shown i
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -161,7 +162,7 @@ class PickerCollector(Collector):
         )
         fleet, factors = self._picker.fleet, dict[str, float]()
         for name, known in fleet.rates.describe({s: e.address for s, e in fleet.members}).items():
-            for rate in Rates.__slots__:
+            for rate in (one.name for one in fields(Rates)):
                 rates.add_metric([name, rate], getattr(known.rates, rate))
             for of, count in (
                 ("prefill", known.prefill_samples),

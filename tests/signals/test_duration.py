@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from epp.view import RequestView
 from tests.kit.fleets import fleet_view
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
-RATES = Rates.__slots__
+RATES = tuple(one.name for one in fields(Rates))
 REQUEST = RequestView("d", "m", 1000, 0, expected_output_tokens=101.0)
 
 

@@ -1,0 +1,98 @@
+"""What is compiled says what the source says: dataclasses spelled out are the same values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tools.plain_classes import spelled_out
+
+SOURCE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place."""
+
+    kind: ClassVar[str] = "flat"
+    x: int
+    y: float = 2.5
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Right of here."""
+        if self.x < 0:
+            raise ValueError("left")
+
+    @property
+    def sum(self) -> float:
+        return self.x + self.y
+
+
+@dataclass(slots=True)
+class Counter:
+    at: Point
+    count: int = 0
+'''
+
+
+def both() -> list[dict[str, Any]]:
+    found = []
+    for text in (SOURCE, spelled_out(SOURCE)):
+        # As a module that is imported: the interpreter's dataclasses look their names up there.
+        space: dict[str, Any] = {"__name__": __name__}
+        exec(text, space)  # noqa: S102 - text of this file
+        found.append(space)
+    return found
+
+
+def test_values_are_made_compared_shown_and_replaced_alike() -> None:
+    given, plain = both()
+    assert not plain["Point"].__dict__.get("__dataclass_params__")
+    for space in (given, plain):
+        point = space["Point"](1)
+        assert (point.x, point.y, point.names, point.kind, point.sum) == (1, 2.5, [], "flat", 3.5)
+        assert point.names is not space["Point"](1).names
+        assert point == space["Point"](x=1, y=2.5)
+        assert point != space["Point"](2)
+        assert point != (1, 2.5, [])
+        assert dataclasses.replace(point, x=7) == space["Point"](7)
+        assert [one.name for one in dataclasses.fields(point)] == ["x", "y", "names"]
+        with pytest.raises(ValueError, match="left"):
+            space["Point"](-1)
+        counter = space["Counter"](point)
+        counter.count += 1
+        assert counter == space["Counter"](at=point, count=1)
+    assert repr(given["Counter"](given["Point"](1))) == repr(plain["Counter"](plain["Point"](1)))
+
+
+def test_frozen_values_without_lists_are_keys() -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    space: dict[str, Any] = {"__name__": __name__}
+    key = "@dataclass(frozen=True, slots=True)\nclass Key:\n    a: int\n    b: str\n"
+    exec(spelled_out(f"{text}\n{key}"), space)  # noqa: S102 - text of this file
+    assert {space["Key"](1, "x"): 5}[space["Key"](1, "x")] == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@dataclass(order=True)\nclass A:\n    x: int\n",
+        "@dataclass\nclass A(B):\n    x: int\n",
+        "@other\n@dataclass\nclass A:\n    x: int\n",
+        "@dataclass\nclass A:\n    x: int = field(default=3)\n",
+    ],
+)
+def test_what_is_not_known_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not spelled out"):
+        spelled_out(text)
+
+
+def test_what_has_no_dataclass_stays() -> None:
+    assert spelled_out("x = 1\n") == "x = 1\n"

@@ -1,0 +1,126 @@
+"""Dataclasses spelled out as plain classes: what a compiler of classes with known fields can do most with.
+
+Owns the rewriting of one module's text. What comes out has the same fields, constructor, equality, hash and
+representation, and works with `dataclasses.replace` and `fields`; frozen classes are no longer frozen, which
+mypy has checked by then. Refuses what it does not know, so that nothing is rewritten by half.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+_DECORATORS = ("dataclass", "fast_dataclass")
+_IMPORTS = (
+    "from typing import Any as _Any, ClassVar as _ClassVar",
+    "from epp.compiled import fields_of as _fields_of",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    type: str
+    default: str = ""
+    made: bool = False  # the default is called for each value
+
+    @property
+    def parameter(self) -> str:
+        if self.made:
+            return f"{self.name}: {self.type} | None = None"
+        return f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")
+
+    @property
+    def assignment(self) -> str:
+        value = f"{self.default}() if {self.name} is None else {self.name}" if self.made else self.name
+        return f"self.{self.name} = {value}"
+
+    @property
+    def described(self) -> str:
+        return f"({self.name!r}, {self.default}, {self.made})" if self.default else f"({self.name!r},)"
+
+
+def spelled_out(text: str) -> str:
+    """A module's text, its dataclasses as plain classes.
+
+    Raises:
+        ValueError: a dataclass has a base, another decorator, or options that are not known here.
+    """
+    tree, edits = ast.parse(text), list[tuple[int, int, list[str]]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and (decorator := _decorator(node)) is not None:
+            edits += _edits(node, decorator)
+    if not edits:
+        return text
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            edits.append((statement.lineno, statement.lineno, list(_IMPORTS)))
+    lines = text.split("\n")
+    for first, last, new in sorted(edits, key=lambda edit: edit[:2], reverse=True):
+        lines[first:last] = new
+    return "\n".join(lines)
+
+
+def _decorator(node: ast.ClassDef) -> ast.expr | None:
+    for one in node.decorator_list:
+        named = one.func if isinstance(one, ast.Call) else one
+        if isinstance(named, ast.Name) and named.id in _DECORATORS:
+            return one
+    return None
+
+
+def _edits(node: ast.ClassDef, decorator: ast.expr) -> list[tuple[int, int, list[str]]]:
+    options = decorator.keywords if isinstance(decorator, ast.Call) else []
+    given = {option.arg: ast.unparse(option.value) for option in options}
+    if node.bases or len(node.decorator_list) != 1 or not set(given) <= {"frozen", "slots"}:
+        raise ValueError(f"{node.name} is a dataclass of a kind that is not spelled out")
+    indent = " " * (node.col_offset + 4)
+    fields: list[_Field] = []
+    edits: list[tuple[int, int, list[str]]] = [(decorator.lineno - 1, decorator.end_lineno or 0, [])]
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            one = _field(node.name, line.target.id, line)
+            if one is not None:
+                fields.append(one)
+                edits.append((line.lineno - 1, line.end_lineno or 0, [f"{indent}{one.name}: {one.type}"]))
+    methods = {line.name for line in node.body if isinstance(line, ast.FunctionDef)}
+    added = _members(node.name, fields, methods, hashed=given.get("frozen") == "True")
+    edits.append((node.end_lineno or 0, node.end_lineno or 0, [f"{indent}{line}" for line in added]))
+    return edits
+
+
+def _field(owner: str, name: str, line: ast.AnnAssign) -> _Field | None:
+    kind = ast.unparse(line.annotation)
+    if kind.startswith("ClassVar"):
+        return None
+    if line.value is None:
+        return _Field(name, kind)
+    value = line.value
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
+        if [word.arg for word in value.keywords] != ["default_factory"] or value.args:
+            raise ValueError(f"{owner}.{name} is a field of a kind that is not spelled out")
+        return _Field(name, kind, ast.unparse(value.keywords[0].value), made=True)
+    return _Field(name, kind, ast.unparse(value))
+
+
+def _members(owner: str, fields: list[_Field], methods: set[str], *, hashed: bool) -> list[str]:
+    described = ", ".join([repr(owner), *(one.described for one in fields)])
+    lines = [f"__dataclass_fields__: _ClassVar[dict[str, _Any]] = _fields_of({described})"]
+    mine, others = ("(" + "".join(f"{of}.{one.name}, " for one in fields) + ")" for of in ("self", "other"))
+    if fields:
+        lines += [f"def __init__(self, {', '.join(one.parameter for one in fields)}) -> None:"]
+        lines += [f"    {one.assignment}" for one in fields]
+        lines += ["    self.__post_init__()"] if "__post_init__" in methods else []
+    if "__eq__" not in methods:
+        lines += [
+            "def __eq__(self, other: object) -> bool:",
+            f"    if not isinstance(other, {owner}):",
+            "        return NotImplemented",
+            f"    return {mine} == {others}",
+        ]
+    if hashed and "__hash__" not in methods:
+        lines += ["def __hash__(self) -> int:", f"    return hash({mine})"]
+    if "__repr__" not in methods:
+        shown = ", ".join(f"{one.name}={{self.{one.name}!r}}" for one in fields)
+        lines += ["def __repr__(self) -> str:", f"    return f{f'{owner}({shown})'!r}"]
+    return lines
