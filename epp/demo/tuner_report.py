@@ -28,6 +28,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 24, 24, 46
 _MOST_POINTS = 120
 _BINS = 80
 _FEW = 20
+_WORDS = 'style="text-align: left; white-space: normal"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,8 @@ def _card(title: str, note: str, content: str) -> str:
 def _table(story: Story) -> str:
     rows = "".join(
         f"<tr><td>{(note.at_wall_s - story.begin_wall_s) / 3600.0:.2f}</td>"
-        f"<td>{escape(note.after)}</td><td>{escape(note.reason)}</td></tr>"
+        f"<td {_WORDS}>{escape(note.after)}</td><td {_WORDS}>{escape(note.reason)}</td></tr>"
         for note in story.notes
     )
-    return f'<div class="scroll"><table><tr><th>h</th><th>phase</th><th>why</th></tr>{rows}</table></div>'
+    head = f"<th {_WORDS}>phase</th><th {_WORDS}>why</th>"
+    return f'<div class="scroll"><table><tr><th>h</th>{head}</tr>{rows}</table></div>'
