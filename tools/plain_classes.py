@@ -58,7 +58,8 @@ def spelled_out(text: str) -> str:
     lines = text.split("\n")
     for first, last, new in sorted(edits, key=lambda edit: edit[:2], reverse=True):
         lines[first:last] = new
-    return "\n".join(lines)
+    # Names of fields, where the source asks for them by the slots that dataclasses make.
+    return "\n".join(lines).replace(".__slots__", ".__dataclass_fields__")
 
 
 def _decorator(node: ast.ClassDef) -> ast.expr | None:

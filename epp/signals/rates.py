@@ -13,7 +13,7 @@ prefills at the same time errs to one side, so samples taken under load count le
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -46,8 +46,8 @@ class Rates:
 
     def __post_init__(self) -> None:
         """All of them are times above 0."""
-        for one in fields(self):
-            name, value = one.name, getattr(self, one.name)
+        for name in self.__slots__:
+            value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, not {value}")
 
@@ -137,7 +137,7 @@ class RateTable:
         self._priors = dict(priors or {})
         self._classes: dict[str, _Class] = {}
         self._of: dict[int, str] = {}
-        self._block = np.ones((len(fields(Rates)), 0), np.float64)
+        self._block = np.ones((len(Rates.__slots__), 0), np.float64)
         self._changed: set[str] = set()  # classes whose rates are not in the block yet
         # How an endpoint's times compare with its class' word, as logarithms that fade: weight of the
         # samples, their mean, the sum of squares around it, and the factor that follows.
