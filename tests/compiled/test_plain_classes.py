@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,18 +44,16 @@ class Counter:
 '''
 
 
-def both() -> list[dict[str, Any]]:
-    found = []
-    for text in (SOURCE, spelled_out(SOURCE)):
-        # As a module that is imported: the interpreter's dataclasses look their names up there.
-        space: dict[str, Any] = {"__name__": __name__}
-        exec(text, space)  # noqa: S102 - text of this file
-        found.append(space)
-    return found
+def imported(text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a module of this text; dataclasses look theirs up in modules that are imported."""
+    module = ModuleType("written_here")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(text, module.__dict__)  # noqa: S102 - text of this file
+    return module.__dict__
 
 
-def test_values_are_made_compared_shown_and_replaced_alike() -> None:
-    given, plain = both()
+def test_values_are_made_compared_shown_and_replaced_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, plain = (imported(text, monkeypatch) for text in (SOURCE, spelled_out(SOURCE)))
     assert not plain["Point"].__dict__.get("__dataclass_params__")
     for space in (given, plain):
         point = space["Point"](1)
@@ -72,11 +72,11 @@ def test_values_are_made_compared_shown_and_replaced_alike() -> None:
     assert repr(given["Counter"](given["Point"](1))) == repr(plain["Counter"](plain["Point"](1)))
 
 
-def test_frozen_values_without_lists_are_keys() -> None:
+def test_frozen_values_without_lists_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-    space: dict[str, Any] = {"__name__": __name__}
     key = "@dataclass(frozen=True, slots=True)\nclass Key:\n    a: int\n    b: str\n"
-    exec(spelled_out(f"{text}\n{key}"), space)  # noqa: S102 - text of this file
+    space = imported(spelled_out(f"{text}\n{key}\nNAMES = Key.__slots__\n"), monkeypatch)
+    assert list(space["NAMES"]) == ["a", "b"]
     assert {space["Key"](1, "x"): 5}[space["Key"](1, "x")] == 5
 
 
