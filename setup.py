@@ -6,12 +6,14 @@ Without that word, and where there is no C compiler, the package is Python alone
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+
+_WORK = Path(__file__).resolve().parent / "build" / "compiled"
 
 
 def _asked() -> dict[str, Any]:
@@ -25,7 +27,11 @@ def _asked() -> dict[str, Any]:
         return {}
     needed: dict[str, Any] = {"setup_requires": list(REQUIRES)}
     if {"bdist_wheel", "build", "build_ext", "install"} & set(sys.argv):  # not for metadata, nor in place
-        needed["ext_modules"] = extensions(Path(tempfile.mkdtemp(prefix="epp-compile-")))
+        shutil.rmtree(_WORK, ignore_errors=True)
+        needed["ext_modules"] = found = extensions(_WORK)
+        for one in found:  # setuptools takes no others
+            one.sources = [os.path.relpath(source) for source in one.sources]
+            one.depends = [os.path.relpath(source) for source in one.depends]
     return needed
 
 
