@@ -1,9 +1,9 @@
 """The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-`python -m epp.bench.bare grpcio`: two messages in and two out on grpc.aio, messages decoded and answers made,
-nothing decided. `builtin` is its twin on the picker's own transport (docs/transport.md), so that the cost of
-deciding can be told from what that transport saves. Both on uvloop. Prints its address; ends when its
-standard input does.
+`python -m epp.bench.bare grpcio [HOST:PORT]`: two messages in and two out on grpc.aio, messages decoded and
+answers made, nothing decided. `builtin` is its twin on the picker's own transport (docs/transport.md), so
+that the cost of deciding can be told from what that transport saves. Both on uvloop. The pick is the address
+given, or one that nobody has. Prints its own address; ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ Transport = Literal["grpcio", "builtin"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-_HEADER, _DESTINATION = "x-gateway-destination-endpoint", "10.0.0.1:8000"
+#: Picked where no address is given.
+NOBODY = "10.0.0.1:8000"
+_HEADER = "x-gateway-destination-endpoint"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-def answer(message: ProcessingRequest) -> ProcessingResponse:
+def answer(message: ProcessingRequest, destination: str) -> ProcessingResponse:
     """The reply to a message: go on, and with the body (or a request that has none) the pick."""
     reply = ProcessingResponse()
     part = message.WhichOneof("request")
@@ -47,26 +49,29 @@ def answer(message: ProcessingRequest) -> ProcessingResponse:
         return reply
     common.clear_route_cache = True
     option = common.header_mutation.set_headers.add()
-    option.header.key, option.header.raw_value = _HEADER, _DESTINATION.encode()
+    option.header.key, option.header.raw_value = _HEADER, destination.encode()
     lb = reply.dynamic_metadata.fields["envoy.lb"].struct_value
-    lb.fields[_HEADER].string_value = _DESTINATION
+    lb.fields[_HEADER].string_value = destination
     return reply
 
 
-async def _process(_: object, context: Any) -> None:
-    while (message := await context.read()) is not grpc.aio.EOF:
-        await context.write(answer(message))
+def _process(destination: str) -> Any:
+    async def process(_: object, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            await context.write(answer(message, destination))
+
+    return process
 
 
 class _Answering:
     """One call on the picker's own transport."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, call: Call, destination: str) -> None:
+        self._call, self._destination = call, destination
 
     def message(self, message: Message) -> None:
         request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
-        self._call.send(answer(request).SerializeToString())
+        self._call.send(answer(request, self._destination).SerializeToString())
 
     def ended(self) -> None:
         self._call.finish(Status.OK)
@@ -79,10 +84,10 @@ class _Answering:
 
 
 @asynccontextmanager
-async def _grpcio() -> AsyncIterator[str]:
+async def _grpcio(destination: str) -> AsyncIterator[str]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     method = grpc.stream_stream_rpc_method_handler(
-        _process,
+        _process(destination),
         request_deserializer=ProcessingRequest.FromString,
         response_serializer=ProcessingResponse.SerializeToString,
     )
@@ -94,9 +99,9 @@ async def _grpcio() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _builtin() -> AsyncIterator[str]:
+async def _builtin(destination: str) -> AsyncIterator[str]:
     server = RpcServer(
-        {f"/{SERVICE}/Process": lambda call, _: _Answering(call)},
+        {f"/{SERVICE}/Process": lambda call, _: _Answering(call, destination)},
         max_receive_bytes=_MAX_BYTES,
         max_send_bytes=_MAX_BYTES,
     )
@@ -104,8 +109,9 @@ async def _builtin() -> AsyncIterator[str]:
     await server.stop(0)
 
 
-async def _serve(transport: str) -> None:
-    async with _builtin() if transport == "builtin" else _grpcio() as address:
+async def _serve(transport: str, destination: str = NOBODY) -> None:
+    serve = _builtin if transport == "builtin" else _grpcio
+    async with serve(destination) as address:
         print(address, flush=True)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epp.bench.bare import NOBODY
 from epp.bench.cpu import prefer
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.launch import tied_to_parent
@@ -89,15 +90,22 @@ def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
 
 
 @contextmanager
-def bare(transport: Transport = "grpcio") -> Iterator[Server]:
+def bare(transport: Transport = "grpcio", destination: str = NOBODY) -> Iterator[Server]:
     """The server that only answers, on grpc.aio or on the picker's own transport.
+
+    Args:
+        transport: what it speaks gRPC with.
+        destination: the endpoint that it picks for everybody.
 
     Raises:
         EppError: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
         log = Path(name) / "bare.log"
-        with log.open("wb") as output, _child(("-m", "epp.bench.bare", transport), output) as process:
+        with (
+            log.open("wb") as output,
+            _child(("-m", "epp.bench.bare", transport, destination), output) as process,
+        ):
             _until(lambda: b"\n" in log.read_bytes(), process, log)
             prefer(process.pid)
             yield Server(process.pid, log.read_text().split()[0])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epp.bench.prompts import opening
 from epp.clock import ManualClock
-from epp.config.schema import Records
+from epp.config.schema import PolicySection, Records
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.recorder import FileRecorder, NoRecorder
 from epp.decide.weights import WeightBook
@@ -59,7 +59,7 @@ class Rig:
     Args:
         endpoints: size of the fleet; each has an RTT, engine metrics and the common system prompt cached.
         recorder: takes its records.
-        policy: prices.
+        policy: prices; the default one of a picker unless another is named.
         tokenizers: count its prompts; they are estimated without.
     """
 
@@ -67,7 +67,7 @@ class Rig:
         self,
         endpoints: int,
         recorder: Recorder | None = None,
-        policy: str = "gorgo",
+        policy: str = PolicySection().name,
         *,
         tokenizers: Tokenizers | None = None,
     ) -> None:

@@ -3,7 +3,8 @@
 Each way has a picker and an Envoy of its own, both started here; all share one upstream and one load.
 Requests come at a fixed rate, whatever is still open, so that a slow way is not spared. CPU is what the
 system accounts to the picker's and to Envoy's process; added is the difference to the Envoy without picker
-in the same round. Answers of two lengths are compared with requests of all ways in turns.
+in the same round. The floor is a server that only answers, before an Envoy that observes nothing: what no
+picker gets below on this machine. Answers of two lengths are compared with requests of all ways in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from epp.bench import prompts
 from epp.bench.asking import ask
-from epp.bench.children import picker
+from epp.bench.children import bare, picker
 from epp.bench.cpu import cpu_s, prefer
 from epp.bench.figures import percentile
 from epp.bench.plain_envoy import plain_envoy
@@ -33,6 +34,7 @@ from epp.errors import EppError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from epp.bench.children import Server
     from epp.bench.figures import Figures
 
 TOKENS, RATE, REQUESTS = 128, 50.0, 200
@@ -51,6 +53,7 @@ WAYS: tuple[tuple[str, Variant, Any], ...] = (
 PLAIN = "no picker"
 #: The constant one again, with the observing filter's compiled part; there where a C compiler is.
 COMPILED = "compiled"
+FLOOR = "only answers"
 
 
 @dataclass(slots=True)
@@ -107,22 +110,24 @@ class EnvoyBench:
             if name not in self._wanted and name != COMPILED:
                 continue
             ours = self._exit.enter_context(picker([spec], observe=observe))
-            host, port = split_address(ours.grpc)
-            settings = EnvoySettings(
-                endpoints=(spec.endpoint(),),
+            settings = _settings(
+                spec,
+                ours,
                 variant=variant,
-                listener_port=0,
-                admin_port=0,
-                picker_host=host,
-                picker_port=port,
-                message_timeout_ms=5000,
                 first_token_port=split_address(ours.first_token)[1],
                 observe_module=module if name == COMPILED else "",
             )
-            envoy = await self._exit.enter_async_context(EnvoyProcess(settings))
-            self._ways[name] = Way(envoy.listener_url.removeprefix("http://"), envoy.pid, ours.pid)
+            self._ways[name] = await self._way(settings, ours.pid)
+        if "constant" in self._wanted:
+            only = self._exit.enter_context(bare("builtin", self._upstream.address))
+            settings = _settings(spec, only, observe=False, restore_model=False)
+            self._ways[FLOOR] = await self._way(settings, only.pid)
         for way in self._ways.values():
             prefer(way.envoy)
+
+    async def _way(self, settings: EnvoySettings, picker_pid: int) -> Way:
+        envoy = await self._exit.enter_async_context(EnvoyProcess(settings))
+        return Way(envoy.listener_url.removeprefix("http://"), envoy.pid, picker_pid)
 
     def _module(self) -> str:
         """The filter's compiled part, built for this run; nothing where it does not compile."""
@@ -151,15 +156,13 @@ class EnvoyBench:
                 figures.add(f"envoy/{name}: Envoy, added", "ms CPU", way.cpu_ms[1] - plain.cpu_ms[1])
             figures.add(f"envoy/{name}: TTFT p50", "ms", statistics.median(way.ttft_ms), f"{RATE:.0f} req/s")
             figures.add(f"envoy/{name}: TTFT p99", "ms", percentile(way.ttft_ms, 0.99))
-        constant = self._ways.get("constant")
-        if constant is not None:
-            p50 = statistics.median(constant.ttft_ms) - statistics.median(plain.ttft_ms)
-            figures.add("envoy/added TTFT p50", "ms", p50, "constant-message mode")
-            figures.add(
-                "envoy/added TTFT p99",
-                "ms",
-                percentile(constant.ttft_ms, 0.99) - percentile(plain.ttft_ms, 0.99),
-            )
+        for name, note in (("constant", ""), (FLOOR, f", {FLOOR}")):
+            if name in self._ways:
+                way = self._ways[name]
+                for of, share in (("p50", 0.5), ("p99", 0.99)):
+                    added = percentile(way.ttft_ms, share) - percentile(plain.ttft_ms, share)
+                    figures.add(f"envoy/added TTFT {of}{note}", "ms", added, "constant-message mode")
+        if "constant" in self._ways:
             await self._lengths(figures, number)
 
     async def _lengths(self, figures: Figures, number: int) -> None:
@@ -168,7 +171,7 @@ class EnvoyBench:
         The ways take turns request by request: all see the same state of the machine. What they use while
         nobody asks is taken off, because a burst of long answers lasts longer.
         """
-        ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", COMPILED)}
+        ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", COMPILED, FLOOR)}
         if not ways[PLAIN].idle_share[1]:
             await self._idle(list(ways.values()))
         added: dict[str, list[float]] = {name: [] for name in ways if name != PLAIN}
@@ -228,5 +231,19 @@ def _bodies(seed: int, count: int) -> list[bytes]:
     return [prompts.conversation(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
 
 
+def _settings(spec: EndpointSpec, server: Server, **more: Any) -> EnvoySettings:
+    """An Envoy on ports of its own, before a server that picks."""
+    host, port = split_address(server.grpc)
+    return EnvoySettings(
+        endpoints=(spec.endpoint(),),
+        listener_port=0,
+        admin_port=0,
+        picker_host=host,
+        picker_port=port,
+        message_timeout_ms=5000,
+        **more,
+    )
+
+
 def _as(name: str) -> str:
-    return f", {name}" if name == COMPILED else ""
+    return f", {name}" if name in (COMPILED, FLOOR) else ""

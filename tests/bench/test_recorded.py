@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.bench import learned, prompts, recorded
-from epp.bench.bare import TRANSPORTS
+from epp.bench.bare import NOBODY, TRANSPORTS, answer
 from epp.bench.children import bare
 from epp.bench.client import Proxy
 from epp.bench.core import measure, measure_observing
@@ -85,6 +85,20 @@ async def test_another_picker_is_measured_by_address_and_process(transport: Tran
             await bench.measure(figures, 0)
     assert figures.median("server/picker: constant/72 KB") > 0.0
     assert "server/picker: constant/200 tokens p99" in figures.found
+
+
+@pytest.mark.parametrize("destination", [NOBODY, "127.0.0.1:8123"])
+def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole(destination: str) -> None:
+    messages = [message for step in recorded.conversation(Mode.CONSTANT, BODY) for message in step.messages]
+    asked = [ProcessingRequest.FromString(message) for message in messages[:2]]
+    assert [one.WhichOneof("request") for one in asked] == ["request_headers", "request_body"]
+    headers, body = (answer(one, destination) for one in asked)
+    assert not headers.request_headers.response.header_mutation.set_headers
+    (option,) = body.request_body.response.header_mutation.set_headers
+    assert (option.header.key, option.header.raw_value.decode()) == (
+        "x-gateway-destination-endpoint",
+        destination,
+    )
 
 
 async def test_streams_are_held_open_until_they_are_let_go() -> None:
