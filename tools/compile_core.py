@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 #: From canonical bytes to the pick, and what learns from the answer. Left out: `epp.view` (descriptors),
-#: policies of a family (inheritance), parsers (msgspec compiles them already), all that waits for input.
+#: `gorgo-ms` (typed for numbers, used with columns too) and policies of other families, parsers (msgspec
+#: compiles them already), all that waits for input.
 MODULES = (
     "epp/draw.py",
     "epp/decide/arms.py",
