@@ -90,8 +90,8 @@ lint: setup ## ruff and mypy
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
-demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-out/tuner.html (minutes)
-	$(BIN)/python -m epp.demo.tuner --out demo-out/tuner.html
+demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-tuner-out/tuner.html (minutes)
+	$(BIN)/python -m epp.demo.tuner --out demo-tuner-out/tuner.html
 
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 3 minutes)
 	$(BIN)/python -m epp.demo.wan $(WAN)
@@ -164,4 +164,4 @@ calibration: setup ## the simulator beside published numbers, into docs/simulato
 	$(BIN)/python -m bench.calibration
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist demo-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

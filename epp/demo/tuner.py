@@ -215,7 +215,7 @@ def story_of(world: Life, rehearsals: Rehearsals) -> Story:
 def main() -> int:
     """Run it, and say how it ended: 0 after a freeze, and a promotion where the weights were off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo-out/tuner.html"), help="the page")
+    parser.add_argument("--out", type=Path, default=Path("demo-tuner-out/tuner.html"), help="the page")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hours", type=float, default=96.0, help="virtual time at most")
     parser.add_argument("--start", choices=("off", "defaults"), default="off", help="weights to begin with")

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--no-faults", action="store_true", help="leave the faults out")
     parser.add_argument("--only-faults", action="store_true", help="leave the comparison out")
     parser.add_argument(
-        "--out", type=Path, default=Path("demo-out/wan"), help="folder for output (%(default)s)"
+        "--out", type=Path, default=Path("demo-wan-out"), help="folder for output (%(default)s)"
     )
     arguments = parser.parse_args()
     console = Console(width=150 if not sys.stdout.isatty() else None)
