@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from bench.transport_framing import Framing
 from bench.transport_rows import Row
-from epp.http2.status import Status
+from epp.bench.answering import Answering
 from epp.pb import ext_proc_pb2 as pb
 from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
@@ -186,30 +184,10 @@ async def _serve_framing(row: Row, address: str) -> None:
     server.close()
 
 
-class _Answering:
-    """One call of the picker's own transport, answered as the other rows answer."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def message(self, message: Message) -> None:
-        request = pb.ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
-        self._call.send(protobuf_answer(request).SerializeToString())
-
-    def ended(self) -> None:
-        self._call.finish(Status.OK)
-
-    def drained(self) -> None:
-        return
-
-    def cancelled(self) -> None:
-        return
-
-
 async def _serve_builtin(row: Row, address: str) -> None:
     if address:
         raise ImportError("no Unix sockets")
-    methods = {f"/{SERVICE}/Process": lambda call, _: _Answering(call)}
+    methods = {f"/{SERVICE}/Process": lambda call, _: Answering(call, protobuf_answer)}
     server = RpcServer(methods, max_receive_bytes=64 << 20, max_send_bytes=64 << 20)
     bound = await server.start("127.0.0.1:0")
     _ready(row, int(bound.rpartition(":")[2]))

@@ -11,20 +11,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import grpc
 import uvloop
 
-from epp.http2.status import Status
+from epp.bench.answering import Answering
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
 
 Transport = Literal["grpcio", "builtin"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
@@ -63,26 +61,6 @@ def _process(destination: str) -> Any:
     return process
 
 
-class _Answering:
-    """One call on the picker's own transport."""
-
-    def __init__(self, call: Call, destination: str) -> None:
-        self._call, self._destination = call, destination
-
-    def message(self, message: Message) -> None:
-        request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
-        self._call.send(answer(request, self._destination).SerializeToString())
-
-    def ended(self) -> None:
-        self._call.finish(Status.OK)
-
-    def drained(self) -> None:
-        return
-
-    def cancelled(self) -> None:
-        return
-
-
 @asynccontextmanager
 async def _grpcio(destination: str) -> AsyncIterator[str]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -100,8 +78,9 @@ async def _grpcio(destination: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _builtin(destination: str) -> AsyncIterator[str]:
+    pick = partial(answer, destination=destination)
     server = RpcServer(
-        {f"/{SERVICE}/Process": lambda call, _: _Answering(call, destination)},
+        {f"/{SERVICE}/Process": lambda call, _: Answering(call, pick)},
         max_receive_bytes=_MAX_BYTES,
         max_send_bytes=_MAX_BYTES,
     )
