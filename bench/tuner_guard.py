@@ -73,9 +73,9 @@ def guarded(load: str, seed: int, *, baseline_s: float, harm: float) -> Figures:
         False,
         block_s,
     )
-    ended_s = math.nan
+    ended_s: float | None = None
     for at_s, ttft_ms in rows:
-        while at_s > upcoming_s + _LATE_S and math.isnan(ended_s):
+        while at_s > upcoming_s + _LATE_S and ended_s is None:
             now_s = upcoming_s + _LATE_S
             upcoming_s += block_s
             if now_s > baseline_s and not on_trial:
@@ -83,14 +83,14 @@ def guarded(load: str, seed: int, *, baseline_s: float, harm: float) -> Figures:
             watch.close(fleet, settings, now_s, late_s=_LATE_S, slow_ms=slow_ms if on_trial else None)
             if on_trial and watch.harmed(fleet, settings):
                 ended_s = now_s - baseline_s
-        if not math.isnan(ended_s):
+        if ended_s is not None:
             break
         watch.enter(fleet, _sample(at_s, ttft_ms, tried=at_s >= baseline_s), settings)
     return {
         "load": load,
         "baseline_s": baseline_s,
         "harm": harm,
-        "ended_s": None if math.isnan(ended_s) else ended_s,
+        "ended_s": ended_s,
         "passed_over": fleet.alone / max(1, fleet.alone + fleet.blocks),
     }
 

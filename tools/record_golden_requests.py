@@ -126,7 +126,11 @@ Case = tuple[str, str | None, "Callable[[], Any]"]
 def openai_cases(url: str) -> list[Case]:
     """OpenAI's own SDK."""
     client = importlib.import_module("openai").OpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0)
-    chat, responses = client.chat.completions.create, client.responses.create
+    return [*_chat_cases(client), *_responses_cases(client), *_other_openai_cases(client)]
+
+
+def _chat_cases(client: Any) -> list[Case]:
+    chat = client.chat.completions.create
     hello = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "안녕 👋"}]
     call = {
         "id": "call_1",
@@ -145,16 +149,6 @@ def openai_cases(url: str) -> list[Case]:
         {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
         {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
     ]
-    flat_tool = {"type": "function", "strict": True, **FUNCTION}
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "Weather in Seoul?"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Ask the tool."}]},
-        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
-        {"role": "user", "content": [{"type": "input_image", "image_url": PNG_URL, "detail": "auto"}]},
-    ]
-    stored = {"previous_response_id": "resp_1", "prompt_cache_key": "key", "safety_identifier": "person"}
-    sound = ("a.wav", io.BytesIO(b"RIFF\x24\x00\x00\x00WAVE\xff\xfe"), "audio/wav")
     return [
         ("chat", "openai-chat", lambda: chat(model=MODEL, messages=hello, max_completion_tokens=9)),
         (
@@ -168,38 +162,52 @@ def openai_cases(url: str) -> list[Case]:
             "openai-chat",
             lambda: chat(model=MODEL, messages=[{"role": "user", "content": parts}]),
         ),
-        ("completion", "openai-completions", lambda: client.completions.create(model=MODEL, prompt="Once")),
-        (
-            "completion ids",
-            "openai-completions",
-            lambda: client.completions.create(model=MODEL, prompt=[1, 2, 3], max_tokens=2),
-        ),
+    ]
+
+
+def _responses_cases(client: Any) -> list[Case]:
+    create = client.responses.create
+    flat_tool = {"type": "function", "strict": True, **FUNCTION}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather in Seoul?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Ask the tool."}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": PNG_URL, "detail": "auto"}]},
+    ]
+    stored = {"previous_response_id": "resp_1", "prompt_cache_key": "key", "safety_identifier": "person"}
+    return [
         (
             "response",
             "openai-responses",
-            lambda: responses(model=MODEL, input="hi", instructions="Be brief."),
+            lambda: create(model=MODEL, input="hi", instructions="Be brief."),
         ),
         (
             "response items",
             "openai-responses",
-            lambda: responses(model=MODEL, input=items, tools=[flat_tool], max_output_tokens=5, stream=True),
+            lambda: create(model=MODEL, input=items, tools=[flat_tool], max_output_tokens=5, stream=True),
         ),
-        ("response stored", "openai-responses", lambda: responses(model=MODEL, input="and?", **stored)),
-        ("embedding", "openai-embeddings", lambda: client.embeddings.create(model=MODEL, input="hi")),
-        (
-            "embeddings",
-            "openai-embeddings",
-            lambda: client.embeddings.create(model=MODEL, input=[[1, 2], [3]]),
-        ),
-        (
-            "transcription",
-            None,
-            lambda: client.audio.transcriptions.create(model="whisper", file=sound),
-        ),
-        ("translation", None, lambda: client.audio.translations.create(model="whisper", file=sound)),
-        ("speech", None, lambda: client.audio.speech.create(model="tts", voice="alloy", input="hi")),
-        ("models", None, client.models.list),
+        ("response stored", "openai-responses", lambda: create(model=MODEL, input="and?", **stored)),
         ("stored response", None, lambda: client.responses.retrieve("resp_1")),
+    ]
+
+
+def _other_openai_cases(client: Any) -> list[Case]:
+    sound = ("a.wav", io.BytesIO(b"RIFF\x24\x00\x00\x00WAVE\xff\xfe"), "audio/wav")
+    complete, embed, audio = client.completions.create, client.embeddings.create, client.audio
+    return [
+        ("completion", "openai-completions", lambda: complete(model=MODEL, prompt="Once")),
+        (
+            "completion ids",
+            "openai-completions",
+            lambda: complete(model=MODEL, prompt=[1, 2, 3], max_tokens=2),
+        ),
+        ("embedding", "openai-embeddings", lambda: embed(model=MODEL, input="hi")),
+        ("embeddings", "openai-embeddings", lambda: embed(model=MODEL, input=[[1, 2], [3]])),
+        ("transcription", None, lambda: audio.transcriptions.create(model="whisper", file=sound)),
+        ("translation", None, lambda: audio.translations.create(model="whisper", file=sound)),
+        ("speech", None, lambda: audio.speech.create(model="tts", voice="alloy", input="hi")),
+        ("models", None, client.models.list),
     ]
 
 
