@@ -63,9 +63,11 @@ class Lodestar:
     3. An endpoint beyond the bounds of the training is not the model's to judge. It is picked exactly when
        the heuristic would pick it of all; else it stands behind those that were judged, in the heuristic's
        order. Where nobody is within the bounds, this is the heuristic.
-    4. When the KV caches are full on average and a cache holds something worth keeping, only the first
-       `k` endpoints of the prefix's own order that have room are asked: consistent hashing with bounded load
-       (`SessionAffinityBounded`), so that a pool that grows moves few prefixes.
+    4. When the KV caches are full on average and a cache holds something worth keeping, only those are asked
+       that hold it, and the first `k` endpoints of the prefix's own order that have room: consistent hashing
+       with bounded load (`SessionAffinityBounded`), so that a pool that grows moves few prefixes. The paper
+       asks the hashed ones alone: where a burst fills the caches, that makes every prefix move, and all of
+       them at once.
     5. Endpoints within `near_best` of the best are drawn among: ``cost <= best + near_best * |best|``.
     6. With chance `explore` the pick is drawn evenly from all endpoints instead. This floor holds in the
        fallback as well: every endpoint's chance is known and never 0.
@@ -86,9 +88,10 @@ class Lodestar:
         near_best: share of the best prediction within which predictions count as equal.
         min_samples: requests that a model's learner must have seen.
         candidates: endpoints that are predicted for in a larger pool.
-        k: endpoints that a prefix may go to while the caches are full; 0 for all.
+        k: endpoints that a prefix may be copied to while the caches are full; 0 for all.
         kv_saturated: mean use of the KV caches from which on they count as full.
-        worth_tokens: cached tokens of the prompt that are worth keeping.
+        worth_tokens: cached tokens of the prompt that are worth keeping; who lacks no more than these of the
+            longest match holds it, too.
         load_factor: most load of an endpoint of these k, as a multiple of the mean.
     """
 
@@ -195,20 +198,23 @@ class Lodestar:
         return costs
 
     def _kept(self, request: RequestView, fleet: FleetView) -> NDArray[np.bool_] | None:
-        """The endpoints that the prompt's prefix may go to, None for all."""
+        """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
             return None
         usage = fleet.engine_kv_usage
         if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
             return None  # the largest is no mean, and tells most requests sooner
-        if float(fleet.cached_tokens.max()) <= self.worth_tokens:
+        cached = fleet.cached_tokens
+        longest = float(cached.max())
+        if longest <= self.worth_tokens:
             return None
         load = fleet.running_requests
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
         place = session_places(request.prefix_key, fleet.endpoints)
         place[load + 1.0 > bound] += count
         kept: NDArray[np.bool_] = place <= np.partition(place, self.k - 1)[self.k - 1]
+        kept |= cached >= longest - self.worth_tokens  # who holds it makes no copy
         return kept
 
     def _drawn(

@@ -252,7 +252,7 @@ class TestHomes:
     def fleet(self, **columns: Any) -> FleetView:
         told = {
             "engine_kv_usage": [0.9] * 6,
-            "cached_tokens": [500, 0, 0, 0, 0, 0],
+            "cached_tokens": [0, 0, 0, 0, 0, 500],
             "engine_running": range(6),
         }
         return fleet_view(6, names=self.NAMES, **{**told, **columns})
@@ -260,18 +260,39 @@ class TestHomes:
     def homes(self, key: str = "p") -> set[int]:
         return set(np.argsort(session_places(key, self.NAMES))[:2].tolist())
 
+    def asked(self, key: str, **columns: Any) -> set[int]:
+        """Who stands before all others."""
+        ask = request(prompt_tokens=1000, prefix_key=key)
+        costs = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(**columns), ask).costs
+        by_batch = 10.0 * np.arange(6)
+        return set(np.flatnonzero(costs <= by_batch).tolist())
+
     def test_are_kept_to(self) -> None:
         for key in "pqrstu":
+            asked = self.asked(key)
+            assert asked == self.homes(key) | {5}
             ask = request(prompt_tokens=1000, prefix_key=key)
-            ranking = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(), ask)
-            assert best(ranking) == [min(self.homes(key))]
-            assert set(np.argsort(ranking.costs)[:2].tolist()) == self.homes(key)
+            assert best(ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(), ask)) == [min(asked)]
+
+    def test_are_also_those_that_hold_the_prefix_already(self) -> None:
+        for key in "pqrstu":
+            held = [900.0, 0.0, 790.0, 810.0, 400.0, 0.0]
+            assert self.asked(key, cached_tokens=held) == self.homes(key) | {0, 3}
+
+    def test_a_burst_that_fills_the_caches_moves_no_prefix_away_from_its_holder(self) -> None:
+        for key in "pqrstu":
+            cached = [500.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+            calm = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(cached_tokens=cached,
+                          engine_kv_usage=[0.5] * 6), request(prompt_tokens=1000, prefix_key=key))  # fmt: skip
+            full = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(cached_tokens=cached),
+                          request(prompt_tokens=1000, prefix_key=key))  # fmt: skip
+            assert best(calm) == best(full) == [0]
 
     @pytest.mark.parametrize(
         ("columns", "fields"),
         [
             ({"engine_kv_usage": [0.7] * 6}, {}),
-            ({"cached_tokens": [100, 0, 0, 0, 0, 0]}, {}),
+            ({"cached_tokens": [0, 0, 0, 0, 0, 100]}, {}),
             ({}, {"k": 0}),
             ({}, {"kv_saturated": 0.95}),
             ({}, {"worth_tokens": 600.0}),
@@ -286,21 +307,21 @@ class TestHomes:
         full = [0.0] * 6
         for row in self.homes():
             full[row] = 50.0
-        ask = request(prompt_tokens=1000, prefix_key="p")
-        ranking = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(running_requests=full), ask)
-        assert not set(np.argsort(ranking.costs)[:2].tolist()) & self.homes()
+        asked = self.asked("p", running_requests=full)
+        assert len(asked) == 3
+        assert not asked & self.homes()
 
     def test_stay_when_the_pool_grows(self) -> None:
-        moved = 0
+        moved = kept = 0
         for number in range(300):
             ask = request(prompt_tokens=1000, prefix_key=f"p{number}")
-            before = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(), ask)
             larger = fleet_view(7, names=(*self.NAMES, "10.0.0.9:8000"), engine_kv_usage=[0.9] * 7,
-                                cached_tokens=[500] + [0] * 6, engine_running=range(7))  # fmt: skip
-            after = ranked(Lodestar(BY_BATCH, explore=0.0), larger, ask)
-            homes = [set(np.argsort(ranking.costs)[:2].tolist()) for ranking in (before, after)]
-            moved += len(homes[0] - homes[1])
-        assert moved / 600 == pytest.approx(1 / 7, abs=0.05)
+                                cached_tokens=[0] * 5 + [500, 0], engine_running=range(7))  # fmt: skip
+            after = ranked(Lodestar(BY_BATCH, explore=0.0), larger, ask).costs
+            before = self.asked(f"p{number}") - {5}  # it holds the prefix
+            moved += len(before - set(np.flatnonzero(after <= 10.0 * np.arange(7)).tolist()))
+            kept += len(before)
+        assert moved / kept == pytest.approx(1 / 7, abs=0.05)
 
     def test_without_a_judged_one_among_them_all_are_asked(self) -> None:
         running, cached = [5.0] * 6, [500.0] * 6
