@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 #: From canonical bytes to the pick, and what learns from the answer. Left out: `epp.view` (descriptors),
-#: `gorgo-ms` (typed for numbers, used with columns too) and policies of other families, parsers (msgspec
-#: compiles them already), all that waits for input.
+#: policies of other families, parsers (msgspec compiles them already), all that waits for input.
 MODULES = (
     "epp/draw.py",
     "epp/decide/arms.py",
@@ -43,6 +42,8 @@ MODULES = (
     "epp/decide/select.py",
     "epp/decide/subset.py",
     "epp/policies/gorgo.py",
+    "epp/policies/gorgo_ms.py",
+    "epp/policies/laar.py",
     "epp/prompt/blocks.py",
     "epp/prompt/canonical.py",
     "epp/prompt/image_size.py",
@@ -95,8 +96,7 @@ def extensions(work: Path, modules: Sequence[str] = MODULES, *, optimize: int = 
     sources = work / "sources"
     shutil.copytree(ROOT / "epp", sources / "epp", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for module in modules:
-        path = sources / module
-        path.write_text(spelled_out(path.read_text()))
+        (sources / module).write_text(spelled_out((ROOT / module).read_text(), _source_of))
     with _inside(sources):
         made: list[Any] = mypycify(
             [
@@ -130,6 +130,10 @@ def build_tree(target: Path, modules: Sequence[str] = MODULES, *, optimize: int 
         command.build_lib, command.build_temp = str(target), str(Path(work) / "objects")
         command.ensure_finalized()
         command.run()
+
+
+def _source_of(module: str) -> str:
+    return (ROOT / f"{module.replace('.', '/')}.py").read_text()
 
 
 @contextmanager

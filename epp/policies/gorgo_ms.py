@@ -21,7 +21,7 @@ _TERMS = ("network", "prefill", "waiting", "stall", "decode")
 #: Up to so many endpoints the formula is cheaper in numbers, one endpoint after the other, than in columns.
 _FEW = 8
 # The formula reads `Signals`: one endpoint's numbers, or the columns of all in their place. What it says of
-# either is the same to the last bit; mypy is told of numbers alone.
+# either is the same to the last bit. It is typed for neither: a compiler would take one of them at its word.
 _Extreme = tuple["Callable[..., Any]", "Callable[..., Any]"]
 _OF_NUMBERS: _Extreme = (min, max)
 _OF_COLUMNS: _Extreme = (np.minimum, np.maximum)
@@ -144,7 +144,7 @@ class GorgoMs:
             beyond_first_flight=request.body_bytes > FIRST_FLIGHT_BYTES,
         )
 
-    def _cached(self, prices: _Prices, seen: Signals, extreme: _Extreme) -> Any:
+    def _cached(self, prices: _Prices, seen: Any, extreme: _Extreme) -> Any:
         """Tokens that are believed to be found in the cache."""
         if not self.discount_hits:
             return seen.cached_tokens
@@ -154,9 +154,9 @@ class GorgoMs:
     def _terms(
         self,
         prices: _Prices,
-        seen: Signals,
+        seen: Any,
         cached: Any,
-        most_cached: float,
+        most_cached: Any,
         extreme: _Extreme,
     ) -> tuple[Any, ...]:
         """The terms in the order of `_TERMS`, and their sum."""
@@ -172,7 +172,7 @@ class GorgoMs:
         decode = prices.answer * (seen.decode_base_ms + seen.decode_ms_per_request * running)
         return network, prefill, waiting, stall, decode, network + prefill + waiting + stall + decode
 
-    def _network(self, prices: _Prices, seen: Signals, extreme: _Extreme) -> Any:
+    def _network(self, prices: _Prices, seen: Any, extreme: _Extreme) -> Any:
         rtt_ms, doublings, (least, largest) = seen.rtt_ms, prices.doublings, extreme
         if not self.price_cold:
             return prices.network * (1.0 + self.upload_rounds * doublings) * rtt_ms

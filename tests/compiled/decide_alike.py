@@ -30,9 +30,10 @@ def told(decision: object) -> bytes:
 
 
 def main() -> None:
-    """Some hundred requests on three fleets; first tokens, usage and ends come in an order of their own."""
+    """Some hundred requests on fleets of many sizes; first tokens, usage and ends come in an order of their own."""
     digest = hashlib.sha256()
-    for policy, endpoints in (("gorgo", 3), ("gorgo-ms", 5), ("gorgo", 40), ("gorgo-ms", 70)):
+    fleets = (("gorgo", 3), ("gorgo-ms", 5), ("laar", 4), ("gorgo", 40), ("gorgo-ms", 70), ("laar", 12))
+    for policy, endpoints in fleets:
         rig, chance, open_ids = Rig(endpoints, policy=policy), random.Random(endpoints), list[str]()
         for number in range(30):
             for body in conversation(chance.choice((60, 700, 4_000)), number % 11):

@@ -18,6 +18,7 @@ SAME_TESTS = (
     "tests/decide/test_eligibility.py",
     "tests/decide/test_picker.py",
     "tests/decide/test_select.py",
+    "tests/policies/test_gorgo_ms_few.py",
     "tests/signals/test_ledger.py",
 )
 #: What is compiled here, as all takes twice as long; EPP_COMPILE_ALL=1 compiles all.
@@ -30,6 +31,8 @@ SOME = (
     "epp/decide/prompt_roots.py",
     "epp/decide/select.py",
     "epp/decide/subset.py",
+    "epp/policies/gorgo_ms.py",
+    "epp/policies/laar.py",
     "epp/prompt/blocks.py",
     "epp/prompt/types.py",
     "epp/signals/capacity.py",

@@ -80,11 +80,62 @@ def test_frozen_values_without_lists_are_keys(monkeypatch: pytest.MonkeyPatch) -
     assert {space["Key"](1, "x"): 5}[space["Key"](1, "x")] == 5
 
 
+INHERITED = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True, slots=True)
+class Below(Above):
+    more: int = 5
+    def __post_init__(self) -> None:
+        Above.__post_init__(self)
+"""
+ABOVE = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    share: float = 0.5
+    def __post_init__(self) -> None:
+        if self.share > 1.0:
+            raise ValueError("too much")
+    def twice(self) -> float:
+        return 2.0 * self.share
+"""
+IN_ONE = ABOVE + INHERITED.split("import dataclass")[1]
+
+
+@pytest.mark.parametrize("imports", [False, True])
+def test_what_inherits_from_a_dataclass_has_its_fields_first(
+    monkeypatch: pytest.MonkeyPatch, *, imports: bool
+) -> None:
+    if imports:
+        above = ModuleType("written_above")
+        exec(spelled_out(ABOVE), above.__dict__)  # noqa: S102 - text of this file
+        monkeypatch.setitem(sys.modules, above.__name__, above)
+        text = INHERITED.replace("\n@data", "\nfrom written_above import Above\n@data", 1)
+        space = imported(spelled_out(text, {"written_above": ABOVE}.__getitem__), monkeypatch)
+    else:
+        space = imported(spelled_out(IN_ONE), monkeypatch)
+    below = space["Below"](0.25, 7)
+    assert (below.share, below.more, below.twice()) == (0.25, 7, 0.5)
+    assert [one.name for one in dataclasses.fields(below)] == ["share", "more"]
+    assert dataclasses.replace(below, share=1.0) == space["Below"](1.0, 7)
+    assert repr(below) == "Below(share=0.25, more=7)"
+    assert space["Above"](0.25) != below != space["Above"](0.25)
+    with pytest.raises(ValueError, match="too much"):
+        space["Below"](1.5)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "@dataclass(order=True)\nclass A:\n    x: int\n",
         "@dataclass\nclass A(B):\n    x: int\n",
+        "class B:\n    y: int\n\n@dataclass\nclass A(B):\n    x: int\n",
+        "from elsewhere import B\n\n@dataclass\nclass A(B):\n    x: int\n",
+        "@dataclass\nclass A(B, C):\n    x: int\n",
         "@other\n@dataclass\nclass A:\n    x: int\n",
         "@dataclass\nclass A:\n    x: int = field(default=3)\n",
     ],
