@@ -69,15 +69,17 @@ class MessagesParser:
         _check(asked)
         if asked.max_tokens < 1:
             raise ClientError(400, "max_tokens: must be at least 1", "max_tokens")
+        framed = _framed(asked)
         return ParsedRequest(
             api=self.name,
             model=asked.model,
-            canonical=_frame(asked),
+            canonical=framed.bytes(),
             stream=bool(asked.stream),
             max_output_tokens=output_limit(asked.max_tokens),
             session=_session(asked, headers),
             cache_salt=asked.cache_salt or "",
             include_usage=True,
+            text_only=framed.text_only,
         )
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
@@ -124,7 +126,7 @@ def _session(asked: _Counted, headers: Mapping[str, str]) -> str:
     return session_hint(headers, (asked.session_id, metadata.get("session_id"), metadata.get("user_id")))
 
 
-def _frame(asked: _Counted) -> bytes:
+def _framed(asked: _Counted) -> PromptFrames:
     framed = PromptFrames(asked.model, ANTHROPIC_RATES)
     try:
         for tool in asked.tools or ():
@@ -138,7 +140,7 @@ def _frame(asked: _Counted) -> bytes:
                 _add_blocks(framed, message.role, message.content)
     except ValueError as error:
         raise ClientError(400, f"messages: {error}", "messages") from None
-    return framed.bytes()
+    return framed
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:

@@ -28,12 +28,17 @@ _AS_IT_CAME = msgspec.json.Encoder()
 
 
 class Frames:
-    """Builds canonical bytes frame by frame."""
+    """Builds canonical bytes frame by frame.
 
-    __slots__ = ("_parts",)
+    Attributes:
+        text_only: no frame is one of media.
+    """
+
+    __slots__ = ("_parts", "text_only")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        self.text_only = True
 
     def add_text(self, tag: bytes, text: str) -> None:
         """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
@@ -68,6 +73,7 @@ class Frames:
             tokens: what it costs; the frame repeats the identity over that many times
                 `MEDIA_BYTES_PER_TOKEN`, so that blocks cover about as many tokens here as in text.
         """
+        self.text_only = False
         size = max(tokens * MEDIA_BYTES_PER_TOKEN, len(identity))
         self._parts += (_MEDIA_MARK, (identity * -(-size // len(identity)))[:size])
 

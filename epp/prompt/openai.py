@@ -52,7 +52,7 @@ _MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
 
 
 def _request(
-    api: str, body: _Chat | _Completion, canonical: bytes, headers: Mapping[str, str]
+    api: str, body: _Chat | _Completion, canonical: bytes, headers: Mapping[str, str], *, text_only: bool
 ) -> ParsedRequest:
     return ParsedRequest(
         api=api,
@@ -64,6 +64,7 @@ def _request(
         cache_salt=body.cache_salt or "",
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         template_arguments=_template_arguments(body) if isinstance(body, _Chat) else (),
+        text_only=text_only,
     )
 
 
@@ -102,19 +103,15 @@ class ChatParser:
         required(chat.model, "model")
         if not chat.messages:
             raise ClientError(400, "Invalid request: 'messages' must not be empty", "messages")
-        return _request(self.name, chat, frame_chat(chat), headers)
+        framed = _framed(chat)
+        return _request(self.name, chat, framed.bytes(), headers, text_only=framed.text_only)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""
         return openai_error(status, message, param)
 
 
-def frame_chat(chat: _Chat) -> bytes:
-    """Canonical bytes of a chat.
-
-    Raises:
-        ClientError: 400, something in it is nested too deeply.
-    """
+def _framed(chat: _Chat) -> PromptFrames:
     framed = PromptFrames(chat.model)
     try:
         if chat.chat_template:
@@ -127,7 +124,7 @@ def frame_chat(chat: _Chat) -> bytes:
             add_message(framed, message)
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}") from None
-    return framed.bytes()
+    return framed
 
 
 class CompletionParser:
@@ -143,7 +140,8 @@ class CompletionParser:
         """
         completion = decode(_COMPLETION, body)
         required(completion.model, "model")
-        return _request(self.name, completion, frame_prompts(completion.prompt, "prompt"), headers)
+        canonical = frame_prompts(completion.prompt, "prompt")
+        return _request(self.name, completion, canonical, headers, text_only=False)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""

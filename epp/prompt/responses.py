@@ -63,15 +63,17 @@ class ResponsesParser:
         conversation = asked.conversation
         if isinstance(conversation, dict):
             conversation = conversation.get("id")
+        framed = _framed(asked, conversation)
         return ParsedRequest(
             api=self.name,
             model=asked.model,
-            canonical=_frame(asked, conversation),
+            canonical=framed.bytes(),
             stream=bool(asked.stream),
             max_output_tokens=output_limit(asked.max_output_tokens),
             session=asked.session(headers, conversation) or asked.previous_response_id or "",
             cache_salt=asked.cache_salt or "",
             include_usage=True,  # the last event of a stream is the whole response, usage and all
+            text_only=framed.text_only,
         )
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
@@ -79,7 +81,7 @@ class ResponsesParser:
         return openai_error(status, message, param)
 
 
-def _frame(asked: _Responses, conversation: object) -> bytes:
+def _framed(asked: _Responses, conversation: object) -> PromptFrames:
     items = _Items(PromptFrames(asked.model))
     framed = items.framed
     try:
@@ -102,7 +104,7 @@ def _frame(asked: _Responses, conversation: object) -> bytes:
             items.add(asked.input or (), "input")
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}", "input") from None
-    return framed.bytes()
+    return framed
 
 
 class _Items:

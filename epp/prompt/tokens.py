@@ -68,6 +68,8 @@ class EstimateCounter:
         size = len(request.canonical)
         if not size:
             return 0
+        if request.text_only:
+            return max(1, round(size / self.bytes_per_token(request.model)))
         exact = exact_tokens(request.canonical)
         if exact is not None:
             return max(1, exact)

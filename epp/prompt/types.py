@@ -28,6 +28,7 @@ class ParsedRequest:
         cache_salt: the client's cache salt; prompts with different salts share nothing.
         include_usage: whether a streamed answer will carry ``usage``.
         template_arguments: what the client gives the model's chat template beside the chat.
+        text_only: there is no media in it and it is not given as token ids; False where nobody looked.
     """
 
     api: str
@@ -39,6 +40,7 @@ class ParsedRequest:
     cache_salt: str
     include_usage: bool
     template_arguments: TemplateArguments = ()
+    text_only: bool = False
 
 
 class Parser(Protocol):

@@ -276,7 +276,7 @@ class Core:
             subset=self.gateway.subset(request),
             api=parsed.api,
             stream=parsed.stream,
-            text_bytes=text_bytes(parsed.canonical),
+            text_bytes=len(parsed.canonical) if parsed.text_only else text_bytes(parsed.canonical),
             language=language_of(parsed.canonical),
             task=task_of(headers),
             tried_models=tried_models(headers),

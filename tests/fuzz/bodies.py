@@ -12,7 +12,7 @@ import json
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +193,8 @@ def check(case: Case) -> str:
     assert len(parsed.canonical) <= _MOST_TIMES * len(case.body) + _MOST_MORE, len(parsed.canonical)
     assert parsed.max_output_tokens is None or 0 <= parsed.max_output_tokens <= 1 << 53
     assert 0 <= text_bytes(parsed.canonical) <= len(parsed.canonical)
+    assert not parsed.text_only or text_bytes(parsed.canonical) == len(parsed.canonical)
+    assert _COUNTER.count(parsed) == _COUNTER.count(replace(parsed, text_only=False))
     prompt = _HASHER.measure(parsed, _COUNTER)
     assert prompt.prompt_tokens >= bool(parsed.canonical)
     assert isinstance(affinity_key(parsed, prompt), str)

@@ -147,6 +147,17 @@ def test_parts_that_are_not_text_count_by_content(part: dict[str, Any]) -> None:
     assert text_bytes(chat([{"role": "user", "content": "a"}])) > 0
 
 
+def test_a_chat_of_text_alone_is_known_as_such() -> None:
+    def text_only(*parts: Any) -> bool:
+        body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
+        return CHAT.parse(json.dumps(body).encode(), {}).text_only
+
+    picture = {"type": "image_url", "image_url": {"url": "data:,A"}}
+    assert text_only("a", {"type": "text", "text": "\u00ffM0123"})
+    assert not text_only("a", picture)
+    assert not COMPLETION.parse(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
+
+
 def test_marks_for_caching_move_without_changing_the_prompt() -> None:
     plainly = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     marked = [

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.prompt import blocks
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.registry import affinity_key
 from epp.prompt.tokens import EstimateCounter
@@ -32,6 +35,26 @@ def test_blocks_are_equal_exactly_as_far_as_the_bytes_are(head: bytes, one: byte
         equal += 1
     assert equal == min(same // 32, len(blocks_a), len(blocks_b))
     assert not set(blocks_a[equal:]) & set(blocks_b), "what comes after a difference never meets again"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 700), st.integers(0, 255)), max_size=8))
+def test_what_is_remembered_of_prompts_before_changes_no_hash(turns: list[tuple[int, int, int]]) -> None:
+    """Conversations go on, branch anywhere and push each other out of memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_GROUPS", 3)
+        hasher, texts = BlockHasher(b"a secret of the deployment", block_bytes=4), [b""] * 4
+        for which, keep, byte in turns:
+            texts[which] = texts[which][:keep] + bytes([byte]) * 300
+            fresh = BlockHasher(b"a secret of the deployment", block_bytes=4)
+            assert measure(texts[which], hasher=hasher) == measure(texts[which], hasher=fresh)
+
+
+def test_a_block_is_hashed_with_all_before_it_as_its_seed() -> None:
+    data = bytes(range(256)) * 8
+    value = measure(data).namespace ^ HASHER._seed
+    for number, block in enumerate(measure(data).blocks):
+        value = xxhash.xxh3_64_intdigest(data[number * 32 : number * 32 + 32], value)
+        assert block == value
 
 
 def test_namespaces_share_nothing() -> None:
