@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +28,8 @@ from epp.tune.audit import Audit
 from epp.tune.command import build_session
 from epp.tune.disk import RealDisk
 from epp.tune.lock import TunerLock
+from epp.tune.process import StopSignals, tidy, told_files
+from epp.tune.setup import above_zero
 from epp.tune.status import status_lines as trial_lines
 from epp.tune.store import StateStore
 from epp.tune.tuner import Tuner
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of a training offline (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print a training offline as JSON")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks (%(default)s)")
+    parser.add_argument("--every", type=above_zero, default=1.0, help="seconds between looks (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,10 +90,8 @@ def _run(setup: Setup, *, every_s: float) -> int:
         lock.acquire()
         held.callback(lock.release)
         os.nice(_NICE)
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-        _tidy(setup.places.model)
+        stop = StopSignals()
+        tidy(setup.places.model)
         loop = build_loop(setup, lock)
         loop.open()
         if setup.trial is None:
@@ -102,9 +100,10 @@ def _run(setup: Setup, *, every_s: float) -> int:
             trial_lock = TunerLock(setup.trial.places.lock, tell=log.warning)
             trial_lock.acquire()
             held.callback(trial_lock.release)
-            _tidy(setup.trial.places.weights)
+            tidy(setup.trial.places.weights, spared=setup.trial.places.asked)
             loop.trial = _trial(setup, setup.trial, loop, trial_lock)
-            loop.trial.open()
+            with told_files():
+                loop.trial.open()
         log.info("learning from records of %s, models to %s", setup.records, setup.places.model)
         while not stop.wait(every_s):
             loop.tick()
@@ -144,13 +143,6 @@ def _trial(setup: Setup, trial: TrialSetup, loop: Loop, lock: TunerLock) -> Tune
         rehearsal=Contender(lambda: loop.incumbent, clock, setup.settings.retry_s),
         tell=log.info,
     )
-
-
-def _tidy(path: Path) -> None:
-    """Remove what a killed process had begun to write; the lock is held, so nobody else writes these."""
-    for left in path.parent.glob(f".{path.stem}.*.tmp"):
-        with contextlib.suppress(OSError):
-            left.unlink()
 
 
 def _warn(sentence: str) -> None:

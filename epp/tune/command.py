@@ -5,11 +5,8 @@ Owns the process: its signals, its log and how often it looks. What it does is `
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +23,7 @@ from epp.tune.audit import Audit
 from epp.tune.disk import RealDisk
 from epp.tune.lock import LockHeldError, TunerLock
 from epp.tune.offline import BUDGET, ChildRehearsal, run_child, run_offline
+from epp.tune.process import StopSignals, tidy, told_files
 from epp.tune.session import Session
 from epp.tune.status import status_lines
 from epp.tune.store import StateStore
@@ -50,23 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="run",
         choices=ACTIONS,
-        help="run (default); status; freeze or thaw the search; rehearse is how a tuner calls itself",
+        metavar="ACTION",
+        help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
+        "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw",
     )
     setups.add_arguments(parser)
     parser.add_argument(
         "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
     )
-    parser.add_argument("--budget", type=int, default=BUDGET, help="simulated measurements (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of an offline rehearsal (%(default)s)")
+    parser.add_argument(
+        "--budget", type=setups.at_least_one, default=BUDGET, help="simulated measurements (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
     parser.add_argument("--reason", default="", help="why, for the audit log (freeze, thaw)")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks (%(default)s)")
+    parser.add_argument(
+        "--every", type=setups.above_zero, default=1.0, help="seconds between looks (%(default)s)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked."""
+    """Do what was asked.
+
+    Raises:
+        EppError: flags that go against each other, or what the action says.
+    """
     if arguments.action == "rehearse":
         return run_child()
+    if arguments.offline is not None and arguments.action != "run":
+        raise ConfigError("command line", "--offline", f"goes without {arguments.action!r}", "leave one out")
     if arguments.offline is not None:
         setup = setups.read_setup(arguments, records=arguments.offline)
         return run_offline(
@@ -132,7 +142,8 @@ def tell_tuner(
 def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     now_wall_s = time.time()
     session = build_session(setup, lock.check, _warn, "operator")
-    session.open(now_wall_s)
+    with told_files():
+        session.open(now_wall_s)
     session.handle(asked.event(now_wall_s))
     cursor = session.state.cursor
     if not session.save(cursor=cursor):
@@ -163,11 +174,9 @@ def read_pins(setup: Setup) -> Mapping[str, float]:
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
     lock = TunerLock(setup.places.lock, tell=log.warning)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     lock.acquire()
-    _tidy(setup)
+    # Commands write their requests without the lock.
+    tidy(setup.places.weights, spared=setup.places.asked)
     try:
         tuner = Tuner(
             session=build_session(setup, lock.check, log.info, "tuner"),
@@ -181,25 +190,18 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
             rehearsal=ChildRehearsal(setup, budget=budget, tell=log.info),
             tell=log.info,
         )
-        tuner.open()
+        with told_files():
+            tuner.open()
     except BaseException:
         lock.release()
         raise
+    stop = StopSignals()  # before this a signal ends the process at once, which harms nothing
     log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.places.weights)
     while not stop.wait(every_s):
         tuner.tick()
     tuner.close()
     log.info("stopped; the state is kept")
     return 0
-
-
-def _tidy(setup: Setup) -> None:
-    """Remove what a killed tuner had begun to write; the lock is held, so nobody else writes these."""
-    weights, asked = setup.places.weights, setup.places.asked
-    for path in weights.parent.glob(f".{weights.stem}.*.tmp"):
-        if not path.name.startswith(f".{asked.name}."):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def _warn(sentence: str) -> None:

@@ -45,6 +45,10 @@ class LockLostError(EppError):
     """Another tuner has taken this file over."""
 
 
+class LockFileError(EppError):
+    """The lock file cannot be written: a full disk, or a folder that is read-only."""
+
+
 class Holder(msgspec.Struct, frozen=True):
     """What a lock file says.
 
@@ -115,8 +119,15 @@ class TunerLock:
 
         Raises:
             LockHeldError: a living tuner has it.
-            OSError: the lock file cannot be written.
+            LockFileError: the lock file cannot be written.
         """
+        try:
+            self._own = self._taken()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise LockFileError(f"{self._path}: {why}; a {self._who} must be able to write here") from error
+
+    def _taken(self) -> _Own:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -133,7 +144,7 @@ class TunerLock:
         except BaseException:
             os.close(fd)
             raise
-        self._own = _Own(fd, holder)
+        return _Own(fd, holder)
 
     def beat(self) -> None:
         """Say that this tuner lives; `Heart` does so often enough.

@@ -5,6 +5,8 @@ Owns which weights may be tuned and every mistake that can be told before anythi
 
 from __future__ import annotations
 
+import math
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -58,9 +60,37 @@ class Setup:
     config_file: Path | None
 
 
+def above_zero(text: str) -> float:
+    """The value of a flag that must be more than 0.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def at_least_one(text: str) -> int:
+    """The value of a flag that counts, from 1.
+
+    Raises:
+        ArgumentTypeError: it does not.
+    """
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that say what is worked on."""
-    parser.add_argument("--config", type=Path, help="the picker's configuration, e.g. epp.yaml")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the picker's configuration, e.g. epp.yaml"
+    )
     parser.add_argument("--weights", type=Path, metavar="FILE", help="the shared weights file (weights_file)")
     parser.add_argument(
         "--records", type=Path, metavar="DIR", help="folder of flight records (records.folder)"

@@ -19,10 +19,12 @@ from epp.errors import ConfigError
 from epp.tune.audit import Audit, read_audit
 from epp.tune.disk import RealDisk
 from epp.tune.places import Places
+from epp.tune.process import StopSignals
 from epp.tuner.plan import parse_plan, render_plan
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -208,6 +210,46 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert any("a ticket" in entry.get("reason", "") for entry in entries)
     within_bounds(world)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--every", "0"), "not a number above 0"),
+        (("--every", "often"), "not a number above 0"),
+        (("--budget", "-3"), "not a whole number from 1"),
+        (("dance",), "invalid choice"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        epp("tune", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_in_a_files_place_is_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "weights.yaml").mkdir()
+    assert epp("tune", "--config", config) == 2
+    assert "weights.yaml: Is a directory; it must be a file" in capsys.readouterr().err
+    assert epp("tune", "freeze", "--config", config) == 2
+    assert "weights.yaml: Is a directory; it must be a file" in capsys.readouterr().err
+    assert epp("tune", "status", "--offline", tmp_path, "--config", config) == 2
+    assert "--offline: goes without 'status'" in capsys.readouterr().err
+
+
+def test_a_signal_at_any_moment_stops_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: dict[int, Callable[[int, None], None]] = {}
+    monkeypatch.setattr("signal.signal", heard.__setitem__)
+    stop = StopSignals()
+    assert not stop.wait(0.0)
+    for _ in range(3):
+        heard[signal.SIGTERM](signal.SIGTERM, None)
+    assert stop.wait(30.0)
 
 
 def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:

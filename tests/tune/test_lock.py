@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tune.lock import STALE_S, Holder, LockHeldError, LockLostError, TunerLock, read_holder
+from epp.tune.lock import (
+    STALE_S,
+    Holder,
+    LockFileError,
+    LockHeldError,
+    LockLostError,
+    TunerLock,
+    read_holder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +137,20 @@ def test_who_lost_the_lock_notices_before_writing(tmp_path: Path) -> None:
     holder = read_holder(path)
     assert holder is not None
     assert holder.host == "elsewhere", "what is another's is left alone"
+
+
+def test_a_folder_without_room_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "weights.lock"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(LockFileError, match=r"weights\.lock: No space left on device; a tuner must"):
+            lock_at(path, []).acquire()
+    lock = lock_at(path, [])
+    lock.acquire()  # nothing was left locked
+    lock.release()
 
 
 def test_heartbeats_count(tmp_path: Path) -> None:
