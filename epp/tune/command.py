@@ -86,11 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
             pins=read_pins(setup),
             as_json=arguments.json,
         )
-    setup = setups.read_setup(arguments)
+    setup = setups.read_setup(arguments, looking=arguments.action != "run")
     if arguments.action == "status":
         state = StateStore(setup.places, RealDisk(), _warn).load()
         for line in status_lines(state, setup.rules.settings, setup.places, time.time()):
             print(line)
+        if state is not None and state.policy != setup.policy:
+            print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
         return 0
     if arguments.action in ("freeze", "thaw"):
         return tell_tuner(setup, arguments.action, reason=arguments.reason)
@@ -144,13 +146,16 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     session = build_session(setup, lock.check, _warn, "operator")
     with told_files():
         session.open(now_wall_s)
+    before = session.state.phase
     session.handle(asked.event(now_wall_s))
     cursor = session.state.cursor
     if not session.save(cursor=cursor):
         raise EppError("nothing was changed: the files cannot be written")
     # The tuner that comes next must not do it once more.
     RealDisk().replace(setup.places.asked, b"")
-    print(f"done, no tuner is running: {session.state.phase}: {session.state.reason}")
+    nothing = asked.what == "thaw" and before != "frozen"
+    done = "nothing to thaw" if nothing else "done"
+    print(f"{done}, no tuner is running: {session.state.phase}: {session.state.reason}")
     return 0
 
 

@@ -47,7 +47,8 @@ class Task(msgspec.Struct):
     Attributes:
         records: folder.
         policy: whose weights.
-        incumbent: in force, pins included; as newly recorded when empty.
+        incumbent: in force; as newly recorded when empty.
+        pins: weights that the operator fixed; they win over the incumbent's.
         bounds: of the weights that may be moved.
         seed: of the search.
         budget: measurements.
@@ -64,6 +65,7 @@ class Task(msgspec.Struct):
     bounds: dict[str, tuple[float, float]]
     seed: int
     budget: int
+    pins: dict[str, float] = {}
     config: str = ""
     search: dict[str, object] = {}
     refused: list[dict[str, float]] = []
@@ -73,7 +75,7 @@ class Task(msgspec.Struct):
 
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
     """What is to be rehearsed after a state."""
-    incumbent = {**setup.starting, **state.incumbent, **state.pins}
+    incumbent = {**setup.starting, **state.incumbent}
     bounds = {name: span for name, span in setup.rules.bounds.items() if name not in state.pins}
     remembered = state.search
     refused = list(remembered.get("refused", []))
@@ -87,6 +89,7 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
         bounds=bounds,
         seed=setup.rules.settings.seed + state.number + state.fruitless,
         budget=budget_after(budget, state.fruitless),
+        pins=state.pins,
         config=str(setup.config_file.resolve()) if setup.config_file is not None else "",
         search=remembered.get("search", {}),
         refused=refused,
@@ -106,11 +109,14 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
         EppError: there are no records, or too few.
     """
     decisions, outcomes = newest_records(Path(task.records), task.policy)
-    deployment = calibrate(decisions, outcomes)
+    try:
+        deployment = calibrate(decisions, outcomes)
+    except CalibrationError as error:
+        raise CalibrationError(f"{task.records}, policy {task.policy}: {error}") from error
     config = Config()
     if task.config:
         config = parse_config(Path(task.config).read_bytes(), task.config)
-    incumbent = task.incumbent or dict(deployment.weights)
+    incumbent = {**(task.incumbent or deployment.weights), **task.pins}
     search = _search(task, incumbent)
     rehearsed = rehearse(
         deployment,
@@ -230,6 +236,7 @@ def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, floa
         bounds=bounds,
         seed=seed,
         budget=budget,
+        pins=dict(pins),
         config="" if setup.config_file is None else str(setup.config_file),
         goal=setup.rules.settings.goal,
     )

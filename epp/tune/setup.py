@@ -43,7 +43,7 @@ class Setup:
         file_bounds: of every weight, as pickers hold them.
         rules: what the tuner goes by.
         places: files around the weights file.
-        records: folder of the flight recorder.
+        records: folder of the flight recorder; of no meaning to who is only looking.
         overrides: the operator's file, None where none is configured.
         config: the picker's configuration.
         config_file: where it came from, None where there is none.
@@ -97,16 +97,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overrides", type=Path, metavar="FILE", help="the operator's file (overrides_file)")
     parser.add_argument(
-        "--settings", type=Path, metavar="FILE", help="the tuner's settings, see docs/tuner.md"
+        "--settings", type=Path, metavar="FILE", help="the tuner's settings, see docs/configuration.md"
     )
 
 
-def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) -> Setup:
+def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
     """The setup of a command.
 
     Args:
         arguments: of `add_arguments`.
         records: of an offline rehearsal, which needs no weights file.
+        looking: records are not read; they are needed only where no configuration names the policy.
 
     Raises:
         ConfigError: something is missing or wrong, or the policy has no weights.
@@ -116,13 +117,15 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
         source = str(arguments.config)
         config = parse_config(required_file(arguments.config), source)
         base = arguments.config.resolve().parent
+    set_it = "set it, or give" if arguments.config is not None else "give --config epp.yaml, or"
     weights = arguments.weights or _named(base, config.weights_file)
     folder = records or arguments.records or _named(base, config.records.folder)
     if weights is None and records is None:
-        raise ConfigError(source, "weights_file", "not set", "set it, or give --weights")
+        raise ConfigError(source, "weights_file", "not set", f"{set_it} --weights FILE")
+    if folder is None and weights is not None and looking and arguments.config is not None:
+        folder = weights.parent
     if folder is None:
-        raise ConfigError(source, "records.folder", "not set", "set it, or give --records")
-    overrides = arguments.overrides or _named(base, config.overrides_file)
+        raise ConfigError(source, "records.folder", "not set", f"{set_it} --records DIR")
     settings = TunerSettings()
     if arguments.settings is not None:
         settings = decode(required_file(arguments.settings), TunerSettings, str(arguments.settings))
@@ -130,18 +133,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:
         name, params = _recorded_policy(folder)
-    policy = create(name, params, source=source)
-    if not policy.weight_specs:
-        raise ConfigError(
-            source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
-        )
-    book = WeightBook(
-        policy=name,
-        specs=policy.weight_specs,
-        configured=config.policy.weights,
-        bounds=config.policy.bounds,
-        source=source,
-    )
+    book = _book(config, name, params, source)
     starting = dict(book.current.values)
     bounds = tuner_bounds(name, book.bounds)
     if name in _UNITS:
@@ -153,9 +145,29 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None) ->
         rules=Rules(settings, bounds),
         places=Places(weights or folder / "weights.yaml"),
         records=folder,
-        overrides=overrides,
+        overrides=arguments.overrides or _named(base, config.overrides_file),
         config=config,
         config_file=arguments.config,
+    )
+
+
+def _book(config: Config, name: str, params: Mapping[str, object], source: str) -> WeightBook:
+    """Weights of a policy by the configuration alone.
+
+    Raises:
+        ConfigError: it has none, or they are configured wrongly.
+    """
+    policy = create(name, params, source=source)
+    if not policy.weight_specs:
+        raise ConfigError(
+            source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
+        )
+    return WeightBook(
+        policy=name,
+        specs=policy.weight_specs,
+        configured=config.policy.weights,
+        bounds=config.policy.bounds,
+        source=source,
     )
 
 

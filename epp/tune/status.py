@@ -7,6 +7,7 @@ the shared folder; nothing is judged here that `epp.tuner.verdict` does not judg
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from epp.tune.lock import read_holder
@@ -87,8 +88,8 @@ def values(weights: Mapping[str, float], pins: Mapping[str, float]) -> str:
 def history_lines(state: State, now_wall_s: float) -> list[str]:
     """One line an incumbent, oldest first."""
     return [
-        f"{change.number}: {ago(now_wall_s - change.at_wall_s)} {change.how}: {values(change.weights, {})}"
-        f" - {change.reason}"
+        f"{change.number}: {_at(change.at_wall_s)}, {ago(now_wall_s - change.at_wall_s)}, {change.how}: "
+        f"{values(change.weights, {})} - {change.reason}"
         for change in state.history
     ]
 
@@ -160,6 +161,10 @@ def _switchback(state: State, settings: TunerSettings) -> Iterator[str]:
 
 def _span(figures: Mapping[str, float], measure: str) -> str:
     return f"[{figures[f'{measure}_low']:+.2%}, {figures[f'{measure}_high']:+.2%}]"
+
+
+def _at(wall_s: float) -> str:
+    return f"{datetime.fromtimestamp(wall_s, UTC):%Y-%m-%d %H:%MZ}"
 
 
 def ago(seconds: float) -> str:

@@ -166,9 +166,32 @@ def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_pr
     config = configured(tmp_path)
     assert epp("weights", "pin", "queue_weight=0.7", "--config", config, "--namespace", "ai") == 3
     said = capsys.readouterr().out
-    assert "kubectl patch configmap epp-overrides --namespace ai --type merge" in said
+    assert "kubectl patch configmap gorgo-epp-overrides --namespace ai --type merge" in said
     assert "overrides.yaml" in said
     assert "queue_weight: 0.7" in said
+
+
+def test_pins_need_no_records_and_a_broken_file_is_begun_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "epp.yaml"
+    config.write_text("policy: {name: gorgo}\nweights_file: weights.yaml\noverrides_file: overrides.yaml\n")
+    overrides = tmp_path / "overrides.yaml"
+    overrides.write_text("weights: {rtt_weight: 1000}\n")
+    assert epp("weights", "pin", "queue_weight=0.7", "--config", config) == 2
+    assert "`epp weights unpin --all` begins the file anew" in capsys.readouterr().err
+    assert epp("weights", "unpin", "--all", "--config", config) == 0
+    assert epp("weights", "pin", "queue_weight=0.7", "--config", config) == 0
+    capsys.readouterr()
+    assert epp("weights", "unpin", "rtt_weight", "--config", config) == 0
+    said = capsys.readouterr().out
+    assert "rtt_weight was not pinned" in said
+    assert "pinned: queue_weight=0.7" in said
+    assert epp("tune", "freeze", "--config", config) == 0
+    assert epp("tune", "--config", config) == 2
+    assert "records.folder: not set (set it, or give --records DIR)" in capsys.readouterr().err
+    assert epp("tune", "status") == 2
+    assert "give --config epp.yaml, or --weights FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -205,7 +228,9 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     assert "phase: frozen" in said
     assert "next: nothing, until somebody says" in said, "no drift thaws what was frozen by request"
     assert epp("tune", "thaw", "--config", config) == 0
-    capsys.readouterr()
+    assert "done, no tuner is running: baseline" in capsys.readouterr().out
+    assert epp("tune", "thaw", "--config", config) == 0
+    assert "nothing to thaw, no tuner is running: baseline" in capsys.readouterr().out
     assert epp("weights", "history", "--audit", "--config", config) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert any("a ticket" in entry.get("reason", "") for entry in entries)

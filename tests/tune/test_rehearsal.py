@@ -100,6 +100,12 @@ def test_a_rehearsal_is_the_same_each_time_and_stays_within_bounds(records: Path
         assert "searched on" in first.reason
 
 
+def test_what_an_operator_pinned_since_is_rehearsed_with(records: Path) -> None:
+    task = Task(str(records), "gorgo", {}, {"queue_weight": (0.05, 5.0)}, 1, 3, pins={"rtt_weight": 0.4})
+    _, rehearsed, _ = perform(task)
+    assert rehearsed.incumbent["rtt_weight"] == rehearsed.weights["rtt_weight"] == 0.4
+
+
 def test_runs_of_an_earlier_rehearsal_are_used_again_and_change_nothing(
     records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

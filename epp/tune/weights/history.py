@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line an incumbent."""
-    setup, disk = setups.read_setup(arguments), RealDisk()
+    setup, disk = setups.read_setup(arguments, looking=True), RealDisk()
     if arguments.audit:
         try:
             entries = read_audit(setup.places, disk)
@@ -34,10 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise EppError(f"{setup.places.audit}: {error}") from error
         for entry in entries:
             print(json.dumps(entry))
+        if not entries:
+            print(f"epp: nothing in {setup.places.audit}", file=sys.stderr)
         return 0
     state = StateStore(setup.places, disk, lambda said: print(f"epp: {said}", file=sys.stderr)).load()
     if state is None:
-        print(f"no tuner has run on {setup.places.weights}: there is no history")
+        print(f"no history: no tuner has run on {setup.places.weights}")
         return 0
     for line in history_lines(state, time.time()):
         print(line)

@@ -27,5 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             pins[name] = float(value)
         except ValueError:
-            raise ConfigError("command line", name, f"{value!r} is not a number", "NAME=VALUE") from None
-    return change(setups.read_setup(arguments), pins, (), arguments)
+            raise ConfigError(
+                "command line", name, f"{value!r} is not a number", "write NAME=VALUE"
+            ) from None
+    return change(setups.read_setup(arguments, looking=True), pins, (), arguments)

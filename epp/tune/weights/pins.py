@@ -24,25 +24,30 @@ if TYPE_CHECKING:
 
     from epp.tune.setup import Setup
 
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: A file that is mounted by itself (``subPath``) cannot be renamed over: that is "busy".
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY)
 _NOTE = "# Weights pinned by the operator (`epp weights pin`); they win over the tuner's.\n"
 
 
 def add_config_map(parser: argparse.ArgumentParser) -> None:
     """Flags that name the ConfigMap behind a read-only file."""
-    parser.add_argument("--config-map", default="epp-overrides", help="ConfigMap of the file (%(default)s)")
-    parser.add_argument("--namespace", default="", help="its namespace")
+    parser.add_argument(
+        "--config-map",
+        default="gorgo-epp-overrides",
+        help="ConfigMap behind a file that is read-only here (%(default)s: of a release gorgo-epp)",
+    )
+    parser.add_argument("--namespace", default="", help="its namespace (kubectl's own)")
 
 
 def change(
-    setup: Setup, set_to: Mapping[str, float], drop: tuple[str, ...], arguments: argparse.Namespace
+    setup: Setup, set_to: Mapping[str, float], drop: tuple[str, ...] | None, arguments: argparse.Namespace
 ) -> int:
     """Pin and unpin.
 
     Args:
         setup: the files.
         set_to: weights to pin.
-        drop: weights to unpin.
+        drop: weights to unpin; None for all, whatever the file says, or however it is broken.
         arguments: of `add_config_map`.
 
     Returns:
@@ -53,10 +58,19 @@ def change(
         EppError: the file cannot be written.
     """
     if setup.overrides is None:
-        raise ConfigError("command line", "overrides_file", "not set", "set it, or give --overrides")
+        raise ConfigError("command line", "overrides_file", "not set", "set it, or give --overrides FILE")
     check_weights(set_to, "command line", "pin", setup.file_bounds)
-    check_weights(dict.fromkeys(drop, 0.0), "command line", "unpin", _any(setup))
-    before = dict(read_pins(setup))
+    check_weights(dict.fromkeys(drop or (), 0.0), "command line", "unpin", _any(setup))
+    before: Mapping[str, float] = {}
+    try:
+        before = read_pins(setup)
+    except ConfigError as error:
+        if drop is not None:
+            raise EppError(f"{error}; `epp weights unpin --all` begins the file anew") from error
+        print(f"{error}; the file is begun anew")
+    drop = tuple(before) if drop is None else drop
+    for name in (name for name in drop if name not in before):
+        print(f"{name} was not pinned")
     after = {name: value for name, value in {**before, **set_to}.items() if name not in drop}
     content = render(setup.policy, after)
     try:
@@ -64,7 +78,10 @@ def change(
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise EppError(f"{setup.overrides}: {error}") from error
-        print(f"{setup.overrides} is read-only here. In the cluster:\n\n{kubectl(setup, content, arguments)}")
+        print(
+            f"{setup.overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map and "
+            f"--namespace name the ConfigMap behind it):\n\n{kubectl(setup, content, arguments)}"
+        )
         return 3
     audit = Audit(setup.places, RealDisk(), print, "operator")
     audit.write(time.time(), "pins", before=before, after=after)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Go back."""
-    setup = setups.read_setup(arguments)
+    setup = setups.read_setup(arguments, looking=True)
     state = StateStore(setup.places, RealDisk(), lambda said: print(f"epp: {said}", file=sys.stderr)).load()
     known = [] if state is None else [change.number for change in state.history]
     if arguments.number not in known:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what a picker with these files has in force; 1 when one of them is refused."""
-    setup = setups.read_setup(arguments)
+    setup = setups.read_setup(arguments, looking=True)
     book, problems = book_of(setup)
     for problem in problems:
         print(f"refused: {problem}", file=sys.stderr)

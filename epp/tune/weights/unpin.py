@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
 from epp.tune import setup as setups
-from epp.tune.command import read_pins
 from epp.tune.weights.pins import add_config_map, change
 
 if TYPE_CHECKING:
@@ -16,14 +15,16 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="weights to unpin")
-    parser.add_argument("--all", action="store_true", help="unpin all")
+    parser.add_argument(
+        "--all", action="store_true", help="unpin all; also begins a file anew that cannot be read"
+    )
     setups.add_arguments(parser)
     add_config_map(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Unpin weights."""
-    setup = setups.read_setup(arguments)
+    setup = setups.read_setup(arguments, looking=True)
     if bool(arguments.names) == arguments.all:
         raise ConfigError("command line", "", "nothing to unpin", "name weights, or give --all")
-    return change(setup, {}, tuple(arguments.names or read_pins(setup)), arguments)
+    return change(setup, {}, None if arguments.all else tuple(arguments.names), arguments)
