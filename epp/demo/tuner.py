@@ -173,7 +173,7 @@ def live(
     def load(number: int) -> tuple[TraceRequest, ...]:
         if number >= 0:
             at_h = (world.now_wall_s - BEGIN_WALL_S) / 3600.0
-            where = status(world.state, rules)
+            where = status(world.state, rules.settings)
             say(f"{at_h:6.2f} h  in {where.phase}: {where.enough}; next: {where.next_step}")
         return chat((seed * 1000 + number) % 2**32, rate_rps=RATE_RPS, duration_s=STRETCH_S)
 

@@ -1,7 +1,8 @@
 """`epp tune status`: incumbent, candidate, evidence so far and the next step, for people.
 
-Owns the words. Everything comes from the persisted state, so that it can be asked on any machine that sees
-the shared folder; nothing is judged here that `epp.tuner.verdict` does not judge the same.
+Owns the words; figures are `epp.tuner.status`'s. Everything comes from the persisted state, so that it can be
+asked on any machine that sees the shared folder; nothing is judged here that `epp.tuner.verdict` does not
+judge the same.
 """
 
 from __future__ import annotations
@@ -10,29 +11,21 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from epp.tune.lock import read_holder
-from epp.tuner.discoveries import level
+from epp.tune.lock import STALE_S, read_holder
+from epp.tuner.status import status
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
-from epp.tuner.verdict import judge_probation, judge_split, judge_switchback, margins
+from epp.tuner.verdict import judge_probation, judge_switchback, margins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from epp.tune.places import Places
     from epp.tuner.settings import TunerSettings
     from epp.tuner.state import State
+    from epp.tuner.status import Status
 
 _LAST_CHANGES = 3
-_NEXT = {
-    "baseline": "then candidates are searched for and rehearsed in the simulator",
-    "search": "the rehearsal's candidate goes to a small split, or nothing does",
-    "screen": "where no harm shows, larger splits",
-    "ramp": "where no harm shows, the whole fleet switches between both in random order",
-    "switchback": "promotion, if it is shown to be better and to do no harm; else the incumbent stays",
-    "probation": "the promoted weights are measured against the old ones, and undone on regret",
-    "frozen": "nothing, until the workload drifts or somebody says `epp tune thaw`",
-}
-_HELD = "nothing, until somebody says `epp tune thaw`: it was frozen by request"
 _TITLES = {
     SLOW: "slow requests",
     E2E: "slow E2E",
@@ -52,8 +45,7 @@ def status_lines(
         places: of its files.
         now_wall_s: the time.
     """
-    holder = read_holder(places.lock)
-    runs = "not running" if holder is None else f"{holder}, last sign {ago(now_wall_s - holder.beat_wall_s)}"
+    runs = running(places.lock, now_wall_s)
     if state is None:
         return [f"tuner: {runs}", f"no state beside {places.weights}: no tuner has run on this file"]
     lines = [
@@ -67,10 +59,10 @@ def status_lines(
         lines.append(f"candidate {state.number}: {values(state.candidate, state.pins)}")
     if state.paused:
         lines.append(f"paused: {state.paused}")
-    lines += evidence(state, settings)
+    told = status(state, settings)
+    lines += evidence(state, settings, told)
     lines += whole_fleet(state, settings, now_wall_s)
-    held = state.phase == "frozen" and state.held
-    lines.append(f"next: {_HELD if held else _NEXT[state.phase]}")
+    lines.append(f"next: {told.next_step}")
     if state.history:
         lines.append("last changes (`epp weights history` has all):")
         lines += [f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:]]
@@ -94,25 +86,42 @@ def history_lines(state: State, now_wall_s: float) -> list[str]:
     ]
 
 
-def evidence(state: State, settings: TunerSettings) -> list[str]:
-    """What is known by now, and of what."""
+def evidence(state: State, settings: TunerSettings, told: Status | None = None) -> list[str]:
+    """What is known by now, and of what; nothing where no evidence is being gathered.
+
+    Args:
+        state: as persisted.
+        settings: what the tuner goes by.
+        told: its figures, where they are at hand.
+    """
     stages, phase = settings.stages, state.phase
+    told = told or status(state, settings)
+    if not told.progress.need:
+        return []
     if phase == "baseline":
-        seen = f"{state.baseline.requests} of {stages.baseline_requests} requests"
-        lasted = f"{state.baseline.lasted_s:.0f} of {stages.baseline_s:.0f} s"
-        return [f"not enough evidence ({seen}, {lasted}) to know how the incumbent serves"]
+        return [f"{told.enough} to know how the incumbent serves"]
     if phase in ("screen", "ramp"):
-        served = state.record.seen("candidate").requests
         share = [stages.screen_share, *stages.ramp_shares][state.stage]
-        found = judge_split(state.record, settings)
-        seen = f"{served} of {stages.stage_requests} requests, {int(found.figures['units'])} slices of time"
-        return [f"split at {share:.0%}: not enough evidence ({seen})"]
+        slices = f"{len(state.record.units)} slices of time compared"
+        return [f"split at {share:.0%}: {told.enough}, {slices}", *_latencies(settings, told)]
     if phase == "switchback":
-        return list(_switchback(state, settings))
-    if phase == "probation":
-        verdict = judge_probation(state.record, settings)
-        return [f"probation: {verdict.reason}"]
-    return []
+        return [*_switchback(state, settings, told), *_latencies(settings, told)]
+    verdict, need = judge_probation(state.record, settings), -math.log(settings.evidence.guard_level)
+    regret = verdict.figures.get("log_e_regret", math.nan)
+    words = verdict.reason if math.isnan(regret) else f"evidence of regret e^{regret:.2f} of e^{need:.2f}"
+    return [f"probation: {told.enough}; {words}", *_latencies(settings, told)]
+
+
+def _latencies(settings: TunerSettings, told: Status) -> Iterator[str]:
+    """The quantile itself: people ask for it. Nothing rests on it."""
+    goal = settings.goal
+    parts = [
+        f"{arm} {found.value_ms:,.0f} ms [{found.low_ms:,.0f}, {found.high_ms:,.0f}] of {found.requests:,}"
+        for arm, found in sorted(told.latencies.items())
+    ]
+    if parts:
+        name = "TTFT" if goal.measure == "ttft" else "felt latency"
+        yield f"  {name} p{100.0 * goal.quantile:g}, as if requests were independent: {'; '.join(parts)}"
 
 
 def whole_fleet(state: State, settings: TunerSettings, now_wall_s: float) -> Iterator[str]:
@@ -135,32 +144,34 @@ def whole_fleet(state: State, settings: TunerSettings, now_wall_s: float) -> Ite
         yield f"cooling down for {state.cool_until_wall_s - now_wall_s:.0f} s before anything else is tried"
 
 
-def _switchback(state: State, settings: TunerSettings) -> Iterator[str]:
-    record, rules = state.record, settings.evidence
-    pairs = len(record.units)
-    requests = sum(unit.requests for unit in record.units)
-    alpha = level(rules.false_promotions, max(1, state.tests), state.promotions)
-    yield (
-        f"switchback: {pairs} pairs of blocks (at least {rules.min_pairs}, at most {rules.max_pairs}), "
-        f"{requests} requests"
-    )
+def _switchback(state: State, settings: TunerSettings, told: Status) -> Iterator[str]:
+    record, rules, figures = state.record, settings.evidence, told.figures
+    pairs, requests = len(record.units), sum(unit.requests for unit in record.units)
+    yield f"switchback: {told.enough}, at most {rules.max_pairs}; {requests:,} requests judged"
     if not pairs:
-        yield f"not enough evidence (0 of {rules.min_pairs} pairs)"
         return
-    verdict = judge_switchback(record, settings, alpha)
-    figures = verdict.figures
     yield (
         f"  objective: {_TITLES[SLOW]} {_span(figures, SLOW)}; evidence e^{figures['log_e']:.2f} "
-        f"of e^{-math.log(alpha):.2f} that a promotion takes"
+        f"of e^{figures['log_need']:.2f} that a promotion takes"
     )
     for measure, margin in margins(settings.goal).items():
-        if f"{measure}_low" in figures:
-            yield f"  guard: {_TITLES[measure]} {_span(figures, measure)}, up to {margin:+.2%} allowed"
+        yield f"  guard: {_TITLES[measure]} {_span(figures, measure)}, up to {margin:+.2%} allowed"
+    verdict = judge_switchback(record, settings, math.exp(-figures["log_need"]))
     yield f"  verdict so far: {verdict.reason}"
 
 
 def _span(figures: Mapping[str, float], measure: str) -> str:
     return f"[{figures[f'{measure}_low']:+.2%}, {figures[f'{measure}_high']:+.2%}]"
+
+
+def running(lock: Path, now_wall_s: float) -> str:
+    """Who holds a lock, and whether it lives, as far as its file says."""
+    holder = read_holder(lock)
+    if holder is None:
+        return "not running"
+    silent_s = now_wall_s - holder.beat_wall_s
+    gone = "; it has stopped without a word, or hangs" if silent_s > STALE_S else ""
+    return f"{holder}, last sign {ago(silent_s)}{gone}"
 
 
 def _at(wall_s: float) -> str:

@@ -1,8 +1,10 @@
-"""What an operator is told of the tuner: where it stands, how much evidence there is, what comes next."""
+"""Where the tuner stands, in figures: how much evidence there is, what the next step takes, what comes next.
+
+Owns the counting. Lines for people are made of it by `epp.tune.status` and by the demos. Pure.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,8 @@ from epp.tuner.verdict import figures
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.tuner.state import Rules, State
+    from epp.tuner.settings import TunerSettings
+    from epp.tuner.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,105 +30,114 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Evidence of the present stage beside what the next step takes at least.
+
+    Attributes:
+        have: in the unit of ``need``.
+        need: 0 where no evidence is being gathered.
+        unit: ``requests`` or ``pairs``.
+        next_step: what comes next, in words.
+        lasted_s: since the stage began.
+        least_s: for which it must last; 0 for no matter how long.
+    """
+
+    have: int
+    need: int
+    unit: str
+    next_step: str
+    lasted_s: float = 0.0
+    least_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Where the tuner stands.
 
     Attributes:
         phase: of the candidate's life.
-        since_wall_s: when it began.
-        reason: why.
-        incumbent: weights in force.
-        candidate: weights on trial, None when there are none.
-        have: evidence so far, in the unit of ``need``.
-        need: evidence that the next step takes at least.
-        unit: ``requests`` or ``pairs``.
-        next_step: what comes next, in words.
-        evidence: figures of the present stage.
+        progress: evidence so far and what comes next.
+        figures: of a switchback, from `epp.tuner.verdict.figures`; empty before its first pair.
         latencies: arm -> its quantile.
-        pins: weights that the operator fixed.
     """
 
     phase: str
-    since_wall_s: float
-    reason: str
-    incumbent: Mapping[str, float]
-    candidate: Mapping[str, float] | None
-    have: int
-    need: int
-    unit: str
-    next_step: str
-    evidence: Mapping[str, float]
+    progress: Progress
+    figures: Mapping[str, float]
     latencies: Mapping[str, Latency]
-    pins: Mapping[str, float]
+
+    @property
+    def next_step(self) -> str:
+        """What comes next, in words."""
+        return self.progress.next_step
 
     @property
     def enough(self) -> str:
-        """``not enough evidence (n of N)``, or that there is."""
-        if not self.need:
+        """``not enough evidence (n of N requests)``, or that there is."""
+        found = self.progress
+        if not found.need:
             return "no evidence is being gathered"
-        what = "enough evidence for a verdict" if self.have >= self.need else "not enough evidence"
-        return f"{what} ({self.have} of {self.need} {self.unit})"
+        is_enough = found.have >= found.need and found.lasted_s >= found.least_s
+        what = "enough evidence to be judged" if is_enough else "not enough evidence"
+        time = f", {found.lasted_s:.0f} of {found.least_s:.0f} s" if found.least_s else ""
+        return f"{what} ({found.have} of {found.need} {found.unit}{time})"
 
 
-def status(state: State, rules: Rules) -> Status:
-    """The state in figures and words."""
-    have, need, unit, next_step = _progress(state, rules)
-    evidence: Mapping[str, float] = {}
-    settings = rules.settings
-    if state.phase == "switchback" and state.record.units:
-        needed = level(settings.evidence.false_promotions, max(1, state.tests), state.promotions)
-        evidence = figures(state.record, settings, needed)
-    q, alpha = settings.goal.quantile, settings.evidence.guard_level
+def status(state: State, settings: TunerSettings) -> Status:
+    """A state in figures."""
+    record, evidence = state.record, settings.evidence
+    found: Mapping[str, float] = {}
+    if state.phase == "switchback" and record.units:
+        needed = level(evidence.false_promotions, max(1, state.tests), state.promotions)
+        found = figures(record, settings, needed)
+    q, alpha = settings.goal.quantile, evidence.guard_level
     latencies = {
         arm: Latency(
             sum(histogram.values()), quantile(histogram, q), *quantile_bounds(histogram, q, alpha=alpha)
         )
-        for arm, histogram in state.record.latencies_ms.items()
+        for arm, histogram in record.latencies_ms.items()
     }
-    return Status(
-        phase=state.phase,
-        since_wall_s=state.since_wall_s,
-        reason=state.reason,
-        incumbent=state.incumbent,
-        candidate=state.candidate,
-        have=have,
-        need=need,
-        unit=unit,
-        next_step=next_step if not state.paused else f"paused ({state.paused}); then {next_step}",
-        evidence=evidence,
-        latencies=latencies,
-        pins=state.pins,
-    )
+    return Status(state.phase, _progress(state, settings), found, latencies)
 
 
-def _progress(state: State, rules: Rules) -> tuple[int, int, str, str]:
-    stages, evidence = rules.settings.stages, rules.settings.evidence
-    record = state.record
+def _progress(state: State, settings: TunerSettings) -> Progress:
+    stages, record = settings.stages, state.record
     match state.phase:
         case "baseline":
             then = "the screen" if state.candidate is not None else "the search"
-            what = f"the incumbent's quantile is frozen, then {then}"
-            return state.baseline.requests, stages.baseline_requests, "requests", what
-        case "search":
-            return 0, 0, "", "a rehearsal in the simulator proposes a candidate, or finds nothing better"
-        case "screen" | "ramp":
-            tally = record.totals.get("candidate")
-            shares = [stages.screen_share, *stages.ramp_shares]
-            last = state.stage + 1 >= len(shares)
-            what = (
-                "the switchback of the whole fleet" if last else f"{shares[state.stage + 1]:.0%} of sessions"
+            return Progress(
+                state.baseline.requests,
+                stages.baseline_requests,
+                "requests",
+                f"the incumbent's quantile is frozen, then {then}",
+                state.baseline.lasted_s,
+                stages.baseline_s,
             )
-            return tally.requests if tally else 0, stages.stage_requests, "requests", what
+        case "search":
+            return Progress(
+                0, 0, "", "a rehearsal in the simulator proposes a candidate, or finds nothing better"
+            )
+        case "screen" | "ramp":
+            shares = [stages.screen_share, *stages.ramp_shares, 1.0]
+            larger = shares[state.stage + 1]
+            where = f"{larger:.0%} of sessions" if larger < 1.0 else "the switchback of the whole fleet"
+            served = record.totals.get("candidate")
+            return Progress(
+                served.requests if served is not None else 0,
+                stages.stage_requests,
+                "requests",
+                f"where no harm shows, {where}",
+                max(0.0, state.clock_wall_s - state.since_wall_s),
+                stages.stage_s,
+            )
         case "switchback":
-            return len(record.units), evidence.min_pairs, "pairs", "promotion, or the candidate's end"
+            what = "promotion, if it is shown to be better and to do no harm; else the incumbent stays"
+            return Progress(len(record.units), settings.evidence.min_pairs, "pairs", what)
         case "probation":
-            return len(record.units), stages.probation_pairs, "pairs", "the new weights stay, or are demoted"
+            what = "the new weights stay, or on regret the old ones are back"
+            return Progress(len(record.units), stages.probation_pairs, "pairs", what)
         case "frozen":
-            what = "a request thaws" if state.held else "drift of workload or latency thaws"
-            return 0, 0, "", what
+            thaw = "somebody says `epp tune thaw`"
+            held = f"nothing, until {thaw}: it was frozen by request"
+            return Progress(0, 0, "", held if state.held else f"nothing, until the workload drifts or {thaw}")
     raise AssertionError(state.phase)
-
-
-def measured(value: float) -> str:
-    """A figure for people; a dash for what is not known."""
-    return "-" if math.isnan(value) else f"{value:.4g}"

@@ -79,8 +79,8 @@ def change(
         if error.errno not in _READ_ONLY:
             raise EppError(f"{setup.overrides}: {error}") from error
         print(
-            f"{setup.overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map and "
-            f"--namespace name the ConfigMap behind it):\n\n{kubectl(setup, content, arguments)}"
+            f"{setup.overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map "
+            f"and --namespace name the ConfigMap behind it):\n\n{kubectl(setup, content, arguments)}"
         )
         return 3
     audit = Audit(setup.places, RealDisk(), print, "operator")
