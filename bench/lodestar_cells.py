@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.learner.settings import LearnerSettings
-from epp.replay.learned import TRAINING_S
+from epp.learner.settings import Guard
+from epp.replay.learned import TRAINING_S, UNTRIED
 from epp.replay.workloads import prefix_groups, tool_agent
 from epp.replay.workloads.prefix_groups import PrefixGroups
 from epp.replay.workloads.tool_agent import ToolAgent
@@ -24,6 +24,7 @@ from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.learner.settings import LearnerSettings
     from epp.replay.trace import TraceRequest
 
 #: Loads that constants are tuned on; never judged on.
@@ -73,7 +74,7 @@ _QUICK = TunerSettings(
 
 
 def _settings(scale: float, trial: TunerSettings) -> LearnerSettings:
-    usual = LearnerSettings(promotion="screen")
+    usual = UNTRIED
     data, gate, network = usual.data, usual.gate, usual.network
     return msgspec.structs.replace(
         usual,
@@ -242,12 +243,16 @@ class Entry:
         return self.learns != "tried" and not (self.shifts_only and not cell.shifts)
 
     def settings(self, size: Size, cell: Cell) -> LearnerSettings:
-        """The learner's settings, changed; in a long cell rounds are as rare as the paper's."""
+        """The learner's settings, changed.
+
+        In a long cell rounds are as rare as the paper's, and the heuristic has its turns; in a short one such
+        a turn could be all that is judged.
+        """
         settings = size.settings
         if cell.long:
             every = FULL.settings.data.every
             settings = msgspec.structs.replace(
-                settings, data=msgspec.structs.replace(settings.data, every=every)
+                settings, data=msgspec.structs.replace(settings.data, every=every), guard=Guard()
             )
         for section, values in self.changes.items():
             if section:

@@ -69,6 +69,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         foreign_share: share of judged endpoints that were unlike the training.
         shift_fallback_share: share of the decisions of the second half that fell back because of that.
         trial: what a trial came to: seconds after the start, phase entered, reason.
+        retreats: without one, when models were taken away on regret, and why.
     """
 
     cell: str
@@ -90,6 +91,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     foreign_share: float = 0.0
     shift_fallback_share: float = 0.0
     trial: list[tuple[float, str, str]] = []
+    retreats: list[tuple[float, str]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ def _with_lesson(
         trial=[
             (round(at_s, 1), after, reason) for at_s, before, after, reason in lesson.trial if after != before
         ],
+        retreats=[(round(at_s, 1), reason) for at_s, reason in lesson.retreats],
     )
 
 

@@ -66,6 +66,7 @@ class Learned(msgspec.Struct, frozen=True):
         unlearned_recovered_s: the same of the heuristic, which has only caches to fill.
         rounds: trainings.
         passed: share of them that the gate let through.
+        retreats: to the heuristic, by the guard.
         worst_after_gate: the worst seed's mean TTFT after the first promotion, to the heuristic's of the same
             time; above 1 it is slower.
         fallback_share: decisions that fell back because an endpoint was unlike the training.
@@ -82,6 +83,7 @@ class Learned(msgspec.Struct, frozen=True):
     unlearned_recovered_s: float
     rounds: float
     passed: float
+    retreats: float
     worst_after_gate: float
     fallback_share: float
     shift_fallback_share: float
@@ -253,6 +255,7 @@ def _learned(cell: Cell, size: Size, pairs: Sequence[tuple[Summary, Summary]]) -
         unlearned_recovered_s=_mean(unlearned) if cell.shifts else math.nan,
         rounds=_mean([len(run.rounds) for run in ours]),
         passed=_mean([run.passed / max(1, len(run.rounds)) for run in ours]),
+        retreats=_mean([float(len(run.retreats)) for run in ours]),
         worst_after_gate=max((after_gate(a, b) for a, b in pairs), default=math.nan),
         fallback_share=share("out-of-distribution"),
         shift_fallback_share=_mean([run.shift_fallback_share for run in ours]) if cell.shifts else math.nan,

@@ -33,7 +33,7 @@ from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.learn.places import ModelPlaces
 from epp.learn.status import status_lines
-from epp.learner.settings import Data, Gate, LearnerSettings, Network
+from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.stats import percentile
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 HEURISTIC = "prefix-cache-and-load"
 SETTINGS = LearnerSettings(
     promotion="screen",
+    guard=Guard(rest_s=0.0),  # a turn of the heuristic would be longer than the demo
     network=Network(learning_rate=1e-3, min_class_rows=20),
     data=Data(first=250, every=150, recent=1000, replay=500),
     gate=Gate(held_out=80, min_effective=20.0),

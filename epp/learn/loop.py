@@ -116,6 +116,7 @@ class Loop:
         now_wall_s = self._clock.wall_s()
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
+        self._tell_retreats(now_wall_s)
         # The feed's position covers all that was read, so a round is held when all of it was taken.
         if self.learner.due():
             self._hold(now_wall_s)
@@ -130,6 +131,14 @@ class Loop:
         self._unsaved, self._retry_s = True, float("-inf")
         self._write()
         self._lock.release()
+
+    def _tell_retreats(self, now_wall_s: float) -> None:
+        retreats, self.learner.retreats = self.learner.retreats, []
+        for reason in retreats:
+            self._tell(f"the model in force is taken away, the heuristic decides: {reason}")
+            self._audit.write(now_wall_s, "retreat", reason=reason)
+            self._unsaved, self._retry_s = True, float("-inf")
+            self._status_s = float("-inf")
 
     def _hold(self, now_wall_s: float) -> None:
         began_s = self._clock.mono_s()
@@ -156,7 +165,7 @@ class Loop:
                 self._once(f"cannot write the learner's memory: {error}; trying again")
                 self._retry_s = now_s + _RETRY_S
         if not self._unsaved:
-            self._publisher.bring(self.learner.incumbent)
+            self._publisher.bring(self.learner.in_force(self._clock.wall_s()))
         if now_s - self._status_s >= STATUS_S:
             self._status_s = now_s
             self._tell_status()
@@ -186,7 +195,7 @@ def round_facts(held: Round) -> dict[str, Any]:
 def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> Mapping[str, Any]:
     """Where a learner stands, as plain values."""
     memory, model = learner.memory, learner.incumbent
-    data = learner.settings.data
+    data, guard = learner.settings.data, memory.guard
     return {
         "at_wall_s": round(now_wall_s, 3),
         "seen": memory.seen,
@@ -211,5 +220,14 @@ def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> Mapping[
             "congestion_ms": model.congestion_ms,
             "validation": dict(model.validation),
         },
+        "guard": {
+            **guard.watch.figures(),
+            "heuristic_blocks": float(len(guard.watch.baseline)),
+            "retreats": float(guard.retreats),
+            "held_s": max(guard.held_until_wall_s - now_wall_s, 0.0),
+            "heuristics_turn": float(model is not None and learner.rests(now_wall_s)),
+        }
+        if learner.settings.guarded
+        else None,
         "last": None if learner.last is None else round_facts(learner.last),
     }

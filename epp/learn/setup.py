@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.config.load import parse_config
 from epp.config.schema import Config
 from epp.config.strict import decode
@@ -95,6 +97,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         raise ConfigError(source, "records.folder", "not set", "set it, or give --records")
     places = ModelPlaces(model or folder / "reward.json")
     promotion = arguments.promotion or settings.promotion
+    settings = msgspec.structs.replace(settings, promotion=promotion)
     if records is not None or promotion == "screen":
         return Setup(settings, places, folder, None, "models decide as soon as they pass the gate")
     if arguments.config is not None and config.policy.name != POLICY:

@@ -46,9 +46,30 @@ def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str
             + (f"; classes {', '.join(map(repr, model['classes']))}" if model["classes"] else "")
             + (f"; a token to compute takes {price:.2g} ms from others" if price else "")
         )
+    if told.get("guard") is not None:  # a status of before there was a guard has none
+        lines += _guard_lines(told["guard"])
     if told["last"] is not None:
         lines += round_lines(told["last"])
     return lines
+
+
+def _guard_lines(guard: Mapping[str, float]) -> Iterator[str]:
+    """The whole fleet under models against the heuristic."""
+    line = f"guard: {guard['heuristic_blocks']:.0f} blocks of the heuristic"
+    if guard["fleet_blocks"]:
+        line += (
+            f"; {guard['fleet_blocks']:.0f} of models: {guard['fleet_slow']:.1%} slow, "
+            f"{guard['fleet_expected']:.1%} under the heuristic at that load, "
+            f"{guard['fleet_allowed']:.1%} allowed; evidence {guard['fleet_evidence']:.2g}"
+        )
+    if guard["fleet_blocks_without_comparison"]:
+        line += f"; {guard['fleet_blocks_without_comparison']:.0f} without comparison"
+    yield line
+    if guard["retreats"]:
+        held = f"; models are held back for {guard['held_s']:.0f} s more" if guard["held_s"] else ""
+        yield f"  retreats to the heuristic: {guard['retreats']:.0f}{held}"
+    if guard["heuristics_turn"]:
+        yield "  it is the heuristic's turn: its blocks keep the comparison fresh"
 
 
 def _read(places: ModelPlaces, disk: Disk) -> dict[str, Any] | None:

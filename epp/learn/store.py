@@ -16,6 +16,7 @@ import xxhash
 
 from epp.config.reward_model import dump_reward_model, parse_reward_model
 from epp.errors import ConfigError
+from epp.learner.guard import GuardState
 from epp.learner.monitors import Frozen
 from epp.learner.pools import Pools
 from epp.learner.rounds import Memory, blank
@@ -54,6 +55,7 @@ class _Meta(msgspec.Struct):
     short: int
     frozen: list[tuple[int, int, float]]
     feed: FeedState
+    guard: GuardState = msgspec.field(default_factory=GuardState)
 
 
 class MemoryStore:
@@ -132,6 +134,7 @@ def _packed(memory: Memory, feed: FeedState, count: int, settings: LearnerSettin
         short=memory.short,
         frozen=[(left.round, len(left.samples), left.error_ms) for left in memory.frozen],
         feed=feed,
+        guard=memory.guard,
     )
     arrays["meta"] = np.frombuffer(msgspec.json.encode(meta), np.uint8)
     file = io.BytesIO()
@@ -210,6 +213,7 @@ def _memory(arrays: Arrays, meta: _Meta, settings: LearnerSettings) -> Memory:
     memory.incumbent, memory.newest = (_model(arrays[name]) for name in ("incumbent", "newest"))
     memory.seen, memory.since, memory.rounds = meta.seen, meta.since, meta.rounds
     memory.passed, memory.silent, memory.short = meta.passed, meta.silent, meta.short
+    memory.guard = meta.guard
     return memory
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from epp.learner.coreset import farthest_first, gradients
 from epp.learner.fitting import Origin, fit, hidden_of, inputs_for, targets_of, with_validation
 from epp.learner.gate import Verdict, judge, regret
+from epp.learner.guard import GuardState, rests, take
 from epp.learner.monitors import (
     Bin,
     Frozen,
@@ -104,6 +105,7 @@ class Memory:
         passed: of them, those that the gate let through.
         silent: requests that said nothing.
         short: how many times more than usual is held out, because logged choices overlapped too little.
+        guard: what is known of the fleet under the heuristic and under models.
     """
 
     pools: Pools
@@ -117,6 +119,7 @@ class Memory:
     passed: int = 0
     silent: int = 0
     short: int = 0
+    guard: GuardState = field(default_factory=GuardState)
 
 
 def blank(settings: LearnerSettings) -> Memory:
@@ -140,11 +143,21 @@ class Learner:
         self.memory = blank(settings) if memory is None else memory
         #: The last round of this life.
         self.last: Round | None = None
+        #: Why models were taken away between rounds, for whoever tells people; emptied by it.
+        self.retreats: list[str] = []
 
     @property
     def incumbent(self) -> RewardModel | None:
-        """The model in force."""
+        """The last model that passed, None before there is one, and after it was taken away."""
         return self.memory.incumbent
+
+    def rests(self, now_wall_s: float) -> bool:
+        """Whether it is the heuristic's turn, whatever model there is (`epp.learner.guard`)."""
+        return self.settings.guarded and rests(self.settings.guard, self._seed, now_wall_s)
+
+    def in_force(self, now_wall_s: float) -> RewardModel | None:
+        """The model that decides: the incumbent, where it is not the heuristic's turn."""
+        return None if self.rests(now_wall_s) else self.memory.incumbent
 
     def take(self, decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> bool:
         """A finished request; whether it says anything.
@@ -168,6 +181,11 @@ class Learner:
         memory.logged.append(logged)
         memory.seen += 1
         memory.since += 1
+        if self.settings.guarded:
+            reason = take(memory.guard, logged, self.settings)
+            if reason:
+                self.retreats.append(reason)
+                memory.incumbent = None
 
     def due(self) -> bool:
         """Whether a round is to be held."""
@@ -201,7 +219,7 @@ class Learner:
         memory = self.memory
         origin = Origin(memory.seen, memory.rounds, now_wall_s, self._seed_of(0))
         candidate = fit(training, self.settings, origin, beside=self._beside())
-        verdict = self._judged(candidate, training, held_out)
+        verdict = self._allowed(self._judged(candidate, training, held_out), now_wall_s)
         self._note_overlap(verdict)
         found = calibration(
             candidate.predict(inputs_for(candidate, held_out))[:, 0], held_out, self.settings.monitors.bins
@@ -263,6 +281,15 @@ class Learner:
             return verdict
         reason = f"refused: the heuristic would have cost {found['regret_ms']:.1f} ms less than what ran"
         return replace(verdict, passed=False, reason=reason, regretted=True)
+
+    def _allowed(self, verdict: Verdict, now_wall_s: float) -> Verdict:
+        """The verdict, refused while models are held back after a retreat."""
+        guard = self.memory.guard
+        left_s = guard.held_until_wall_s - now_wall_s
+        if not verdict.passed or not self.settings.guarded or left_s <= 0.0:
+            return verdict
+        reason = f"refused: held back for {left_s:.0f} s more after retreat {guard.retreats} to the heuristic"
+        return replace(verdict, passed=False, reason=reason)
 
     def _final(
         self,

@@ -115,6 +115,29 @@ class Monitors(Section, frozen=True):
     regret_z: NotNegative = 3.0
 
 
+class Guard(Section, frozen=True):
+    """Whether a policy that decides without a trial is to be regretted.
+
+    Attributes:
+        on: whether the fleet under a model is compared with the fleet under the heuristic. A trial does that
+            itself.
+        level: one over the blocks, in the mean, after which a model may go that is just within
+            `Goal.fleet_margin`.
+        every_s: in each such time the heuristic has a turn, at a random moment,
+        rest_s: of so long; 0 for none: then only what it served before the first model is compared with.
+    """
+
+    on: bool = True
+    level: Annotated[float, msgspec.Meta(gt=0.0, le=0.2)] = 0.01
+    every_s: Positive = 7200.0
+    rest_s: NotNegative = 600.0
+
+    def __post_init__(self) -> None:
+        """A turn must fit."""
+        if self.rest_s >= self.every_s:
+            raise ValueError("rest_s must be less than every_s")
+
+
 class LearnerSettings(Section, frozen=True):
     """Everything about the learner's judgement.
 
@@ -126,10 +149,11 @@ class LearnerSettings(Section, frozen=True):
         data: the samples.
         gate: before promotion.
         monitors: after it.
+        guard: after it, where there is no trial.
         promotion: ``switchback`` tries the learned policy against the heuristic before it decides for users;
             ``screen`` lets it decide as soon as a model passed the gate.
         trial: how that is tried: goal, evidence, stages (docs/tuner.md).
-        retry_s: after a trial that came to nothing, the next one waits so long.
+        retry_s: after a trial that came to nothing, or a retreat, the next one waits so long.
         late_s: a request without an outcome is waited for so long.
         keep: versions of the model that are kept beside the file.
         seed: of all draws.
@@ -141,9 +165,15 @@ class LearnerSettings(Section, frozen=True):
     data: Data = Data()
     gate: Gate = Gate()
     monitors: Monitors = Monitors()
+    guard: Guard = Guard()
     promotion: Literal["switchback", "screen"] = "switchback"
     trial: TunerSettings = TunerSettings()
     retry_s: NotNegative = 3600.0
     late_s: Positive = 300.0
     keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
     seed: int = 0
+
+    @property
+    def guarded(self) -> bool:
+        """Whether models decide without a trial, and somebody watches."""
+        return self.promotion == "screen" and self.guard.on

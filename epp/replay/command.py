@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
-from epp.learner.settings import Data, LearnerSettings
+from epp.learner.settings import Data
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp.replay.cells import cells_of, sweep_cells
@@ -22,7 +23,7 @@ from epp.replay.files import save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
 from epp.replay.kv_retry import command as kv_retry
-from epp.replay.learned import Learning
+from epp.replay.learned import UNTRIED, Learning
 from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
 from epp.replay.workloads.registry import WORKLOADS
@@ -185,7 +186,7 @@ def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace)
     data = {name: value for name, value in asked.items() if value is not None}
     if not data:
         return policies
-    settings = LearnerSettings(data=Data(**data))
+    settings = msgspec.structs.replace(UNTRIED, data=Data(**data))
     return tuple(
         replace(policy, learning=Learning(settings)) if policy.name == Lodestar.name else policy
         for policy in policies

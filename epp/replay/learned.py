@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.learner.rounds import Learner, Round
-from epp.learner.settings import LearnerSettings
+from epp.learner.settings import Guard, LearnerSettings
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.replay.learned_trial import TICK_S, Trial
 from epp.sim.fleet import ZERO_WALL_S, FleetSim
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: Virtual time from a round's beginning to its model's first decision: reading records each second, two or
 #: three trainings of one or two seconds each on one core, the file, and the picker's look at it.
 TRAINING_S = 10.0
+#: Without a trial, and without the heuristic's turns: one of them is longer than most windows.
+UNTRIED = LearnerSettings(promotion="screen", guard=Guard(rest_s=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Learning:
         on_trial: whether a trial comes between gate and promotion, as ``settings.trial`` says.
     """
 
-    settings: LearnerSettings = field(default_factory=LearnerSettings)
+    settings: LearnerSettings = UNTRIED
     training_s: float = TRAINING_S
     freeze_at_s: float | None = None
     model: RewardModel | None = None
@@ -90,6 +92,7 @@ class Lesson:
         chosen: per request, in the order of decisions: seconds after the start, the pick's fallback code, the
             prediction for it (NaN without one).
         trial: what a trial came to: seconds after the start, phase before and after, reason; empty without.
+        retreats: where there is none: when models were taken away on regret, and why.
     """
 
     rounds: list[Held] = field(default_factory=list)
@@ -97,6 +100,7 @@ class Lesson:
     foreign: list[int] = field(default_factory=lambda: [0, 0])
     chosen: list[tuple[float, int, float]] = field(default_factory=list)
     trial: list[tuple[float, str, str, str]] = field(default_factory=list)
+    retreats: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def first_model_s(self) -> float:
@@ -138,13 +142,17 @@ class LearnedSim(FleetSim):
         seed: int,
         options: WindowOptions | None = None,
     ) -> None:
-        self.learner = Learner(learning.settings, seed)
+        settings = learning.settings
+        if learning.on_trial:  # a trial watches the fleet itself
+            settings = msgspec.structs.replace(settings, promotion="switchback")
+        self.learner = Learner(settings, seed)
         self.learner.memory.incumbent = learning.model
         self.lesson = Lesson()
         self._learning = learning
         self._learned = replace(policy, model=learning.model, min_samples=learning.least)
         self._pending: dict[str, Decision] = {}
         self._training = False
+        self._model = learning.model
         self._decider: Picker
         super().__init__(
             requests,
@@ -187,6 +195,7 @@ class LearnedSim(FleetSim):
         if self.trial is not None:
             self.trial.ended(decision, outcome)
         self.learner.take(decision, outcome)
+        self._guard()
         late = self._learning.freeze_at_s
         if self._training or (late is not None and self.now_s >= late) or not self.learner.due():
             return
@@ -228,8 +237,26 @@ class LearnedSim(FleetSim):
 
     def _put_in_force(self, model: RewardModel | None) -> None:
         self._training = False
-        self._learned = replace(self._learned, model=model)
-        self._decider.replace_policy(self._learned)
+        if model is self.learner.incumbent:  # else it was taken away while it was on its way
+            self._model = model
+            self._decide()
+
+    def _decide(self) -> None:
+        """Put the model in force, or the heuristic where it is its turn."""
+        rests = self.learner.rests(ZERO_WALL_S + self.loop.now_ms / 1e3)
+        model = None if rests else self._model
+        if model is not self._learned.model:
+            self._learned = replace(self._learned, model=model)
+            self._decider.replace_policy(self._learned)
+
+    def _guard(self) -> None:
+        """Retreats, and the heuristic's turns: in force at once, as when the file goes."""
+        for reason in self.learner.retreats:
+            self.lesson.retreats.append((self.now_s, reason))
+            self._model = None
+        self.learner.retreats.clear()
+        if self.learner.settings.guarded:
+            self._decide()
 
 
 def run_learned(

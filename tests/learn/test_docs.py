@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epp.learner.settings import Data, Gate, LearnerSettings, Monitors, Network
+from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Monitors, Network
 
 PAGE = (Path(__file__).parents[2] / "docs" / "learner.md").read_text()
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -15,6 +15,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "data": Data,
     "gate": Gate,
     "monitors": Monitors,
+    "guard": Guard,
     "": LearnerSettings,
 }
 
