@@ -73,8 +73,9 @@ class RequestView:
             ``""`` for a prompt without a full block.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
         expected_output_tokens: mean answer of the model of late, no more than the client's limit.
-        prefix_sharing: requests of the last minute, fading, that parted from the known prefixes where this
-            one does: many for a context that prompts share, none for a conversation that goes on.
+        prefix_sharing: requests of the last minute, fading and a burst being one, that parted from the known
+            prefixes where this one does: many for a context that prompts share, none for a conversation that
+            goes on.
         language: of the prompt, by its script (`epp.prompt.language`); ``""`` when not known.
         task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
         tried_models: of `FleetView.models` those that the client says have answered it wrongly, sorted.

@@ -68,8 +68,9 @@ class GorgoMs:
     request sees. Where a prefix is shared by many, a further copy of it will be used by others, so that the
     price of copying it falls towards its own time:
     ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``, ``sharing`` being the recent
-    requests that parted from the same prefix. Defaults: source [P], found best over 28 cells; the surface is
-    flat around them. docs/gorgo-ms.md derives the formula.
+    requests that parted from the same prefix, a burst of them counting once (`epp.signals.popularity`).
+    Defaults: source [P], found best over 28 cells; the surface is flat around them. docs/gorgo-ms.md derives
+    the formula.
 
     Attributes:
         upload_rounds: round trips per doubling of a body, at most, on connections of which it is not known

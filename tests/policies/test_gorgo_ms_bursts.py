@@ -1,0 +1,65 @@
+"""gorgo-ms and contexts that many share, by conversation: siblings stay together, a steady crowd gets copies."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.decide.picker import Ask
+from epp.policies.gorgo_ms import GorgoMs
+from epp.prompt.types import MeasuredPrompt
+from tests.kit.records import POOL, WALL_S, picker_of
+
+BLOCK_TOKENS, CONTEXT, TASK, SIBLINGS = 64, 80, 2, 8
+
+
+def _ask(sibling: int | None) -> Ask:
+    """The planner's request, or one of a sibling: the planner's context and a task of its own."""
+    blocks = list(range(1, CONTEXT + 1))
+    if sibling is not None:
+        blocks += [1_000 * (sibling + 1) + number for number in range(TASK)]
+    prompt = MeasuredPrompt(0, len(blocks) * BLOCK_TOKENS, blocks, float(BLOCK_TOKENS))
+    return Ask(model="m", prompt=prompt, body_bytes=9000, max_output_tokens=90, api="openai-chat")
+
+
+def _fan_out(apart_s: float) -> tuple[set[str], list[float]]:
+    """A planner and its siblings, so far apart, each answering for ever.
+
+    Returns:
+        Who served the siblings, and for each of them the price of a millisecond of copying the context.
+    """
+    picker = picker_of(GorgoMs.name)
+    for endpoint in POOL:
+        picker.fleet.assume_rtt(endpoint.address, 20.0)
+    now_s = 1.0
+    planner = picker.pick(_ask(None), now_s, WALL_S + now_s)
+    picker.first_token(planner.id, now_s + 0.5)
+    picker.end(planner.id, "completed", now_s + 1.0)
+    now_s += 3.0
+    served, prices = set[str](), list[float]()
+    for sibling in range(SIBLINGS):
+        decision = picker.pick(_ask(sibling), now_s, WALL_S + now_s)
+        fleet, prefill = decision.fleet, decision.ranking.terms["prefill"]
+        holds, lacks = fleet.cached_tokens.argmax(), fleet.cached_tokens.argmin()
+        copied = float(fleet.cached_tokens[holds] - fleet.cached_tokens[lacks])
+        if copied:
+            saved_ms = float(fleet.prefill_ms_per_token[lacks]) * copied
+            prices.append(float(prefill[lacks] - prefill[holds]) / saved_ms)
+        picker.first_token(decision.id, now_s + 0.05)
+        served.add(decision.endpoint)
+        now_s += apart_s
+    return served, prices
+
+
+def test_siblings_do_not_make_copies_cheap_for_each_other_and_stay_where_their_context_is() -> None:
+    served, prices = _fan_out(apart_s=0.06)
+    assert len(served) == 1
+    assert min(prices) > 3.0
+    assert len(prices) == SIBLINGS
+
+
+def test_a_crowd_that_keeps_coming_makes_copies_cheap_and_gets_them() -> None:
+    served, prices = _fan_out(apart_s=6.0)
+    assert len(served) > 1
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(4.0, rel=0.02)
+    assert prices[-1] < 3.0
