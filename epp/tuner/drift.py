@@ -5,10 +5,9 @@ Owns the comparison of two stretches of time: arrival rate, prompts, share of sl
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from epp.tuner.histogram import NEVER
+from epp.tuner.histogram import bin_of
 from epp.tuner.state import Features
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 def features(baseline: Baseline, thresholds: Thresholds) -> Features:
     """Features of a stretch of time in which the incumbent served."""
-    limit = math.floor(math.log(max(thresholds.slow_ms, 0.01)) / math.log(1.01))
-    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit or place == NEVER)
+    limit = bin_of(thresholds.slow_ms)
+    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit)
     requests = max(1, baseline.requests)
     return Features(
         weights_version=baseline.weights_version,

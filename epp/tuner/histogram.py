@@ -20,18 +20,17 @@ NEVER = 1_000_000
 _LOWEST_MS = 0.01
 
 
+def bin_of(value_ms: float) -> int:
+    """The bin of a latency; `NEVER` for NaN, one that never came."""
+    if math.isnan(value_ms):
+        return NEVER
+    return min(NEVER - 1, math.floor(math.log(max(value_ms, _LOWEST_MS)) / _STEP))
+
+
 def count(histogram: Histogram, value_ms: float) -> None:
     """Count one latency; NaN as one that never came."""
-    if math.isnan(value_ms):
-        place = NEVER
-    else:
-        place = min(NEVER - 1, math.floor(math.log(max(value_ms, _LOWEST_MS)) / _STEP))
+    place = bin_of(value_ms)
     histogram[place] = histogram.get(place, 0) + 1
-
-
-def merged(a: Mapping[int, int], b: Mapping[int, int]) -> Histogram:
-    """Both counts in one."""
-    return {place: a.get(place, 0) + b.get(place, 0) for place in {*a, *b}}
 
 
 def quantile(histogram: Mapping[int, int], q: float) -> float:

@@ -86,6 +86,10 @@ class Split(_Arms, frozen=True, tag="split"):
 
     share: Annotated[float, msgspec.Meta(gt=0.0, le=0.5)] = 0.05
 
+    def judged(self, _wall_s: float) -> bool:
+        """Every request is: nothing is switched."""
+        return True
+
 
 class Switchback(_Arms, frozen=True, tag="switchback"):
     """The whole fleet switches between the arms: pairs of blocks, one each, in random order.

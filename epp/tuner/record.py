@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.tuner.histogram import Histogram, count
-from epp.tuner.plan import INCUMBENT, PREVIOUS, Split, Switchback
+from epp.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.samples import judged
 from epp.tuner.tally import Tally, add, differences, joined, measured_ms
 
@@ -145,8 +145,3 @@ def copied(record: Record) -> Record:
         next_unit=record.next_unit,
         late=record.late,
     )
-
-
-def is_split(trial: Trial) -> bool:
-    """Whether both arms run at once."""
-    return isinstance(trial, Split)

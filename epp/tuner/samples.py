@@ -103,8 +103,7 @@ def judged(sample: Sample, trial: Trial) -> bool:
     """Whether a sample counts in the analysis of a trial: of it, and past the dropped part of its block."""
     if sample.stamp is None or sample.stamp.trial != trial.id:
         return False
-    judge = getattr(trial, "judged", None)
-    return judge is None or bool(judge(sample.dispatched_wall_s))
+    return trial.judged(sample.dispatched_wall_s)
 
 
 def sample_of(

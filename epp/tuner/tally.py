@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from epp.tuner.settings import Goal
 
 SLOW, E2E, ERRORS, CONCENTRATION = "slow", "e2e", "errors", "concentration"
-MEASURES = (SLOW, E2E, ERRORS, CONCENTRATION)
 
 
 class Thresholds(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.tuner.histogram import NEVER, Histogram, count
+from epp.tuner.histogram import NEVER, Histogram, bin_of
 from epp.tuner.tally import measured_ms
 from epp.tuner.verdict import uncorrelated
 
@@ -154,9 +154,7 @@ def enter(watch: Watch, sample: Sample, settings: TunerSettings) -> None:
     filling.requests += 1
     filling.prompt_tokens += sample.prompt_tokens
     filling.tried = filling.tried or sample.stamp is not None
-    fine: Histogram = {}
-    count(fine, measured_ms(sample, settings.goal))
-    place = next(iter(fine))
+    place = bin_of(measured_ms(sample, settings.goal))
     coarse = NEVER if place == NEVER else place // _COARSE
     filling.places[coarse] = filling.places.get(coarse, 0) + 1
 
@@ -223,9 +221,7 @@ def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
 
 def coarse_limit(slow_ms: float) -> int:
     """The coarse place that T falls into; what lies above is slow."""
-    fine: Histogram = {}
-    count(fine, slow_ms)
-    return next(iter(fine)) // _COARSE
+    return bin_of(slow_ms) // _COARSE
 
 
 def comparable(baseline: Sequence[Block], block: Block) -> list[Block]:
