@@ -16,6 +16,7 @@ from msgspec.inspect import ListType, StructType, UnionType, type_info
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
 from epp.config.schema import Config
+from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,11 @@ FILES = (
         "The weights files (`weights_file`, `overrides_file`)",
         WeightsFile,
         WEIGHTS_NOTE,
+    ),
+    (
+        "The tuner's settings (`epp tune --settings`)",
+        TunerSettings,
+        "Read when a command starts. What the words mean: [docs/tuner.md](tuner.md).",
     ),
 )
 

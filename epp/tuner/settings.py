@@ -32,7 +32,7 @@ class Goal(Section, frozen=True):
             time before the trial, that is not tolerated.
         worth: fall of the share of slow requests below which a candidate is not worth its trial.
         promise: fall of p95 of the measure that a rehearsal must promise before a candidate is tried live, as
-            a part of it. Less than this could hardly be shown within `Evidence.max_pairs`.
+            a part of it. Less than this could hardly be shown within `evidence.max_pairs`.
     """
 
     measure: Literal["ttft", "felt"] = "ttft"
@@ -55,7 +55,7 @@ class Evidence(Section, frozen=True):
         false_promotions: share of promotions that may be false, over all candidates ever.
         guard_level: chance with which a guardrail may err, each.
         fleet_level: one over the blocks, in the mean, after which the guard over the whole fleet may end a
-            trial that is just within `Goal.fleet_margin`.
+            trial that is just within `goal.fleet_margin`.
         block_bound: differences of a pair of blocks count no more than this.
         min_pairs: pairs of blocks before any verdict.
         max_pairs: pairs after which a candidate is given up.
