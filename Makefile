@@ -130,7 +130,7 @@ bench-parts: setup ## single parts: bare transports, recorder, ways of observing
 	$(BIN)/python -m bench.restore_model
 	$(BIN)/python -m bench.simulator
 
-bench-policies: setup ## policies on the cells they are judged on, into build/policies (under 20 minutes on 2 cores)
+bench-policies: setup ## policies on the cells they are judged on, into build/policies (at most 20 minutes; goes on where it was)
 	$(BIN)/python -m bench.policies --out build/policies
 
 bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned first; hours, may be stopped and gone on with

@@ -8,12 +8,14 @@
 Prints the table, and writes ``report.html``, ``results.json`` and a page for each cell into ``--out``. The
 short run takes the first ten minutes of few cells, the baselines that come near the best, and the tuned
 weights that ``bench/policy_weights.json`` keeps; ``--tune`` makes that file. Runs are kept in ``--folder``:
-what was run once, of the same source, is not run again.
+what was run once, of the same source, is not run again. The short run goes seed by seed and begins none that
+would not end within ``--minutes``: on a slow machine it tells of fewer seeds, and called again it goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from pathlib import Path
@@ -24,10 +26,10 @@ import msgspec
 from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, WIDE, Weights, cells_of, chosen, tuning_tasks
 from bench.policy_figures import written
 from bench.policy_report import text_of, write_report
-from bench.policy_runs import Shelf, digest_of
+from bench.policy_runs import Shelf, TimeLimit, digest_of
 from bench.policy_summary import CellRuns, summarise
 from epp.replay.policy_cells import DEVELOPMENT_SEEDS, SCORING_SEEDS
-from epp.replay.simulate import Task
+from epp.replay.simulate import Outcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent.parent / "docs" / "gorgo-ms.md"
 WEIGHTS = Path(__file__).parent / "policy_weights.json"
 _SHORT_S, _SHORT_SEEDS, _FULL_SEEDS = 600.0, 5, 20
+#: The short run's; what is left of 20 is for setting up, and for a seed that takes longer than those before.
+_SHORT_MINUTES = 16.0
 _WIDE_S, _WIDE_SEEDS = 300.0, 3
 _SHORT_BUDGET, _FULL_BUDGET = 8, 24
 
@@ -53,7 +57,9 @@ def main() -> int:
     entries = _entries(arguments)
     weights = _tuned(shelf, entries, cells, arguments)
     seeds = (DEVELOPMENT_SEEDS if arguments.development else SCORING_SEEDS)[: arguments.seeds]
-    runs = _run(shelf, entries, cells, seeds, weights, kept_only=arguments.kept_only)
+    limit = TimeLimit(60.0 * arguments.minutes, time.monotonic)
+    runs = _run(shelf, entries, cells, seeds, weights, kept_only=arguments.kept_only, limit=limit)
+    _tell(limit, len(runs[0].seeds), len(seeds))
     summary = summarise(runs, {entry.label: entry for entry in entries})
     print(text_of(summary, runs))
     if arguments.page:
@@ -110,6 +116,7 @@ def _run(
     weights: Weights,
     *,
     kept_only: bool,
+    limit: TimeLimit,
 ) -> list[CellRuns]:
     """Seed by seed, so that a run that was stopped has whole seeds; ``kept_only`` runs no others."""
     plan = [
@@ -127,12 +134,26 @@ def _run(
         print(f"{len(by_seed)} of {len(seeds)} seeds were run", file=sys.stderr)
     if not by_seed:
         sys.exit("no seed has all its runs")
-    outcomes = shelf.run([task for tasks in by_seed.values() for task in tasks])
-    runs = {cell.name: CellRuns(cell, list(by_seed), {}, {}) for cell in cells}
+    outcomes, run_seeds = list[Outcome](), list[int]()
+    for seed, tasks in by_seed.items():
+        if run_seeds and not shelf.has(tasks) and not limit.fits_another():
+            break
+        outcomes += shelf.run(tasks)
+        run_seeds.append(seed)
+        limit.ended()
+    runs = {cell.name: CellRuns(cell, run_seeds, {}, {}) for cell in cells}
     for number, (cell, entry, policy) in enumerate(plan):
         runs[cell.name].outcomes[entry.label] = outcomes[number :: len(plan)]
         runs[cell.name].weights[entry.label] = dict(policy.weights)
     return list(runs.values())
+
+
+def _tell(limit: TimeLimit, done: int, wanted: int) -> None:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
+    took = f"{limit.spent_s:.0f} s, {cpu_s:.0f} s of CPU time"
+    left = "; the time is over: called again, it goes on" if limit.limit_s and done < wanted else ""
+    print(f"{done} of {wanted} seeds, {took}{left}", file=sys.stderr)
 
 
 def _any_source(policy: str) -> str:  # noqa: ARG001 - in the place of `digest_of`
@@ -164,6 +185,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=-1.0, help="of each window, 0 for the whole")
     parser.add_argument("--tune", action="store_true", help=f"search for weights, and keep them in {WEIGHTS}")
     parser.add_argument("--budget", type=int, default=0, help="weights that a search tries")
+    parser.add_argument(
+        "--minutes", type=float, default=-1.0, help="begin no seed that would end later, 0 for no limit"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("build/policy-runs"))
     parser.add_argument("--any-source", action="store_true", help="take runs of other source, too")
@@ -177,6 +201,8 @@ def _arguments() -> argparse.Namespace:
     arguments.cells = arguments.cells or ("wide" if wide else "")
     arguments.seeds = arguments.seeds or (_FULL_SEEDS if full else _WIDE_SEEDS if wide else _SHORT_SEEDS)
     arguments.budget = arguments.budget or (_FULL_BUDGET if full else _SHORT_BUDGET)
+    if arguments.minutes < 0.0:
+        arguments.minutes = 0.0 if full or wide else _SHORT_MINUTES
     if arguments.seconds < 0.0:
         arguments.seconds = 0.0 if full else _WIDE_S if wide else _SHORT_S
     return arguments

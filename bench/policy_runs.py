@@ -182,6 +182,34 @@ class Shelf:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
+class TimeLimit:
+    """The time that rounds of work may take together, each taking as long as the longest so far.
+
+    Attributes:
+        limit_s: 0 for as long as it takes.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
+        self.limit_s, self._clock = limit_s, clock
+        self._began_s = self._last_s = clock()
+        self._longest_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Since the beginning."""
+        return self._clock() - self._began_s
+
+    def fits_another(self) -> bool:
+        """Whether one more round should end in time."""
+        return not self.limit_s or self.spent_s + self._longest_s <= self.limit_s
+
+    def ended(self) -> None:
+        """A round is over."""
+        now_s = self._clock()
+        self._longest_s = max(self._longest_s, now_s - self._last_s)
+        self._last_s = now_s
+
+
 def _lines(path: Path, kind: type[_T]) -> list[_T]:
     """The lines of a file; the last may be half of one."""
     out: list[_T] = []

@@ -22,7 +22,7 @@ from bench.policy_entries import (
     tuning_tasks,
 )
 from bench.policy_report import text_of, write_report
-from bench.policy_runs import Shelf, digest_of, policy_modules
+from bench.policy_runs import Shelf, TimeLimit, digest_of, policy_modules
 from bench.policy_summary import BEST_LIVE, BEST_PAPER, BEST_SCRAPED, CellRuns, summarise
 from epp.policies.registry import POLICIES, create
 from epp.replay.measure import Figures, Quantiles
@@ -215,6 +215,32 @@ def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: P
     kept.write_bytes(kept.read_bytes()[:-20])
     assert shelf().has(tasks[:1])
     assert not shelf().has(tasks)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "rounds_s", "done"),
+    [
+        (0.0, [900.0] * 5, 5),  # no limit
+        (960.0, [180.0] * 6, 5),
+        (960.0, [1000.0, 10.0], 1),  # the first is always done
+        (960.0, [10.0, 10.0, 700.0, 10.0], 3),  # what took longest may come again
+        (960.0, [0.0, 0.0, 960.0], 3),  # rounds that are kept take no time
+    ],
+)
+def test_no_round_begins_that_would_not_end_in_time(
+    limit_s: float, rounds_s: Sequence[float], done: int
+) -> None:
+    now_s = [100.0]
+    limit = TimeLimit(limit_s, lambda: now_s[0])
+    ended = 0
+    for took_s in rounds_s:
+        if ended and not limit.fits_another():
+            break
+        now_s[0] += took_s
+        limit.ended()
+        ended += 1
+    assert ended == done
+    assert limit.spent_s == pytest.approx(sum(rounds_s[:done]))
 
 
 def test_the_report_says_what_the_table_says(tmp_path: Path) -> None:
