@@ -50,14 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=ACTIONS,
         metavar="ACTION",
         help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
-        "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw",
+        "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw: search",
     )
     setups.add_arguments(parser)
     parser.add_argument(
         "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
     )
     parser.add_argument(
-        "--budget", type=setups.at_least_one, default=BUDGET, help="simulated measurements (%(default)s)"
+        "--budget",
+        type=setups.at_least_one,
+        default=BUDGET,
+        help="simulated measurements of a rehearsal (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")

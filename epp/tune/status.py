@@ -155,13 +155,14 @@ def _switchback(state: State, settings: TunerSettings, told: Status) -> Iterator
         f"of e^{figures['log_need']:.2f} that a promotion takes"
     )
     for measure, margin in margins(settings.goal).items():
-        yield f"  guard: {_TITLES[measure]} {_span(figures, measure)}, up to {margin:+.2%} allowed"
+        yield f"  guard: {_TITLES[measure]} {_span(figures, measure)}, up to {100.0 * margin:+.2f} allowed"
     verdict = judge_switchback(record, settings, math.exp(-figures["log_need"]))
     yield f"  verdict so far: {verdict.reason}"
 
 
 def _span(figures: Mapping[str, float], measure: str) -> str:
-    return f"[{figures[f'{measure}_low']:+.2%}, {figures[f'{measure}_high']:+.2%}]"
+    low, high = (100.0 * figures[f"{measure}_{end}"] for end in ("low", "high"))
+    return f"[{low:+.2f}, {high:+.2f}] points"
 
 
 def running(lock: Path, now_wall_s: float) -> str:
