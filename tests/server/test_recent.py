@@ -1,0 +1,38 @@
+"""How many decisions a running picker remembers for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.bench.rig import Rig, request
+from epp.server.core import Decided, RecentDecisions
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+
+
+def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
+    """Ids of decisions that are still known after ten of them, the oldest first."""
+    core, ids = Rig(endpoints).core, []
+    for _ in range(10):
+        decided = core.decide(request(BODY))
+        assert isinstance(decided, Decided)
+        recent.add(decided.decision)
+        ids.append(decided.decision.id)
+    newest = recent.get("last")
+    assert newest is not None
+    assert newest.id == ids[-1]
+    return [one for one in ids if recent.get(one) is not None]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "size", "most", "kept"),
+    [(3, 1000, 64_000, 10), (3, 4, 64_000, 4), (3, 1000, 20, 6), (3, 2, 20, 2), (30, 1000, 20, 1)],
+)
+def test_the_oldest_go_by_number_and_by_endpoints(endpoints: int, size: int, most: int, kept: int) -> None:
+    assert len(remembered(RecentDecisions(size, most), endpoints)) == kept
+
+
+def test_nothing_is_known_of_others() -> None:
+    recent = RecentDecisions()
+    assert recent.get("last") is None
+    assert recent.get("0123456789abcdef-1") is None
