@@ -102,20 +102,36 @@ def run(arguments: argparse.Namespace) -> int:
     return _run(setup, every_s=arguments.every, budget=arguments.budget)
 
 
-def build_session(setup: Setup, check: Callable[[], None], tell: Callable[[str], None], who: str) -> Session:
-    """A session on the files of a setup; whoever makes one holds the lock."""
-    disk = RealDisk()
+def build_session(
+    setup: Setup,
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+    who: str,
+    *,
+    warn: Callable[[str], None] | None = None,
+) -> Session:
+    """A session on the files of a setup; whoever makes one holds the lock.
+
+    Args:
+        setup: the files.
+        check: raises when the lock is lost.
+        tell: takes sentences for the log.
+        who: for the audit log.
+        warn: takes sentences of what is not as it should be; ``tell`` when None.
+    """
+    disk, warn = RealDisk(), warn or tell
     return Session(
         places=setup.places,
         disk=disk,
-        store=StateStore(setup.places, disk, tell),
-        audit=Audit(setup.places, disk, tell, who),
+        store=StateStore(setup.places, disk, warn),
+        audit=Audit(setup.places, disk, warn, who),
         rules=setup.rules,
         policy=setup.policy,
         file_bounds=setup.file_bounds,
         starting=setup.starting,
         check=check,
         tell=tell,
+        warn=warn,
     )
 
 
@@ -187,7 +203,7 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     tidy(setup.places.weights, spared=setup.places.asked)
     try:
         tuner = Tuner(
-            session=build_session(setup, lock.check, log.info, "tuner"),
+            session=build_session(setup, lock.check, log.info, "tuner", warn=log.warning),
             places=setup.places,
             disk=RealDisk(),
             records=setup.records,
@@ -196,7 +212,7 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
             lock=lock,
             clock=SystemClock(),
             rehearsal=ChildRehearsal(setup, budget=budget, tell=log.info),
-            tell=log.info,
+            tell=log.warning,
         )
         with told_files():
             tuner.open()

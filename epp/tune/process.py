@@ -63,4 +63,5 @@ def told_files() -> Iterator[None]:
         yield
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        raise EppError(f"{place}{error.strerror or error}; it must be a file for this process") from error
+        why = f"{place}{error.strerror or error}"
+        raise EppError(f"{why}; this process must be able to read and write there") from error

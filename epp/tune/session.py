@@ -41,6 +41,7 @@ class Session:
         starting: weights in force where no file says other ones.
         check: raises when the lock is lost; asked before anything is written.
         tell: takes sentences for the log.
+        warn: takes those of what is not as it should be.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Session:
         starting: Mapping[str, float],
         check: Callable[[], None],
         tell: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._places, self._disk, self._store, self._audit = places, disk, store, audit
         self.rules, self.policy, self._starting = rules, policy, starting
         self._file_bounds = file_bounds
-        self._check, self._tell = check, tell
+        self._check, self._tell, self._warn = check, tell, warn
         self._plan: Plan | None = None
         self._rendered: bytes | None = None
         self._unsaved = False
@@ -76,7 +78,7 @@ class Session:
         """
         found = self._store.load()
         if found is not None and found.policy != self.policy:
-            self._tell(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")
+            self._warn(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")
             found = None
         if found is None:
             weights = {**self._starting, **self._in_file()}
@@ -120,7 +122,7 @@ class Session:
         """
         if self._plan is None and content != self._rendered:
             who = "is gone" if content is None else "was changed by somebody else"
-            self._tell(f"{self._places.weights} {who}; written again (pins belong into the overrides file)")
+            self._warn(f"{self._places.weights} {who}; written again (pins belong into the overrides file)")
             self._plan = machine.plan_of(self.state)
 
     def _do(self, outcome: tuple[State, list[Action]]) -> None:
@@ -165,7 +167,7 @@ class Session:
             write()
         except OSError as error:
             if self._failing.get(what) != str(error):
-                self._tell(f"cannot write {what}: {error}; keeping it in memory and trying again")
+                self._warn(f"cannot write {what}: {error}; keeping it in memory and trying again")
             self._failing[what] = str(error)
             return False
         if self._failing.pop(what, None) is not None:
@@ -183,6 +185,6 @@ class Session:
         except ConfigError as error:
             aside = self._places.unreadable
             self._disk.replace(aside, content)
-            self._tell(f"{error}; put aside as {aside}, beginning with the configuration's weights")
+            self._warn(f"{error}; put aside as {aside}, beginning with the configuration's weights")
             return {}
         return plan.weights

@@ -84,7 +84,7 @@ class Tuner:
         lock: held.
         clock: the time.
         rehearsal: finds candidates.
-        tell: takes sentences for the log.
+        tell: takes sentences of what is not as it should be.
     """
 
     def __init__(

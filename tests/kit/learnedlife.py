@@ -22,9 +22,6 @@ from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.tune.audit import Audit
 from epp.tune.lock import TunerLock
-from epp.tune.session import Session
-from epp.tune.store import StateStore
-from epp.tune.tuner import Tuner
 from epp.tuner.state import Rules
 from tests.kit.learning import settings_of
 from tests.kit.learnworld import FakeModelDisk
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.learner.settings import LearnerSettings
+    from epp.tune.tuner import Tuner
 
 
 def faster_by_the_model(weights: Mapping[str, float]) -> float:
@@ -71,7 +69,6 @@ class LearnedLife(World):
         )
         lock.acquire()
         trial_lock.acquire()
-        self.lock = trial_lock
         disk, tell = self.model_disk, self.told.append
         loop = Loop(
             settings=self.learner,
@@ -86,29 +83,13 @@ class LearnedLife(World):
             tell=tell,
         )
         loop.open()
-        session = Session(
-            places=self.places,
-            disk=self.disk,
-            store=StateStore(self.places, self.disk, tell),
-            audit=Audit(self.places, self.disk, tell, "learner"),
-            rules=Rules(self.settings, {WEIGHT: (0.0, 1.0)}),
+        self.tuner = loop.trial = self.tuner_of(
+            trial_lock,
+            Contender(lambda: loop.incumbent, self.clock, 600.0),
+            Rules(self.settings, {WEIGHT: (0.0, 1.0)}),
             policy=POLICY,
-            file_bounds=self.book.bounds,
             starting=STARTING,
-            check=trial_lock.check,
-            tell=tell,
-        )
-        self.tuner = loop.trial = Tuner(
-            session=session,
-            places=self.places,
-            disk=self.disk,
-            records=self.records,
-            overrides=self.overrides,
-            bounds=self.book.bounds,
-            lock=trial_lock,
-            clock=self.clock,
-            rehearsal=Contender(lambda: loop.incumbent, self.clock, 600.0),
-            tell=tell,
+            who="learner",
         )
         loop.trial.open()
         self.loop = loop

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from epp.tune.tuner import Rehearsal
     from epp.tuner.state import State
 
 START_WALL_S = 1_700_000_000.0
@@ -184,20 +185,38 @@ class World:
         lock = TunerLock(self.places.lock, tell=self.told.append, pause=lambda _: None)
         lock.acquire()
         bounds = tuner_bounds("gorgo", self.book.bounds)
+        rules = Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)})
+        self.tuner = self.tuner_of(lock, FakeRehearsal(self.finds), rules, policy="gorgo", starting=STARTING)
+        self.tuner.open()
+        return self.tuner
+
+    def tuner_of(
+        self,
+        lock: TunerLock,
+        rehearsal: Rehearsal,
+        rules: Rules,
+        *,
+        policy: str,
+        starting: Mapping[str, float],
+        who: str = "tuner",
+    ) -> Tuner:
+        """A tuner on these files, not yet opened."""
+        tell = self.told.append
+        self.lock = lock
         session = Session(
             places=self.places,
             disk=self.disk,
-            store=StateStore(self.places, self.disk, self.told.append),
-            audit=Audit(self.places, self.disk, self.told.append, "tuner"),
-            rules=Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)}),
-            policy="gorgo",
+            store=StateStore(self.places, self.disk, tell),
+            audit=Audit(self.places, self.disk, tell, who),
+            rules=rules,
+            policy=policy,
             file_bounds=self.book.bounds,
-            starting=STARTING,
+            starting=starting,
             check=lock.check,
-            tell=self.told.append,
+            tell=tell,
+            warn=tell,
         )
-        self.lock = lock
-        self.tuner = Tuner(
+        return Tuner(
             session=session,
             places=self.places,
             disk=self.disk,
@@ -206,11 +225,9 @@ class World:
             bounds=self.book.bounds,
             lock=lock,
             clock=self.clock,
-            rehearsal=FakeRehearsal(self.finds),
-            tell=self.told.append,
+            rehearsal=rehearsal,
+            tell=tell,
         )
-        self.tuner.open()
-        return self.tuner
 
     def die(self) -> None:
         """The process is gone: its lock goes, nothing else happens."""

@@ -260,9 +260,15 @@ def test_what_is_in_a_files_place_is_told_in_a_sentence(
     config = configured(tmp_path)
     (tmp_path / "weights.yaml").mkdir()
     assert epp("tune", "--config", config) == 2
-    assert "weights.yaml: Is a directory; it must be a file" in capsys.readouterr().err
+    assert (
+        "weights.yaml: Is a directory; this process must be able to read and write there"
+        in capsys.readouterr().err
+    )
     assert epp("tune", "freeze", "--config", config) == 2
-    assert "weights.yaml: Is a directory; it must be a file" in capsys.readouterr().err
+    assert (
+        "weights.yaml: Is a directory; this process must be able to read and write there"
+        in capsys.readouterr().err
+    )
     assert epp("tune", "status", "--offline", tmp_path, "--config", config) == 2
     assert "--offline: goes without 'status'" in capsys.readouterr().err
 
