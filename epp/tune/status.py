@@ -62,6 +62,10 @@ def status_lines(
     told = status(state, settings)
     lines += evidence(state, settings, told)
     lines += whole_fleet(state, settings, now_wall_s)
+    if state.fruitless:
+        limit = settings.stages.freeze_after
+        after = f" of {limit} after which it freezes" if limit else ""
+        lines.append(f"in a row without a promotion: {state.fruitless}{after}")
     lines.append(f"next: {told.next_step}")
     if state.history:
         lines.append("last changes (`epp weights history` has all):")

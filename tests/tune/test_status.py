@@ -58,6 +58,15 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
     assert "1: 2023-11-14 22:" in told["probation", 0], "the promotion, with its time of day"
 
 
+def test_how_near_a_freeze_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path, [None])
+    world.start()
+    world.until("search")
+    world.until("baseline")
+    lines = status_lines(world.state, world.settings, world.places, world.clock.wall_s())
+    assert "in a row without a promotion: 1 of 5 after which it freezes" in lines
+
+
 def test_a_tuner_that_says_nothing_any_more_is_told(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.start()
