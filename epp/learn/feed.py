@@ -87,6 +87,7 @@ class LogFeed(Feed[Logged]):
             "heuristic": pending.heuristic.tolist(),
             "output_tokens": pending.output_tokens,
             "learned": pending.learned,
+            "other": pending.other,
         }
 
     def make(
@@ -106,5 +107,6 @@ class LogFeed(Feed[Logged]):
             chosen=int(kept["chosen"]),
             output_tokens=float(kept["output_tokens"]),
             learned=bool(kept["learned"]),
+            other=bool(kept.get("other", False)),  # a request kept by an older learner does not say
         )
         return logged(pending, ended)

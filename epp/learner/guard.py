@@ -6,8 +6,9 @@ queues and caches that its later requests find is in no estimate of single choic
 data, no clock: the time is that of the requests.
 
 Rules
-- A block is the heuristic's when no request in it was chosen by a model, and the model's otherwise. The first
-  blocks after a model's do not count for the heuristic: the model's queues are still in them.
+- A block is the heuristic's when no request in it was chosen by a model, and the model's otherwise; what
+  other policies chose, as in records of before, counts for neither. The first blocks after a model's do not
+  count for the heuristic: the model's queues are still in them.
 - A model's block is compared with the heuristic's under about its load; where there are too few of these,
   with all of them, unless the heuristic never had as much: then it says nothing. A trial
   (`epp.tuner.watch`) asks for more, an hour of like load, and says nothing for hours; here the heuristic is
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 _MODEL = Stamp("guard", "model", 0)
 _LONGEST_HOLD_S = 86_400.0
+#: A request ends, or is given up waiting for, in much less; a clock that goes back by less was corrected.
+_BACK_S = 3600.0
 #: Load is the mean of so many blocks, because queues outlast one; after a model's as many do not count.
 _SMOOTH = 5
 #: Under the load of a block is what had from so much to so much of it.
@@ -87,6 +90,10 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
         Why the model has to go, empty while that is not shown. The caller takes it away.
     """
     trial, sample = settings.trial, logged.sample
+    if logged.other:
+        return ""
+    if state.newest_wall_s - sample.at_wall_s > _BACK_S:
+        _set_back(state, sample.at_wall_s)
     state.newest_wall_s = max(state.newest_wall_s, sample.at_wall_s)
     # What ends when its block is complete counts in the oldest one that is not: it must not go uncounted for
     # being slow.
@@ -107,6 +114,12 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     state.held_until_wall_s = state.newest_wall_s + hold_s
     state.watch = fleet.begin(watch)  # the heuristic's blocks stay, the evidence does not
     return reason
+
+
+def _set_back(state: GuardState, at_wall_s: float) -> None:
+    """The clock was set back: blocks of before are of no time any more; a hold lasts as long as it had."""
+    state.held_until_wall_s -= state.newest_wall_s - at_wall_s
+    state.watch, state.newest_wall_s, state.closed = Watch(), at_wall_s, 0
 
 
 def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:

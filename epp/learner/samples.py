@@ -84,6 +84,7 @@ class Logged:
         chosen: index of the pick.
         served_pick: the pick is who served it.
         learned: a model chose.
+        other: a policy that is neither the learned one nor its heuristic chose.
     """
 
     sample: Sample
@@ -94,6 +95,7 @@ class Logged:
     chosen: int
     served_pick: bool
     learned: bool = False
+    other: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Pending:
         chosen: index of the pick.
         output_tokens: expected of the answer.
         learned: a model chose.
+        other: a policy that is neither the learned one nor its heuristic chose.
     """
 
     at_wall_s: float
@@ -121,6 +124,7 @@ class Pending:
     chosen: int
     output_tokens: float
     learned: bool = False
+    other: bool = False
 
 
 def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
@@ -138,6 +142,7 @@ def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
         chosen=decision.chosen,
         output_tokens=decision.request.expected_output_tokens,
         learned=_learned(decision),
+        other=decision.policy not in _POLICIES,
     )
 
 
@@ -249,4 +254,5 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         chosen=choice.chosen,
         served_pick=served == choice.chosen,
         learned=choice.learned,
+        other=choice.other,
     )

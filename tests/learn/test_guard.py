@@ -113,6 +113,24 @@ def test_the_models_queues_are_not_held_against_the_heuristic() -> None:
     assert slow_of(fleet, 0.999) < 2000.0
 
 
+def test_what_other_policies_chose_is_nobodys() -> None:
+    fleet = Fleet()
+    for _ in range(3000):
+        assert take(fleet.state, replace(fleet.one(learned=False), other=True), SETTINGS) == ""
+    assert fleet.state == GuardState()
+
+
+def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
+    fleet = Fleet()
+    assert fleet.serve(30, learned=False) == ""
+    assert fleet.serve(60, learned=True, factor=5.0) != ""
+    fleet.now_s -= 86_400.0
+    assert fleet.serve(30, learned=False) == ""
+    assert fleet.state.held_until_wall_s < fleet.now_s + SETTINGS.retry_s
+    assert 30 < len(fleet.state.watch.baseline) < 42
+    assert fleet.serve(60, learned=True, factor=5.0) != ""
+
+
 def test_slow_is_what_one_in_twenty_of_the_heuristics_were() -> None:
     fleet = Fleet()
     fleet.serve(60, learned=False)
