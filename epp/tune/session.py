@@ -76,6 +76,10 @@ class Session:
         Raises:
             OSError: the weights file cannot be read, or not be put aside where it says nothing.
         """
+        self._begin(now_wall_s)
+        self.state.settings = msgspec.to_builtins(self.rules.settings)
+
+    def _begin(self, now_wall_s: float) -> None:
         found = self._store.load()
         if found is not None and found.policy != self.policy:
             self._warn(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")

@@ -11,7 +11,10 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.tune.lock import STALE_S, read_holder
+from epp.tuner.settings import TunerSettings
 from epp.tuner.status import status
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
 from epp.tuner.verdict import judge_probation, judge_switchback, margins
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.tune.places import Places
-    from epp.tuner.settings import TunerSettings
     from epp.tuner.state import State
     from epp.tuner.status import Status
 
@@ -41,13 +43,14 @@ def status_lines(
 
     Args:
         state: as persisted, None where no tuner has run.
-        settings: what the tuner goes by.
+        settings: what the tuner goes by, where its memory does not say.
         places: of its files.
         now_wall_s: the time.
     """
     runs = running(places.lock, now_wall_s)
     if state is None:
         return [f"tuner: {runs}", f"no state beside {places.weights}: no tuner has run on this file"]
+    settings = went_by(state, settings)
     lines = [
         f"tuner: {runs}; policy {state.policy}",
         f"phase: {state.phase}, since {ago(now_wall_s - state.since_wall_s)}: {state.reason}",
@@ -90,14 +93,23 @@ def history_lines(state: State, now_wall_s: float) -> list[str]:
     ]
 
 
+def went_by(state: State, settings: TunerSettings) -> TunerSettings:
+    """What the tuner of this memory went by; the given settings where it says nothing that is understood."""
+    try:
+        return msgspec.convert(state.settings, TunerSettings) if state.settings else settings
+    except msgspec.ValidationError:
+        return settings
+
+
 def evidence(state: State, settings: TunerSettings, told: Status | None = None) -> list[str]:
     """What is known by now, and of what; nothing where no evidence is being gathered.
 
     Args:
         state: as persisted.
-        settings: what the tuner goes by.
+        settings: what the tuner goes by, where its memory does not say.
         told: its figures, where they are at hand.
     """
+    settings = went_by(state, settings)
     stages, phase = settings.stages, state.phase
     told = told or status(state, settings)
     if not told.progress.need:

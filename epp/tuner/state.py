@@ -106,6 +106,7 @@ class State(msgspec.Struct, kw_only=True):
         history: incumbents, oldest first.
         cursor: how far the records are read; the reader's own words.
         search: state of the search; its own words.
+        settings: what its last tuner went by, as plain values, for who looks at it; nothing is judged by it.
         version: of this format.
     """
 
@@ -143,6 +144,7 @@ class State(msgspec.Struct, kw_only=True):
     history: list[Change] = []
     cursor: str = ""
     search: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     version: int = STATE_VERSION
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from epp.tune.lock import STALE_S
 from epp.tune.status import status_lines
+from epp.tuner.settings import TunerSettings
+from epp.tuner.state import from_json, to_json
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
         world.second()
         key = world.state.phase, len(world.state.record.units)
         if key not in told:
-            lines = status_lines(world.state, world.settings, world.places, world.clock.wall_s())
+            # Who asks need not know the settings: the tuner's memory has them.
+            lines = status_lines(world.state, TunerSettings(), world.places, world.clock.wall_s())
             told[key] = "\n".join(lines)
         if key == ("probation", 3):
             break
@@ -56,6 +59,16 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
     last = max(units for phase, units in told if phase == "switchback")
     assert f"enough evidence to be judged ({last} of 8 pairs)" in told["switchback", last]
     assert "1: 2023-11-14 22:" in told["probation", 0], "the promotion, with its time of day"
+
+
+def test_settings_of_another_version_keep_nobody_from_the_memory(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.start()
+    world.run(4)
+    world.state.settings = {"stages": {"no_more": 1}}
+    state = from_json(to_json(world.state))
+    lines = status_lines(state, world.settings, world.places, world.clock.wall_s())
+    assert any(" of 200 requests" in line for line in lines)
 
 
 def test_how_near_a_freeze_is_told(tmp_path: Path) -> None:
