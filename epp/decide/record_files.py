@@ -144,9 +144,9 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if not isinstance(record, dict) or "kind" not in record:
+    if not isinstance(record, dict) or "kind" not in record or not isinstance(record.get("schema"), int):
         return None
-    if record.get("schema") not in READABLE_VERSIONS:
+    if record["schema"] not in READABLE_VERSIONS:
         known = " and ".join(str(version) for version in sorted(READABLE_VERSIONS))
-        raise EppError(f"{path} has schema {record.get('schema')}; this version reads {known}")
+        raise EppError(f"{path} has schema {record['schema']}; this version reads {known}")
     return record

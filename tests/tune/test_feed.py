@@ -129,6 +129,15 @@ def test_another_schema_is_told_once_and_passed_over(tmp_path: Path) -> None:
     assert "schema 99" in told[0]
 
 
+def test_a_line_that_names_no_schema_costs_itself_alone(tmp_path: Path) -> None:
+    damage = b'{"kind": "decision"}\n{"kind": "outcome", "schema": [1]}\n'
+    path_of(tmp_path).write_bytes(damage + text(lines(2)))
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert [sample.id for sample in taken(feed)] == ["id-0", "id-1"]
+    assert (feed.state.damaged, told) == (2, [])
+
+
 def test_records_of_schema_1_are_read(tmp_path: Path) -> None:
     old = []
     for record in lines(3):
