@@ -1,6 +1,6 @@
 """Policies judged on the cells of `epp.replay.policy_cells`: tuned alike, run on the same loads, compared.
 
-    python -m bench.policies                       # the short run: under 20 minutes on 2 cores
+    python -m bench.policies                       # the short run: at most 20 minutes; goes on
     python -m bench.policies --wide                # many more cells, each shorter, and fewer policies
     python -m bench.policies --full                # everything; may be stopped and gone on with
     python -m bench.policies --development --cells "art-chat ts 1" --entries gorgo-ms,lmetric
