@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.tune.lock import read_holder
-from epp.tune.status import ago
+from epp.tune.status import ago, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,9 +23,7 @@ _BINS_SHOWN = 10
 
 def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str]:
     """The learner's part of the answer."""
-    holder = read_holder(places.lock)
-    runs = "not running" if holder is None else f"{holder}, last sign {ago(now_wall_s - holder.beat_wall_s)}"
-    lines = [f"learner: {runs}"]
+    lines = [f"learner: {running(places.lock, now_wall_s)}"]
     told = _read(places, disk)
     if told is None:
         return [*lines, f"no status beside {places.model}: no learner has run on this file"]
