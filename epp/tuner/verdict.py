@@ -3,9 +3,9 @@
 Owns every comparison between evidence and margins. Pure.
 
 Rules
-- Ending a trial is always allowed and needs little; promoting needs all of it: the objective better, at the
-  level that the row of candidates leaves; every guardrail shown to be within its margin; and neither slow
-  requests nor slow E2E higher in plain counts.
+- Ending a trial is always allowed and needs little, but a burst of load within one block is not enough.
+  Promoting needs all of it: the objective better, at the level that the row of candidates leaves; every
+  guardrail shown to be within its margin; and neither slow requests nor slow E2E higher in plain counts.
 - Each guardrail is tested at its own full level: all must pass, so none can pass for another
   (intersection-union).
 - Concentration stands for harm that a split cannot see. In a switchback the harm itself is seen, at full
@@ -32,7 +32,7 @@ from epp.tuner.betting import (
     shown_below,
     upper_bound,
 )
-from epp.tuner.plan import INCUMBENT, PREVIOUS
+from epp.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ GO_ON, PASS, END = "go-on", "pass", "end"
 #: A difference of rates that ends a trial without further evidence, given enough requests.
 _ABRUPT = {ERRORS: 0.3, SLOW: 0.5}
 _ABRUPT_REQUESTS = 20
+#: In a switchback so many of the latest pairs, those under way included, must be slow beyond that limit.
+_ABRUPT_PAIRS, _LATEST_PAIRS = 2, 4
 _MIN_MERGED = 8
 _SPAN_MARGINS = 20.0
 
@@ -83,7 +85,11 @@ def uncorrelated(values: Sequence[float]) -> list[float]:
 
 
 def abrupt(record: Record, trial: Trial) -> Verdict | None:
-    """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included."""
+    """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
+
+    The arms of a switchback have their blocks at different times, so a burst of load within one block looks
+    like slow weights: there a second pair must say the same. Failures end a trial at once whatever its kind.
+    """
     newer, older = (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
     open_blocks = (arms[newer] for arms in record.open.values() if newer in arms)
     fullest = max(open_blocks, key=lambda tally: tally.requests, default=Tally())
@@ -95,13 +101,29 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
             continue
         found = differences(tally, against)
         for measure, limit in _ABRUPT.items():
-            if found[measure] >= limit:
+            if found[measure] < limit:
+                continue
+            if measure == ERRORS or not isinstance(trial, Switchback) or _slow_again(record, newer, against):
                 return Verdict(
                     END,
                     f"share of {_WORDS[measure]} is {_points(found[measure])} above the other arm's",
                     {measure: found[measure]},
                 )
     return None
+
+
+def _slow_again(record: Record, newer: str, against: Tally) -> bool:
+    """Whether more than one of a switchback's latest pairs is plainly slow under the newer weights."""
+    limit = _ABRUPT[SLOW]
+    under_way = {
+        block // 2
+        for block, arms in record.open.items()
+        if newer in arms
+        and arms[newer].requests >= _ABRUPT_REQUESTS
+        and differences(arms[newer], against)[SLOW] >= limit
+    }
+    complete = sum(unit.slow >= limit for unit in record.units[-_LATEST_PAIRS:])
+    return len(under_way) + complete >= _ABRUPT_PAIRS
 
 
 def judge_split(record: Record, settings: TunerSettings) -> Verdict:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from epp.tuner.drift import drifted
-from epp.tuner.plan import Switchback
+from epp.tuner.plan import Split, Switchback
 from epp.tuner.record import Record, Unit, close, enter
 from epp.tuner.samples import Sample, Stamp
 from epp.tuner.settings import Drift, Goal, TunerSettings
@@ -15,7 +15,16 @@ from epp.tuner.state import Features
 from epp.tuner.status import status
 from epp.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
 from epp.tuner.trials import block_s
-from epp.tuner.verdict import END, GO_ON, PASS, judge_probation, judge_switchback, lag_one, uncorrelated
+from epp.tuner.verdict import (
+    END,
+    GO_ON,
+    PASS,
+    abrupt,
+    judge_probation,
+    judge_switchback,
+    lag_one,
+    uncorrelated,
+)
 from tests.kit.tuning import Deployment, Effect, quick
 
 THRESHOLDS = Thresholds(slow_ms=1000.0, e2e_ms=5000.0, e2e_p99_ms=9000.0, frozen_wall_s=0.0)
@@ -214,3 +223,45 @@ def test_an_operator_is_told_how_much_is_missing() -> None:
     assert set(told.latencies) == {"incumbent", "candidate"}
     for found in told.latencies.values():
         assert found.low_ms <= found.value_ms <= found.high_ms
+
+
+SWITCHBACK = Switchback(
+    id="1", arm="candidate", weights={}, valid_from_wall_s=0.0, valid_until_wall_s=1e6, block_s=60.0, seed=1
+)
+SPLIT = Split(
+    id="1",
+    arm="candidate",
+    weights={},
+    valid_from_wall_s=0.0,
+    valid_until_wall_s=1e6,
+    block_s=60.0,
+    share=0.1,
+)
+CALM, BURST = Tally(requests=40, slow=2), Tally(requests=40, slow=36)
+SLOW_PAIR = Unit(slow=0.8, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
+LEVEL_PAIR = Unit(slow=0.0, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
+
+
+@pytest.mark.parametrize(
+    ("trial", "blocks", "units", "ends"),
+    [
+        (SPLIT, {4: BURST}, [], True),  # both arms meet the same load
+        (SWITCHBACK, {4: BURST}, [], False),  # a burst, as far as one block can tell
+        (SWITCHBACK, {4: CALM}, [SLOW_PAIR], False),
+        (SWITCHBACK, {4: BURST}, [SLOW_PAIR], True),
+        (SWITCHBACK, {4: BURST, 6: BURST}, [], True),
+        (SWITCHBACK, {4: BURST, 6: Tally(requests=10, slow=10)}, [], False),  # too few to tell
+        (SWITCHBACK, {12: BURST}, [SLOW_PAIR, *[LEVEL_PAIR] * 4], False),  # a burst a day is no evidence
+        (SWITCHBACK, {4: Tally(requests=40, slow=16, failed=16)}, [], True),  # failures need no second pair
+    ],
+)
+def test_what_ends_a_trial_at_once(
+    trial: Split | Switchback, blocks: dict[int, Tally], units: list[Unit], *, ends: bool
+) -> None:
+    record = Record(
+        open={block: {"candidate": tally} for block, tally in blocks.items()},
+        units=units,
+        totals={"incumbent": Tally(requests=200, slow=10), "candidate": Tally(requests=40, slow=2)},
+    )
+    found = abrupt(record, trial)
+    assert (found is not None and found.kind == END) == ends
