@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.signals.capacity import CapacityEstimate
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 #: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
 _SHORT = 0.5
 _MIN_EXPECTED = 512
+#: Moment, -depth, key. Of no stated length: one of three numbers the compiled core would keep as these, and
+#: make a new tuple wherever it is stored, twice the memory and never the same object again.
+_Use = tuple[Any, ...]
 
 
 class SlotHoldings:
@@ -39,8 +42,8 @@ class SlotHoldings:
         self.clock_tokens = 0.0
         self.capacity_tokens = self._believed = capacity_tokens
         # key -> (moment, -depth, key); the heap holds the same tuples, and others that are stale
-        self._uses: dict[int, tuple[float, int, int]] = {}
-        self._heap: list[tuple[float, int, int]] = []
+        self._uses: dict[int, _Use] = {}
+        self._heap: list[_Use] = []
         self._stated = False
         self._estimate = CapacityEstimate()
 
@@ -54,11 +57,13 @@ class SlotHoldings:
 
     def used_at_tokens(self, key: int) -> float:
         """When a segment that is held was used last."""
-        return self._uses[key][0]
+        moment: float = self._uses[key][0]
+        return moment
 
     def touch(self, key: int, depth: int, at_tokens: float) -> None:
         """A segment was used."""
-        use = self._uses[key] = (at_tokens, -depth, key)
+        use: _Use = (at_tokens, -depth, key)
+        self._uses[key] = use
         heapq.heappush(self._heap, use)
         if len(self._heap) > 2 * len(self._uses) + 64:
             self._heap = list(self._uses.values())
@@ -80,8 +85,9 @@ class SlotHoldings:
         """
         while True:
             use = self._heap[0]
-            if self._uses.get(use[2]) is use:
-                return use[2]
+            key: int = use[2]
+            if self._uses.get(key) == use:
+                return key
             heapq.heappop(self._heap)
 
     def state_capacity(self, tokens: int) -> None:

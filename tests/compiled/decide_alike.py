@@ -11,6 +11,9 @@ from epp.bench.rig import Rig, request
 from epp.compiled import core
 from epp.prompt.usage import Usage
 
+#: Of an endpoint: a few prompts, so that the index has to evict.
+_CACHE_TOKENS = 9_000
+
 
 def told(decision: object) -> bytes:
     """All of a decision: numbers as their bytes."""
@@ -35,6 +38,8 @@ def main() -> None:
     fleets = (("gorgo", 3), ("gorgo-ms", 5), ("laar", 4), ("gorgo", 40), ("gorgo-ms", 70), ("laar", 12))
     for policy, endpoints in fleets:
         rig, chance, open_ids = Rig(endpoints, policy=policy), random.Random(endpoints), list[str]()
+        for slot, _ in rig.picker.fleet.members:
+            rig.index.set_capacity(slot, _CACHE_TOKENS)
         for number in range(30):
             for body in conversation(chance.choice((60, 700, 4_000)), number % 11):
                 parsed = rig.parse(request(body))

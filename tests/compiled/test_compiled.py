@@ -20,6 +20,8 @@ SAME_TESTS = (
     "tests/decide/test_select.py",
     "tests/policies/test_gorgo_ms_few.py",
     "tests/signals/test_ledger.py",
+    "tests/signals/test_prefix_index.py",
+    "tests/signals/test_warm_index.py",
 )
 #: What is compiled here, as all takes twice as long; EPP_COMPILE_ALL=1 compiles all.
 SOME = (
