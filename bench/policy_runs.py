@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
 import multiprocessing
 from functools import cache
 from pathlib import Path
@@ -69,8 +68,7 @@ def policy_modules(name: str) -> tuple[str, ...]:
     """
     if name not in POLICIES:
         return ()
-    file = inspect.getsourcefile(POLICIES[name])
-    todo, found = [Path(str(file)).name], set[str]()
+    todo, found = [f"{POLICIES[name].__module__.rpartition('.')[2]}.py"], set[str]()
     while todo:
         own = f"policies/{todo.pop()}"
         if own not in found:
