@@ -18,6 +18,7 @@ from epp.server.doctor.command import examine
 from epp.server.doctor.findings import Severity
 from epp.server.doctor.traffic import WORTH_MS, measure
 from tests.kit.picker import CONFIG, Serving
+from tests.kit.records import ended
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +46,14 @@ async def traffic(serving: Serving, text: str, count: int = 120) -> None:
         status, _ = await serving.chat(f"{text} question {number}", stream=bool(number % 2))
         assert status == 200
 
+    records = serving.picker.folder / "records"
+    before = ended(records)
     for start in range(0, count, 20):
         await asyncio.gather(*(ask(number) for number in range(start, start + 20)))
     await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-    await asyncio.sleep(0.2)  # the recorder writes what waited within 50 ms
+    async with asyncio.timeout(10):
+        while ended(records) < before + count:
+            await asyncio.sleep(0.05)
 
 
 def said(report: Report) -> list[str]:

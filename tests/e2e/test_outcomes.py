@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.decide.record_files import read_records
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
 from tests.kit.envoy import ScriptedUpstream
 from tests.kit.picker import PickerProcess
+from tests.kit.records import recorded
 from tests.observe import answers
 from tests.observe.conftest import Client
 
@@ -86,8 +86,7 @@ class Deployment:
         async with asyncio.timeout(15):
             while len(found) < count:
                 await asyncio.sleep(0.05)
-                if records.exists():  # made with the first record
-                    found = [record for record in read_records(records) if record["kind"] == "outcome"]
+                found = [record for record in recorded(records) if record["kind"] == "outcome"]
         return found
 
 

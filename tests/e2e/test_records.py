@@ -9,9 +9,8 @@ import pytest
 
 from epp.decide import explain, record_verify
 from epp.decide.record_files import read_records, record_files
-from epp.decide.record_schema import join
 from tests.kit.picker import CHAT, Serving
-from tests.kit.records import command
+from tests.kit.records import command, ended
 from tests.kit.replicas import MODEL
 
 if TYPE_CHECKING:
@@ -53,10 +52,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.02)
-
-
-def ended(folder: Path) -> int:
-    return sum(request.outcome is not None for request in join(read_records(folder)))
 
 
 @pytest.mark.parametrize("policy", ["gorgo", "session-affinity", "random"])

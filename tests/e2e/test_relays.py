@@ -12,13 +12,13 @@ import msgspec
 import pytest_asyncio
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
 from epp.sim.http import SimReplica
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import CHAT, PickerProcess
+from tests.kit.records import recorded
 from tests.kit.relays import certificates, relays
 from tests.kit.replicas import MODEL, quick_config
 
@@ -59,7 +59,7 @@ class Tiers:
             while True:
                 done = [
                     (request.decision["endpoints"][request.decision["chosen"]], request.outcome)
-                    for request in join(read_records(self.folder / "records"))
+                    for request in join(recorded(self.folder / "records"))
                     if request.decision is not None and request.outcome is not None
                 ]
                 if len(done) >= count:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.decide.record_files import read_records
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from tests.kit.picker import PickerProcess
+from tests.kit.records import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -184,8 +184,7 @@ class Gateway:
 
     def outcomes(self) -> list[dict[str, Any]]:
         """The outcomes on file."""
-        folder = self.folder / "records"
-        return [r for r in read_records(folder) if r["kind"] == "outcome"] if folder.exists() else []
+        return [record for record in recorded(self.folder / "records") if record["kind"] == "outcome"]
 
     async def outcome(self, count: int = 1) -> dict[str, Any]:
         """The newest outcome, once there are so many."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from epp.config.schema import Records
 from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.record_files import read_records
+from epp.decide.record_schema import join
 from epp.decide.recorder import FileRecorder
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
@@ -30,6 +32,16 @@ if TYPE_CHECKING:
 HASHER = BlockHasher(b"the secret of the tests")
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))
 WALL_S = 1_700_000_000.0
+
+
+def recorded(folder: Path) -> Iterator[dict[str, Any]]:
+    """Records that a running picker has written by now; it makes their folder with the first of them."""
+    return iter(()) if not folder.exists() else read_records(folder)
+
+
+def ended(folder: Path) -> int:
+    """Requests whose outcome is on file by now."""
+    return sum(request.outcome is not None for request in join(recorded(folder)))
 
 
 def prompt_of(seed: int, blocks: int = 40) -> MeasuredPrompt:
