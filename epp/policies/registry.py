@@ -105,8 +105,13 @@ def create(
             raise ConfigError(source, f"{key}.{param}", problem, _nearest(param, known))
     try:
         return factory(**(params or {}))
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(source, key, f"policy {name}: {error}") from error
+    except (
+        TypeError
+    ) as error:  # by a compiled policy, which tells the type that it would have, but not of what
+        problem = f"policy {name}: {_of_wrong_type(factory, params or {})}: {error}"
+        raise ConfigError(source, key, problem) from error
 
 
 def params_of(policy: Policy) -> dict[str, object]:
@@ -126,6 +131,17 @@ def params_of(policy: Policy) -> dict[str, object]:
         elif value != default:
             changed[field.name] = dict(value) if isinstance(value, Mapping) else value
     return changed
+
+
+def _of_wrong_type(factory: Callable[..., Policy], params: Mapping[str, object]) -> str:
+    for param, value in params.items():
+        try:
+            factory(**{param: value})
+        except TypeError:
+            return param
+        except ValueError:  # a right type, if not a right value without the others
+            continue
+    return ", ".join(params)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ SAME_TESTS = (
     "tests/decide/test_picker.py",
     "tests/decide/test_select.py",
     "tests/policies/test_gorgo_ms_few.py",
+    "tests/policies/test_parameter_types.py",
     "tests/signals/test_ledger.py",
     "tests/signals/test_prefix_index.py",
     "tests/signals/test_warm_index.py",
