@@ -216,6 +216,7 @@ def _in_tree(arguments: argparse.Namespace, tree: Path) -> Figures:
     Raises:
         EppError: it failed.
     """
+    path = (str(tree.resolve()), os.environ.get("PYTHONPATH"))
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as folder:
         saved = Path(folder) / "figures.json"
         words: Sequence[str] = (
@@ -226,7 +227,7 @@ def _in_tree(arguments: argparse.Namespace, tree: Path) -> Figures:
         )  # fmt: skip
         done = subprocess.run(  # noqa: S603  # ourselves
             tied_to_parent(sys.executable, "-m", "epp", "bench", *words),
-            env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             cwd=tree,
             capture_output=True,
             text=True,
