@@ -29,6 +29,7 @@ import xxhash
 from epp.tuner import trials, watch
 from epp.tuner.plan import Plan
 from epp.tuner.record import Record, enter, forget_open
+from epp.tuner.resumed import clipped, fitted, refit
 from epp.tuner.state import (
     HISTORY,
     TRIALS,
@@ -72,17 +73,6 @@ def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: f
     )
 
 
-def clipped(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
-    """Weights within their bounds, and the names of those that were not. Unknown names are left out."""
-    out, moved = {}, []
-    for name, (low, high) in rules.bounds.items():
-        if name in weights:
-            out[name] = min(max(weights[name], low), high)
-            if out[name] != weights[name]:
-                moved.append(name)
-    return out, moved
-
-
 def plan_of(state: State) -> Plan:
     """What pickers are to be told."""
     return Plan(
@@ -111,14 +101,10 @@ def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]
 
 
 def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
-    """After a start with a persisted state: what was perhaps not done, and what other bounds ask for."""
+    """After a start with a persisted state: what was perhaps not done, and what other rules ask for."""
     run = Run(copied(state), rules, now_wall_s)
     run.set_clock()
-    incumbent, moved = clipped(state.incumbent, rules)
-    if moved:
-        run.adopt(incumbent, "clipped", "bounds have changed: " + ", ".join(moved))
-        run.drop_candidate()
-        run.go("baseline", "bounds have changed: " + ", ".join(moved))
+    refit(run)
     run.advance()
     run.state.published = ""
     run.publish()
@@ -240,7 +226,7 @@ class Run:
         if found is None:
             self.note(f"no weights with number {event.number} to go back to")
             return
-        weights, _ = clipped(found.weights, self.rules)
+        weights, _ = fitted(found.weights, self.rules)
         self.drop_candidate()
         self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}")
         self.state.held = True
@@ -313,6 +299,15 @@ class Run:
         number = state.history[-1].number + 1 if state.history else 0
         change = Change(number, self.now_wall_s, state.incumbent, how, reason)
         state.history = [*state.history, change][-HISTORY:]
+
+    def unproven(self) -> str:
+        """What is to be said where a probation ends without a verdict: the new weights stay."""
+        state = self.state
+        if state.phase != "probation":
+            return ""
+        before = next((c.number for c in reversed(state.history) if c.weights == state.previous), None)
+        back = "" if before is None else f"; the weights before are number {before}"
+        return f"; candidate {state.number} stays, though its probation is not over{back}"
 
     def drop_candidate(self) -> None:
         """Nothing is on trial."""

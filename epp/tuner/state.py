@@ -188,10 +188,12 @@ class Rules:
     Attributes:
         settings: the configuration.
         bounds: ``(low, high)`` of each weight that may be tuned, from `epp.tuner.bounds.tuner_bounds`.
+        starting: their values by the configuration, for what an older state does not name.
     """
 
     settings: TunerSettings
     bounds: Mapping[str, tuple[float, float]]
+    starting: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

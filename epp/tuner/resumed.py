@@ -1,0 +1,60 @@
+"""A persisted state against the rules of a new start: what no longer fits is moved, dropped, and told.
+
+Owns what other weights and other bounds do to a state. `epp.tuner.machine` calls it with the step in
+progress, before anything is judged or published: of no state a plan is made that a picker would refuse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.tuner.machine import Run
+    from epp.tuner.state import Rules
+
+
+def clipped(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
+    """Weights within their bounds, and the names of those that were not. Unknown names are left out."""
+    out, moved = {}, []
+    for name, (low, high) in rules.bounds.items():
+        if name in weights:
+            out[name] = min(max(weights[name], low), high)
+            if out[name] != weights[name]:
+                moved.append(name)
+    return out, moved
+
+
+def fitted(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
+    """An incumbent for these rules: clipped, without unknown names, missing ones as they are configured.
+
+    Returns:
+        The weights, and in words what was changed.
+    """
+    out, moved = clipped({**rules.starting, **weights}, rules)
+    changes = [name for name in moved if name in weights]
+    changes += [f"{name} is no weight any more" for name in sorted(set(weights) - set(rules.bounds))]
+    changes += [f"{name} is new" for name in out if name not in weights]
+    return out, changes
+
+
+def refit(run: Run) -> None:
+    """Move the incumbent to where it may be; what runs beside it ends where it is not where it may be."""
+    state, rules = run.state, run.rules
+    incumbent, changes = fitted(state.incumbent, rules)
+    beside = [state.candidate, state.previous, state.trial.weights if state.trial is not None else None]
+    found = next((wrong for wrong in (_misfits(weights or {}, rules) for weights in beside) if wrong), [])
+    if not changes and not found:
+        return
+    reason = f"bounds have changed: {', '.join(changes or found)}{run.unproven()}"
+    if changes:
+        run.adopt(incumbent, "clipped", reason)
+    run.drop_candidate()
+    run.go("frozen" if state.held else "baseline", reason)
+
+
+def _misfits(weights: Mapping[str, float], rules: Rules) -> list[str]:
+    """Names that are out of bounds, or no weights any more."""
+    _, moved = clipped(weights, rules)
+    return moved + sorted(set(weights) - set(rules.bounds))

@@ -1,0 +1,82 @@
+"""What a start with a persisted state makes of other bounds, other weights and other settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.state import Freeze, RollBack, Rules
+from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NEW = {"a": 2.0, "b": 1.0}
+FEWER = {"a": (0.1, 10.0)}
+MORE = {**BOUNDS, "c": (0.0, 5.0)}
+
+
+def better(weights: Mapping[str, float]) -> Effect:
+    return Effect(ttft=0.4, e2e=0.85) if weights["a"] == 2.0 else Effect()
+
+
+def started_again(world: Deployment, rules: Rules) -> str:
+    """A new start by other rules: its plan is one that pickers take. What it says."""
+    world.rules, told = rules, len(world.notes)
+    world.restart()
+    for plan in (world.plan, world.plans[-1]):
+        parse_plan(render_plan(plan), "weights.yaml", policy="gorgo-ms", bounds=dict(rules.bounds))
+    return "\n".join(note.reason for note in world.notes[told:])
+
+
+@pytest.mark.parametrize("phase", ["screen", "switchback"])
+def test_bounds_that_leave_only_the_candidate_outside_end_its_trial(phase: str) -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == phase)
+    world.tick()
+    said = started_again(world, Rules(world.settings, {"a": (0.1, 1.5), "b": BOUNDS["b"]}))
+    assert "bounds have changed: a" in said
+    assert (world.state.phase, world.state.candidate, world.plan.trial) == ("baseline", None, None)
+    assert world.state.incumbent == INCUMBENT
+    assert [change.how for change in world.state.history] == ["start"]
+    world.run(lambda w: w.state.phase == "frozen")
+
+
+def test_bounds_that_leave_the_old_weights_outside_end_a_probation() -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == "probation")
+    world.tick()
+    said = started_again(world, Rules(world.settings, {"a": (1.5, 10.0), "b": BOUNDS["b"]}))
+    assert "candidate 1 stays, though its probation is not over; the weights before are number 0" in said
+    assert (world.state.phase, world.state.incumbent, world.state.previous) == ("baseline", NEW, None)
+
+
+@pytest.mark.parametrize("phase", ["baseline", "screen", "switchback", "probation", "frozen"])
+def test_a_weight_that_is_gone_is_forgotten(phase: str) -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == phase)
+    world.tick()
+    said = started_again(world, Rules(world.settings, FEWER))
+    assert "b is no weight any more" in said
+    assert (world.state.phase, world.plan.trial) == ("baseline", None)
+    assert set(world.state.incumbent) == {"a"}
+    world.tick()
+
+
+def test_a_new_weight_begins_as_it_is_configured() -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == "screen")
+    said = started_again(world, Rules(world.settings, MORE, {"a": 7.0, "c": 9.0}))
+    assert "c is new" in said
+    assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
+    world.tell(RollBack(world.now_wall_s, 0, "as it was"))
+    assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
+
+
+def test_what_was_frozen_by_request_stays_frozen_in_other_bounds() -> None:
+    world = Deployment(better, [NEW])
+    world.tell(Freeze(world.now_wall_s, "a launch"))
+    started_again(world, Rules(world.settings, {"a": (1.5, 10.0), "b": BOUNDS["b"]}))
+    assert (world.state.phase, world.state.incumbent["a"]) == ("frozen", 1.5)
