@@ -70,6 +70,14 @@ class Record(msgspec.Struct):
         blocks = [arms[arm] for arms in self.open.values() if arm in arms]
         return joined([self.totals.get(arm, Tally()), *blocks])
 
+    def newest(self, arm: str, requests: int) -> Tally:
+        """Counts of an arm's latest open blocks, as many as it takes to have so many requests."""
+        out = Tally()
+        for block in sorted(self.open, reverse=True):
+            if arm in self.open[block] and out.requests < requests:
+                out = joined([out, self.open[block][arm]])
+        return out
+
 
 def _width(trial: Trial) -> int:
     return 2 if isinstance(trial, Switchback) else 1

@@ -14,15 +14,17 @@ from epp.tuner.discoveries import level
 from epp.tuner.drift import drifted, features
 from epp.tuner.plan import Split, Switchback
 from epp.tuner.record import close
-from epp.tuner.tally import Baseline, freeze, joined
+from epp.tuner.tally import Baseline, freeze
 from epp.tuner.verdict import (
     END,
     PASS,
     Verdict,
     abrupt,
+    fails_now,
     judge_probation,
     judge_split,
     judge_switchback,
+    unwell,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ START_DELAY_S = 10.0
 #: After the time at which a reader gives up waiting for an outcome.
 _CLOSE_SLACK_S = 15.0
 _LONGEST_WAIT_S = 600.0
-_UNWELL_REQUESTS = 50
 _UNWELL_PAUSE_S = 900.0
 _UNWELL_TIMES = 2
 
@@ -140,11 +141,13 @@ def judge(run: Run) -> None:
     state, settings = run.state, run.settings
     if state.trial is None:
         return
+    if _unwell(run):
+        return
     plain = abrupt(state.record, state.trial)
     if plain is not None:
         _ended(run, plain)
         return
-    if _unwell(run):
+    if _doubted(run):
         return
     added = close(
         state.record,
@@ -162,18 +165,34 @@ def judge(run: Run) -> None:
 
 
 def _unwell(run: Run) -> bool:
-    """Whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now."""
-    state = run.state
-    seen = joined(tally for arms in state.record.open.values() for tally in arms.values())
-    if seen.requests < _UNWELL_REQUESTS or seen.failed <= run.settings.max_failed_share * seen.requests:
+    """Whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
+
+    It is nobody's fault: no promotion is undone for it, and a candidate that ends by it is no fruitless one.
+    """
+    state, trial = run.state, run.state.trial
+    share = unwell(state.record, trial, run.settings) if trial is not None else ""
+    if not share:
         return False
     state.unwell += 1
-    share = f"{seen.failed / seen.requests:.0%} of requests fail in both arms"
-    if state.unwell >= _UNWELL_TIMES:
-        _ended(run, Verdict(END, f"the fleet became unwell {state.unwell} times in this trial: {share}"))
+    if state.unwell >= _UNWELL_TIMES and state.phase != "probation":
+        reason = f"the fleet became unwell {state.unwell} times in this trial: {share}"
+        where = state.phase
+        run.drop_candidate()
+        run.go("baseline", f"candidate {state.number} ended in {where}: {reason}")
     else:
         state.pause_until_wall_s = run.now_wall_s + _UNWELL_PAUSE_S
         _pause(run, f"the fleet is unwell: {share}")
+    return True
+
+
+def _doubted(run: Run) -> bool:
+    """Measure every pair where promoted weights begin to fail: the other arm's next turn may be far."""
+    state, trial = run.state, run.state.trial
+    if not isinstance(trial, Switchback) or trial.every == 1 or not fails_now(state.record, trial):
+        return False
+    run.note("the new weights fail: every pair is measured from now on")
+    run.unschedule()
+    state.trial = msgspec.structs.replace(_begin(run), every=1)
     return True
 
 

@@ -84,13 +84,34 @@ def uncorrelated(values: Sequence[float]) -> list[float]:
     return out
 
 
+def _arms(trial: Trial) -> tuple[str, str]:
+    """The arm with the newer weights, and the other one."""
+    return (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
+
+
+def unwell(record: Record, trial: Trial, settings: TunerSettings) -> str:
+    """How much of the fleet fails, whichever weights choose; empty while one arm at least does well."""
+    shares = []
+    for arm in _arms(trial):
+        newest = record.newest(arm, _ABRUPT_REQUESTS)
+        shares.append(newest.failed / newest.requests if newest.requests >= _ABRUPT_REQUESTS else 0.0)
+    if min(shares) <= settings.max_failed_share:
+        return ""
+    return f"{shares[0]:.0%} and {shares[1]:.0%} of the newest requests fail in the two arms"
+
+
 def abrupt(record: Record, trial: Trial) -> Verdict | None:
     """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
 
     The arms of a switchback have their blocks at different times, so a burst of load within one block looks
-    like slow weights: there a second pair must say the same. Failures end a trial at once whatever its kind.
+    like slow weights: there a second pair must say the same. An outage looks like weights that fail: there
+    the other arm must have done well in a later block, or a second pair must say the same; in a split, in
+    the same block. What failed is not called slow here.
     """
-    newer, older = (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
+    newer, older = _arms(trial)
+    found = _fails_alone(record, newer, older, trial)
+    if found >= _ABRUPT[ERRORS]:
+        return _plain(ERRORS, found)
     open_blocks = (arms[newer] for arms in record.open.values() if newer in arms)
     fullest = max(open_blocks, key=lambda tally: tally.requests, default=Tally())
     against = record.seen(older)
@@ -99,30 +120,70 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
     for tally in (fullest, record.seen(newer)):
         if tally.requests < _ABRUPT_REQUESTS:
             continue
-        found = differences(tally, against)
-        for measure, limit in _ABRUPT.items():
-            if found[measure] < limit:
-                continue
-            if measure == ERRORS or not isinstance(trial, Switchback) or _slow_again(record, newer, against):
-                return Verdict(
-                    END,
-                    f"share of {_WORDS[measure]} is {_points(found[measure])} above the other arm's",
-                    {measure: found[measure]},
-                )
+        found = _slower(tally, against)
+        if found < _ABRUPT[SLOW]:
+            continue
+        if not isinstance(trial, Switchback) or _slow_again(record, newer, against):
+            return _plain(SLOW, found)
     return None
+
+
+def _plain(measure: str, found: float) -> Verdict:
+    reason = f"share of {_WORDS[measure]} is {_points(found)} above the other arm's"
+    return Verdict(END, reason, {measure: found})
+
+
+def _slower(tally: Tally, against: Tally) -> float:
+    """Rise of the share of slow requests, less what failed more: that is judged as failures."""
+    found = differences(tally, against)
+    return found[SLOW] - max(0.0, found[ERRORS])
+
+
+def _fails_alone(record: Record, newer: str, older: str, trial: Trial) -> float:
+    """How much more the newer weights fail, where time cannot be the cause; 0 while it may be."""
+    limit = _ABRUPT[ERRORS]
+    mine, others = _full(record, newer), _full(record, older)
+    if not isinstance(trial, Switchback):
+        both = [differences(mine[block], others[block])[ERRORS] for block in mine if block in others]
+        seen, against = record.seen(newer), record.seen(older)
+        if min(seen.requests, against.requests) >= _ABRUPT_REQUESTS:
+            both.append(differences(seen, against)[ERRORS])
+        return max(both, default=0.0)
+    pairs = [unit.errors for unit in record.units[-_LATEST_PAIRS:] if unit.errors >= limit]
+    if len(pairs) >= _ABRUPT_PAIRS:
+        return min(pairs)
+    bad = _failing_blocks(mine, others)
+    return bad[max(mine)] if max(mine, default=-1) in bad and min(bad) < max(others) else 0.0
+
+
+def fails_now(record: Record, trial: Trial) -> bool:
+    """Whether the newer weights have just begun to fail; the other arm has had no block since."""
+    newer, older = _arms(trial)
+    mine, others = _full(record, newer), _full(record, older)
+    return max(mine, default=-1) in _failing_blocks(mine, others) and max(mine) > max(others)
+
+
+def _failing_blocks(mine: Mapping[int, Tally], others: Mapping[int, Tally]) -> dict[int, float]:
+    """Blocks of the newer weights that fail plainly beside the other arm's newest one, and by how much."""
+    if not others:
+        return {}
+    against = others[max(others)]
+    found = {block: differences(tally, against)[ERRORS] for block, tally in mine.items()}
+    return {block: rise for block, rise in found.items() if rise >= _ABRUPT[ERRORS]}
+
+
+def _full(record: Record, arm: str) -> dict[int, Tally]:
+    """An arm's open blocks with enough requests to be looked at alone."""
+    blocks = {block: arms[arm] for block, arms in record.open.items() if arm in arms}
+    return {block: tally for block, tally in blocks.items() if tally.requests >= _ABRUPT_REQUESTS}
 
 
 def _slow_again(record: Record, newer: str, against: Tally) -> bool:
     """Whether more than one of a switchback's latest pairs is plainly slow under the newer weights."""
     limit = _ABRUPT[SLOW]
-    under_way = {
-        block // 2
-        for block, arms in record.open.items()
-        if newer in arms
-        and arms[newer].requests >= _ABRUPT_REQUESTS
-        and differences(arms[newer], against)[SLOW] >= limit
-    }
-    complete = sum(unit.slow >= limit for unit in record.units[-_LATEST_PAIRS:])
+    full = _full(record, newer)
+    under_way = {block // 2 for block, tally in full.items() if _slower(tally, against) >= limit}
+    complete = sum(unit.slow - max(0.0, unit.errors) >= limit for unit in record.units[-_LATEST_PAIRS:])
     return len(under_way) + complete >= _ABRUPT_PAIRS
 
 

@@ -202,6 +202,59 @@ def test_a_fleet_that_fails_is_nobodys_fault() -> None:
     assert world.plan.trial is not None
 
 
+@pytest.mark.parametrize("phase", ["screen", "switchback", "probation"])
+@pytest.mark.parametrize("seed", [1, 4, 8, 11])
+def test_an_outage_is_charged_to_no_arm_whenever_it_begins(phase: str, seed: int) -> None:
+    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], seed=seed, tick_s=10.0)
+    world.run(lambda w: w.state.phase == phase)
+    for _ in range(8 + seed):
+        world.tick()
+    assert world.state.phase == phase
+    incumbent = world.state.incumbent
+    world.effect = lambda _: Effect(fails=0.95)
+    world.run(lambda w: w.state.paused != "", ticks=60)
+    assert "unwell" in world.state.paused
+    assert (world.state.phase, world.state.incumbent) == (phase, incumbent)
+
+
+def test_outages_undo_no_promotion_however_many_there_are() -> None:
+    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], settings=quick(probation_pairs=60))
+    world.run(lambda w: w.state.phase == "probation")
+    for _ in range(3):
+        world.effect = lambda _: Effect(fails=0.9)
+        world.run(lambda w: w.state.paused != "", ticks=60)
+        world.effect = when_new(Effect(ttft=0.4, e2e=0.85))
+        world.run(lambda w: not w.state.paused, ticks=60)
+    assert (world.state.phase, world.state.incumbent) == ("probation", NEW)
+
+
+def test_a_trial_that_meets_two_outages_ends_and_is_no_fruitless_one() -> None:
+    world = Deployment(when_new(Effect()), [NEW], settings=quick(stage_requests=3000))
+    world.run(lambda w: w.state.phase == "screen")
+    world.effect = lambda _: Effect(fails=0.9)
+    world.run(lambda w: w.state.phase != "screen", ticks=200)
+    assert "became unwell 2 times" in world.words()
+    assert (world.state.phase, world.state.fruitless, world.state.candidate) == ("baseline", 0, None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("phase", "within_s"), [("screen", 240.0), ("switchback", 240.0), ("probation", 480.0)]
+)
+def test_weights_that_fail_by_themselves_still_end_quickly(phase: str, within_s: float, seed: int) -> None:
+    settings = quick(probation_every=4)
+    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], seed=seed, tick_s=10.0, settings=settings)
+    world.run(lambda w: w.state.phase == phase)
+    for _ in range(8):
+        world.tick()
+    since = world.now_wall_s
+    world.effect = when_new(Effect(fails=0.95))
+    world.run(lambda w: w.state.phase != phase)
+    assert "failed requests" in world.state.reason
+    assert world.state.incumbent == INCUMBENT
+    assert world.now_wall_s - since <= within_s
+
+
 def test_all_requests_failing_starts_nothing() -> None:
     world = Deployment(lambda _: Effect(fails=1.0), [NEW])
     for _ in range(100):

@@ -238,6 +238,8 @@ SPLIT = Split(
     share=0.1,
 )
 CALM, BURST = Tally(requests=40, slow=2), Tally(requests=40, slow=36)
+FAILS = Tally(requests=40, slow=36, failed=36)
+FAILING_PAIR = Unit(slow=0.8, e2e=0.8, errors=0.8, concentration=0.0, requests=80)
 SLOW_PAIR = Unit(slow=0.8, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
 LEVEL_PAIR = Unit(slow=0.0, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
 
@@ -252,7 +254,7 @@ LEVEL_PAIR = Unit(slow=0.0, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
         (SWITCHBACK, {4: BURST, 6: BURST}, [], True),
         (SWITCHBACK, {4: BURST, 6: Tally(requests=10, slow=10)}, [], False),  # too few to tell
         (SWITCHBACK, {12: BURST}, [SLOW_PAIR, *[LEVEL_PAIR] * 4], False),  # a burst a day is no evidence
-        (SWITCHBACK, {4: Tally(requests=40, slow=16, failed=16)}, [], True),  # failures need no second pair
+        (SWITCHBACK, {4: FAILS, 6: FAILS}, [], False),  # failures are no slowness, and may be an outage's
     ],
 )
 def test_what_ends_a_trial_at_once(
@@ -265,3 +267,37 @@ def test_what_ends_a_trial_at_once(
     )
     found = abrupt(record, trial)
     assert (found is not None and found.kind == END) == ends
+
+
+@pytest.mark.parametrize(
+    ("trial", "candidate", "incumbent", "units", "ends"),
+    [
+        (SPLIT, {4: FAILS}, {4: CALM}, [], True),
+        (SPLIT, {4: FAILS}, {4: FAILS}, [], False),  # an outage that both arms met
+        (SPLIT, {4: FAILS}, {3: CALM}, [], False),  # not known yet
+        (SWITCHBACK, {4: FAILS}, {5: CALM}, [], True),  # the other arm's turn came, and all was well
+        (SWITCHBACK, {5: FAILS}, {4: CALM}, [], False),  # an outage may have begun
+        (SWITCHBACK, {5: FAILS, 7: FAILS}, {4: CALM, 6: CALM}, [], True),
+        (SWITCHBACK, {4: FAILS, 7: CALM}, {5: CALM}, [], False),  # it is over
+        (SWITCHBACK, {4: FAILS}, {5: FAILS}, [], False),
+        (SWITCHBACK, {}, {}, [FAILING_PAIR], False),
+        (SWITCHBACK, {}, {}, [FAILING_PAIR, LEVEL_PAIR, FAILING_PAIR], True),
+    ],
+)
+def test_failures_are_an_arms_own_only_beside_the_other_arm(
+    trial: Split | Switchback,
+    candidate: dict[int, Tally],
+    incumbent: dict[int, Tally],
+    units: list[Unit],
+    *,
+    ends: bool,
+) -> None:
+    record = Record(units=units, totals={"incumbent": Tally(requests=900, slow=45)})
+    for arm, blocks in (("candidate", candidate), ("incumbent", incumbent)):
+        for block, tally in blocks.items():
+            record.open.setdefault(block, {})[arm] = tally
+    if isinstance(trial, Split):
+        record.totals["candidate"] = Tally(requests=900, slow=45)
+    found = abrupt(record, trial)
+    assert (found is not None and found.kind == END) == ends
+    assert found is None or "failed requests" in found.reason
