@@ -120,12 +120,14 @@ class Run:
         self.state, self.rules, self.now_wall_s = state, rules, now_wall_s
         self.settings = rules.settings
         self.actions: list[Action] = []
+        self.gap_s = 0.0  # since the time last heard of
 
     # -- what happened ------------------------------------------------------------------------------------
 
     def set_clock(self) -> None:
         """Notice a clock that went back: times from before it mean nothing any more."""
         state, now = self.state, self.now_wall_s
+        self.gap_s = max(0.0, now - state.clock_wall_s)
         if now < state.clock_wall_s - _BACK_S:
             self.note(f"the clock went back by {state.clock_wall_s - now:.0f} s")
             state.since_wall_s = min(state.since_wall_s, now)
@@ -243,6 +245,7 @@ class Run:
         elif state.phase == "frozen":
             trials.watch(self)
         if state.phase in TRIALS:
+            trials.absent(self)
             trials.judge(self)
         if state.phase in TRIALS:
             trials.schedule(self)

@@ -59,6 +59,17 @@ def block_s(stages: Stages, thresholds: Thresholds) -> float:
     return min(ask_s, max(stages.max_block_s, stages.block_s))
 
 
+def absent(run: Run) -> None:
+    """Take what was no time of a stage out of it, before anything is judged: no schedule was in force.
+
+    The lease had run out, or the clock was stepped. The time on pause is `schedule`'s.
+    """
+    state, now = run.state, run.now_wall_s
+    if not state.paused:
+        lost_s = run.gap_s if state.trial is None else max(0.0, now - state.trial.valid_until_wall_s)
+        state.since_wall_s = min(state.since_wall_s + lost_s, max(now, state.since_wall_s))
+
+
 def schedule(run: Run) -> None:
     """Pause, begin, renew or begin anew the schedule of the present stage."""
     state, now, stages = run.state, run.now_wall_s, run.settings.stages
@@ -74,7 +85,6 @@ def schedule(run: Run) -> None:
     trial = state.trial
     if trial is not None and now >= trial.valid_until_wall_s:
         run.note("the schedule ran out while the tuner was away; it begins anew")
-        state.since_wall_s += now - trial.valid_until_wall_s
         run.unschedule()
         trial = None
     if trial is None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from epp.tuner.plan import Split, Switchback, parse_plan, render_plan
+from epp.tuner.record import forget_open
 from epp.tuner.settings import Evidence
 from epp.tuner.state import Freeze, Pinned, RollBack, Thaw
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
@@ -296,3 +297,24 @@ def test_a_tuner_that_was_away_begins_the_schedule_anew() -> None:
     assert world.state.trial is not None
     assert world.state.trial.id != name
     assert units <= len(world.state.record.units) <= units + 2
+
+
+@pytest.mark.parametrize(("phase", "away_s"), [("screen", 7 * 3600.0), ("probation", 49 * 3600.0)])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_time_away_is_no_time_of_a_stage(phase: str, away_s: float, *, stepped: bool) -> None:
+    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], settings=quick(stage_s=600.0))
+    world.run(lambda w: w.state.phase == phase)
+    world.tick()
+    lasted_s = world.now_wall_s - world.state.since_wall_s
+    if stepped:  # as the loop does where the clock steps forward while it lives
+        record = msgspec.structs.replace(world.state.record)
+        forget_open(record)
+        world.state = msgspec.structs.replace(world.state, trial=None, record=record)
+    world.now_wall_s += away_s
+    if not stepped:
+        world.restart()
+    for _ in range(2):
+        world.tick()
+    assert (world.state.phase, world.state.fruitless) == (phase, 0)
+    assert world.state.trial is not None
+    assert world.now_wall_s - world.state.since_wall_s <= lasted_s + world.settings.stages.lease_s + 90.0
