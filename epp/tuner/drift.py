@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def features(baseline: Baseline, thresholds: Thresholds) -> Features:
-    """Features of a stretch of time in which the incumbent served."""
+    """Features of a stretch of time in which the incumbent served; failures are no drift and left out."""
     limit = bin_of(thresholds.slow_ms)
-    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit)
+    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit) - baseline.failed
     requests = max(1, baseline.requests)
     return Features(
         weights_version=baseline.weights_version,
         rate_per_s=baseline.requests / max(baseline.lasted_s, 1.0),
         prompt_tokens=baseline.prompt_tokens / requests,
-        slow_share=slow / requests,
+        slow_share=max(0, slow) / max(1, baseline.requests - baseline.failed),
     )
 
 

@@ -171,6 +171,10 @@ class Run:
                 if state.trial is not None and state.thresholds is not None:
                     enter(state.record, state.trial, sample, state.thresholds, goal)
             elif sample.stamp is None and sample.dispatched_wall_s >= self._begins_wall_s:
+                if state.phase == "frozen" and trials.interrupted(
+                    state.baseline, sample, self.settings.drift
+                ):
+                    state.baseline = Baseline()
                 state.baseline = observe(state.baseline, sample, goal)
 
     @property

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.tuner.machine import Run
-    from epp.tuner.settings import Stages, TunerSettings
+    from epp.tuner.samples import Sample
+    from epp.tuner.settings import Drift, Stages, TunerSettings
     from epp.tuner.state import State
     from epp.tuner.tally import Thresholds
 
@@ -42,6 +43,9 @@ _CLOSE_SLACK_S = 15.0
 _LONGEST_WAIT_S = 600.0
 _UNWELL_PAUSE_S = 900.0
 _UNWELL_TIMES = 2
+#: Silence for so much of a stretch of time, and for so many times the time between two requests, ends it; its
+#: rate would say nothing any more.
+_SILENT_SHARE, _SILENT_TIMES = 0.2, 20.0
 
 
 def late_s(state: State, settings: TunerSettings) -> float:
@@ -287,14 +291,29 @@ def watch(run: Run) -> None:
     baseline, drift = state.baseline, settings.drift
     if baseline.requests < drift.min_requests or baseline.lasted_s < drift.lasting_s:
         return
+    state.baseline = Baseline()
+    if baseline.failed_share > settings.max_failed_share:
+        run.note(
+            f"the fleet is unwell: {baseline.failed_share:.0%} failed; this time is compared with nothing"
+        )
+        return
     if state.thresholds is None:
         state.thresholds = freeze(baseline, settings.goal, run.now_wall_s)
-    if state.thresholds is not None:
-        now = features(baseline, state.thresholds)
-        change = drifted(state.reference, now, drift) if state.reference is not None else ""
-        if state.reference is None:
-            state.reference = now
-        elif change and not state.held:
-            run.thaw(f"drift: {change}")
-            return
-    state.baseline = Baseline()
+    if state.thresholds is None:
+        return
+    now = features(baseline, state.thresholds)
+    change = drifted(state.reference, now, drift) if state.reference is not None else ""
+    if state.reference is None:
+        state.reference = now
+    elif change and not state.held:
+        run.thaw(f"drift: {change}")
+
+
+def interrupted(baseline: Baseline, sample: Sample, drift: Drift) -> bool:
+    """Whether nothing came for so long before a sample that a rate over that time would say nothing.
+
+    Where requests are rare anyway, a pause is one of many times the usual time between two.
+    """
+    usual_s = baseline.lasted_s / max(1, baseline.requests - 1)
+    silent_s = sample.dispatched_wall_s - baseline.until_wall_s
+    return baseline.requests > 0 and silent_s > max(_SILENT_SHARE * drift.lasting_s, _SILENT_TIMES * usual_s)

@@ -120,6 +120,57 @@ def test_drift_thaws_and_sameness_does_not() -> None:
     assert "slow requests" in world.state.reason
 
 
+def frozen_world() -> Deployment:
+    """Frozen for long enough to have something to compare with."""
+    world = Deployment(when_new(Effect()))
+    world.run(frozen)
+    world.run(lambda w: w.state.reference is not None)
+    for _ in range(20):
+        world.tick()
+    return world
+
+
+@pytest.mark.parametrize("silent_s", [1200.0, 7200.0])
+def test_silence_or_a_step_of_the_clock_is_no_drift(silent_s: float) -> None:
+    world = frozen_world()
+    world.now_wall_s += silent_s
+    for _ in range(150):
+        world.tick()
+        assert frozen(world), world.state.reason
+    world.prompt_tokens = 3000
+    world.run(lambda w: not frozen(w), ticks=200)
+    assert "drift: mean prompt" in world.state.reason
+
+
+@pytest.mark.parametrize(("fails", "ticks"), [(1.0, 150), (0.95, 5), (0.1, 150)])
+def test_an_outage_is_no_drift(fails: float, ticks: int) -> None:
+    world = frozen_world()
+    world.effect = lambda _: Effect(fails=fails)
+    for _ in range(ticks):
+        world.tick()
+        assert frozen(world), world.state.reason
+    world.effect = lambda _: Effect()
+    for _ in range(150):
+        world.tick()
+        assert frozen(world), world.state.reason
+    world.effect = lambda _: Effect(ttft=2.5)
+    world.run(lambda w: not frozen(w), ticks=200)
+    assert "drift: share of slow requests" in world.state.reason
+
+
+def test_what_is_compared_with_is_not_made_of_an_outage() -> None:
+    world = Deployment(when_new(Effect()))
+    world.run(frozen)
+    world.effect = lambda _: Effect(fails=0.9)
+    for _ in range(70):
+        world.tick()
+    world.effect = lambda _: Effect()
+    for _ in range(200):
+        world.tick()
+        assert frozen(world), world.state.reason
+    assert "compared with nothing" in world.words()
+
+
 def test_a_request_to_freeze_holds_until_a_request_to_thaw() -> None:
     world = Deployment(when_new(Effect(ttft=0.7)), [NEW])
     world.run(lambda w: w.state.phase == "ramp")
