@@ -29,7 +29,7 @@ import xxhash
 from epp.tuner import trials, watch
 from epp.tuner.plan import Plan
 from epp.tuner.record import Record, enter, forget_open
-from epp.tuner.resumed import clipped, fitted, refit
+from epp.tuner.resumed import clipped, fitted, refit, resettle
 from epp.tuner.state import (
     HISTORY,
     TRIALS,
@@ -69,6 +69,7 @@ def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: f
         incumbent=incumbent,
         since_wall_s=now_wall_s,
         clock_wall_s=now_wall_s,
+        settings=msgspec.to_builtins(rules.settings),
         history=[Change(0, now_wall_s, incumbent, "start", reason)],
     )
 
@@ -104,6 +105,7 @@ def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[A
     """After a start with a persisted state: what was perhaps not done, and what other rules ask for."""
     run = Run(copied(state), rules, now_wall_s)
     run.set_clock()
+    resettle(run)
     refit(run)
     run.advance()
     run.state.published = ""

@@ -1,12 +1,19 @@
 """A persisted state against the rules of a new start: what no longer fits is moved, dropped, and told.
 
-Owns what other weights and other bounds do to a state. `epp.tuner.machine` calls it with the step in
-progress, before anything is judged or published: of no state a plan is made that a picker would refuse.
+Owns what other weights, bounds, goals and lengths of blocks do to a state. `epp.tuner.machine` calls it with
+the step in progress, before anything is judged or published: of no state a plan is made that a picker would
+refuse.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.tuner.settings import Goal
+from epp.tuner.watch import Watch, forget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +59,47 @@ def refit(run: Run) -> None:
         run.adopt(incumbent, "clipped", reason)
     run.drop_candidate()
     run.go("frozen" if state.held else "baseline", reason)
+
+
+def resettle(run: Run) -> None:
+    """Evidence was gathered by the settings of before: end what it does not fit any more."""
+    state, before = run.state, run.state.settings
+    state.settings = msgspec.to_builtins(run.settings)
+    if not before:
+        return
+    _other_blocks(run, before.get("stages", {}).get("block_s", run.settings.stages.block_s))
+    changed = _changed(before.get("goal", {}), run.settings.goal)
+    if not changed:
+        return
+    reason = f"the goal has changed ({', '.join(changed)}){run.unproven()}"
+    state.thresholds, state.fruitless = None, 0
+    if "measure" in changed:
+        state.watch = forget(state.watch)
+    run.drop_candidate()
+    run.go("frozen" if state.held else "baseline", reason)
+
+
+def _changed(before: Mapping[str, Any], now: Goal) -> list[str]:
+    """Fields of the goal by which a trial is judged differently. What a rehearsal must promise is none."""
+    try:
+        old = msgspec.convert(before, Goal)
+    except msgspec.ValidationError:
+        return ["it is not one of this program any more"]
+    names = (name for name in Goal.__struct_fields__ if name != "promise")
+    return [name for name in names if getattr(old, name) != getattr(now, name)]
+
+
+def _other_blocks(run: Run, before_s: float) -> None:
+    """Blocks of the whole fleet are numbered by their length: others do not compare. A trial begins anew."""
+    state, block_s = run.state, run.settings.stages.block_s
+    if before_s == block_s:
+        return
+    state.watch = Watch(skip_until=math.ceil(state.watch.skip_until * before_s / block_s))
+    reason = f"blocks last {block_s:g} s instead of {before_s:g}: the whole fleet is watched anew"
+    if state.phase in ("screen", "ramp", "switchback"):
+        run.go("baseline", f"{reason}, and candidate {state.number} waits for a fresh baseline")
+    else:
+        run.note(reason)
 
 
 def _misfits(weights: Mapping[str, float], rules: Rules) -> list[str]:

@@ -106,7 +106,8 @@ class State(msgspec.Struct, kw_only=True):
         history: incumbents, oldest first.
         cursor: how far the records are read; the reader's own words.
         search: state of the search; its own words.
-        settings: what its last tuner went by, as plain values, for who looks at it; nothing is judged by it.
+        settings: what its last tuner went by, as plain values, for who looks at it; a start compares it with
+            its own.
         version: of this format.
     """
 

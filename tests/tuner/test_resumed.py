@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.settings import Goal, TunerSettings
 from epp.tuner.state import Freeze, RollBack, Rules
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect
 
@@ -80,3 +82,63 @@ def test_what_was_frozen_by_request_stays_frozen_in_other_bounds() -> None:
     world.tell(Freeze(world.now_wall_s, "a launch"))
     started_again(world, Rules(world.settings, {"a": (1.5, 10.0), "b": BOUNDS["b"]}))
     assert (world.state.phase, world.state.incumbent["a"]) == ("frozen", 1.5)
+
+
+def with_goal(settings: TunerSettings, **changes: float | str) -> TunerSettings:
+    return msgspec.structs.replace(settings, goal=Goal(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("phase", ["baseline", "screen", "switchback", "probation", "frozen"])
+@pytest.mark.parametrize(
+    "changes", [{"measure": "felt", "slow_ms": 9000.0}, {"e2e_margin": 0.02}, {"quantile": 0.9}]
+)
+def test_another_goal_begins_anew(phase: str, changes: dict[str, float | str]) -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == phase)
+    world.tick()
+    kept = NEW if phase in ("probation", "frozen") else INCUMBENT
+    said = started_again(world, Rules(with_goal(world.settings, **changes), BOUNDS))
+    assert f"the goal has changed ({', '.join(changes)})" in said
+    assert ("candidate 1 stays" in said) == (phase == "probation")
+    state = world.state
+    assert (state.phase, state.candidate, state.thresholds, state.fruitless) == ("baseline", None, None, 0)
+    assert (state.incumbent, world.plan.trial, state.baseline.requests) == (kept, None, 0)
+    assert "goal" not in started_again(world, world.rules)
+
+
+def test_the_same_goal_and_another_promise_end_nothing() -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.phase == "switchback" and len(w.state.record.units) > 3)
+    pairs = len(world.state.record.units)
+    started_again(world, Rules(with_goal(world.settings, promise=0.2), BOUNDS))
+    assert (world.state.phase, len(world.state.record.units)) == ("switchback", pairs)
+
+
+@pytest.mark.parametrize("block_s", [30.0, 60.0])
+@pytest.mark.parametrize("phase", ["screen", "frozen"])
+def test_blocks_of_another_length_are_watched_anew(block_s: float, phase: str) -> None:
+    world = Deployment(lambda _: Effect(), [NEW])
+    world.run(lambda w: w.state.phase == phase)
+    world.tick()
+    stages = msgspec.structs.replace(world.settings.stages, block_s=block_s)
+    said = started_again(world, Rules(msgspec.structs.replace(world.settings, stages=stages), BOUNDS))
+    assert f"blocks last {block_s:g} s instead of 45" in said
+    candidate = NEW if phase == "screen" else None
+    assert (world.state.phase, world.state.candidate) == (
+        "baseline" if phase == "screen" else phase,
+        candidate,
+    )
+    for _ in range(24):
+        world.tick()
+    assert len(world.state.watch.baseline) >= 240 // block_s
+    if phase == "screen":
+        world.run(lambda w: w.state.phase == "screen")
+
+
+def test_a_watch_that_waits_for_a_block_of_years_to_come_is_mended() -> None:
+    world = Deployment(lambda _: Effect())
+    world.run(lambda w: w.state.phase == "frozen")
+    world.state.watch.skip_until = 10 * world.state.watch.recent[-1][0]
+    for _ in range(40):
+        world.tick()
+    assert len(world.state.watch.baseline) > 10
