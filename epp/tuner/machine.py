@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: A clock that goes back by less has been corrected, not set.
 _BACK_S = 2.0
+#: Pickers that differ for longer do not just read the file at different times.
+_MIXED_S = 60.0
 
 
 def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
@@ -154,9 +156,10 @@ class Run:
             case NothingBetter():
                 self._nothing_better(event.reason)
             case Freeze():
+                reason = f"by request: {event.reason}{self.unproven()}"
                 self.drop_candidate()
                 self.state.held = True
-                self.go("frozen", f"by request: {event.reason}")
+                self.go("frozen", reason)
             case Thaw():
                 if self.state.phase == "frozen":
                     self.thaw(f"by request: {event.reason}")
@@ -177,7 +180,20 @@ class Run:
                     state.baseline, sample, self.settings.drift
                 ):
                     state.baseline = Baseline()
+                mixed_s = state.baseline.mixed_s
                 state.baseline = observe(state.baseline, sample, goal)
+                if mixed_s < _MIXED_S <= state.baseline.mixed_s:
+                    self._mixed(state.baseline)
+
+    def _mixed(self, baseline: Baseline) -> None:
+        """Say why a baseline is never complete."""
+        reason = (
+            f"two versions of the weights are in force at once, {baseline.before} and "
+            f"{baseline.weights_version}, and a baseline takes one: do all pickers read the same files?"
+        )
+        self.note(reason)
+        if self.state.phase == "baseline":
+            self.state.reason = reason
 
     @property
     def _begins_wall_s(self) -> float:
@@ -226,6 +242,7 @@ class Run:
             state.reference, state.baseline = None, Baseline()
             self.note(reason)
         else:
+            reason += self.unproven()
             self.drop_candidate()
             self.go("baseline", reason)
 

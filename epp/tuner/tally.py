@@ -124,6 +124,8 @@ class Baseline(msgspec.Struct):
         prompt_tokens: sum.
         measure_ms: histogram of the goal's measure.
         e2e_ms: histogram of E2E.
+        before: the version before this one.
+        mixed_s: for how long the two have come by turns.
     """
 
     weights_version: str = ""
@@ -134,6 +136,8 @@ class Baseline(msgspec.Struct):
     prompt_tokens: int = 0
     measure_ms: Histogram = {}
     e2e_ms: Histogram = {}
+    before: str = ""
+    mixed_s: float = 0.0
 
     @property
     def lasted_s(self) -> float:
@@ -151,7 +155,7 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
     if sample.weights_version != baseline.weights_version:
         if sample.dispatched_wall_s < baseline.until_wall_s:
             return baseline  # a straggler of the weights before
-        baseline = Baseline(weights_version=sample.weights_version)
+        baseline = _begun_anew(baseline, sample)
     first = baseline.since_wall_s if baseline.requests else sample.dispatched_wall_s
     baseline.since_wall_s = min(first, sample.dispatched_wall_s)
     baseline.until_wall_s = max(baseline.until_wall_s, sample.dispatched_wall_s)
@@ -162,6 +166,14 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
     if not sample.censored:
         count(baseline.e2e_ms, sample.e2e_ms if sample.answered else math.nan)
     return baseline
+
+
+def _begun_anew(baseline: Baseline, sample: Sample) -> Baseline:
+    """A fresh one; it knows whether its version was seen just before the other one."""
+    turned = sample.weights_version == baseline.before
+    passed_s = sample.dispatched_wall_s - baseline.since_wall_s
+    mixed_s = baseline.mixed_s + passed_s if turned else 0.0
+    return Baseline(weights_version=sample.weights_version, before=baseline.weights_version, mixed_s=mixed_s)
 
 
 def freeze(baseline: Baseline, goal: Goal, now_wall_s: float) -> Thresholds | None:

@@ -55,12 +55,17 @@ def late_s(state: State, settings: TunerSettings) -> float:
     return min(max(settings.stages.late_s, p99_s), _LONGEST_WAIT_S)
 
 
-def block_s(stages: Stages, thresholds: Thresholds) -> float:
-    """Length of a switchback's blocks: the dropped part covers E2E p99, the whole the cache's turnover."""
+def asked_s(stages: Stages, thresholds: Thresholds) -> float:
+    """Length that blocks ask for: the dropped part covers E2E p99, the whole the cache's turnover."""
     ask_s = max(stages.block_s, stages.cache_turnover_s)
     if stages.drop_share > 0.0:
         ask_s = max(ask_s, thresholds.e2e_p99_ms / 1000.0 / stages.drop_share)
-    return min(ask_s, max(stages.max_block_s, stages.block_s))
+    return ask_s
+
+
+def block_s(stages: Stages, thresholds: Thresholds) -> float:
+    """Length of a switchback's blocks: what they ask for, as far as it is allowed."""
+    return min(asked_s(stages, thresholds), max(stages.max_block_s, stages.block_s))
 
 
 def absent(run: Run) -> None:
@@ -123,13 +128,20 @@ def _begin(run: Run) -> Split | Switchback:
         )
     assert state.thresholds is not None  # noqa: S101 - no trial begins without a baseline
     probation = state.phase == "probation"
+    ask_s, length_s = asked_s(stages, state.thresholds), block_s(stages, state.thresholds)
+    if ask_s > length_s:
+        run.note(
+            f"blocks last {length_s:.0f} s, the most that max_block_s allows: E2E p99 of "
+            f"{state.thresholds.e2e_p99_ms / 1000.0:.0f} s and a cache turnover of "
+            f"{stages.cache_turnover_s:.0f} s ask for {ask_s:.0f} s, so arms may spoil each other's blocks"
+        )
     return Switchback(
         id=name,
         arm="previous" if probation else "candidate",
         weights=dict((state.previous if probation else state.candidate) or {}),
         valid_from_wall_s=begin,
         valid_until_wall_s=until,
-        block_s=block_s(stages, state.thresholds),
+        block_s=length_s,
         seed=seed,
         drop_share=stages.drop_share,
         every=stages.probation_every if probation else 1,

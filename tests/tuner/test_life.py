@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,14 @@ import msgspec
 import pytest
 
 from epp.tuner.plan import Split, Switchback, parse_plan, render_plan
-from epp.tuner.record import forget_open
 from epp.tuner.settings import Evidence
 from epp.tuner.state import Freeze, Pinned, RollBack, Thaw
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from epp.tuner.samples import Sample
 
 NEW = {"a": 2.0, "b": 1.0}
 
@@ -103,74 +105,6 @@ def test_search_freezes_when_nothing_is_found() -> None:
     assert world.plan.trial is None
 
 
-def test_drift_thaws_and_sameness_does_not() -> None:
-    world = Deployment(when_new(Effect()))
-    world.run(frozen)
-    for _ in range(150):
-        world.tick()
-        assert frozen(world)
-    world.prompt_tokens = 3000
-    world.run(lambda w: not frozen(w), ticks=200)
-    assert "drift: mean prompt" in world.state.reason
-    world.run(frozen)
-    for _ in range(150):  # a stretch of time to compare with is only begun once frozen
-        world.tick()
-    world.effect = lambda _: Effect(ttft=2.5)
-    world.run(lambda w: not frozen(w), ticks=200)
-    assert "slow requests" in world.state.reason
-
-
-def frozen_world() -> Deployment:
-    """Frozen for long enough to have something to compare with."""
-    world = Deployment(when_new(Effect()))
-    world.run(frozen)
-    world.run(lambda w: w.state.reference is not None)
-    for _ in range(20):
-        world.tick()
-    return world
-
-
-@pytest.mark.parametrize("silent_s", [1200.0, 7200.0])
-def test_silence_or_a_step_of_the_clock_is_no_drift(silent_s: float) -> None:
-    world = frozen_world()
-    world.now_wall_s += silent_s
-    for _ in range(150):
-        world.tick()
-        assert frozen(world), world.state.reason
-    world.prompt_tokens = 3000
-    world.run(lambda w: not frozen(w), ticks=200)
-    assert "drift: mean prompt" in world.state.reason
-
-
-@pytest.mark.parametrize(("fails", "ticks"), [(1.0, 150), (0.95, 5), (0.1, 150)])
-def test_an_outage_is_no_drift(fails: float, ticks: int) -> None:
-    world = frozen_world()
-    world.effect = lambda _: Effect(fails=fails)
-    for _ in range(ticks):
-        world.tick()
-        assert frozen(world), world.state.reason
-    world.effect = lambda _: Effect()
-    for _ in range(150):
-        world.tick()
-        assert frozen(world), world.state.reason
-    world.effect = lambda _: Effect(ttft=2.5)
-    world.run(lambda w: not frozen(w), ticks=200)
-    assert "drift: share of slow requests" in world.state.reason
-
-
-def test_what_is_compared_with_is_not_made_of_an_outage() -> None:
-    world = Deployment(when_new(Effect()))
-    world.run(frozen)
-    world.effect = lambda _: Effect(fails=0.9)
-    for _ in range(70):
-        world.tick()
-    world.effect = lambda _: Effect()
-    for _ in range(200):
-        world.tick()
-        assert frozen(world), world.state.reason
-    assert "compared with nothing" in world.words()
-
-
 def test_a_request_to_freeze_holds_until_a_request_to_thaw() -> None:
     world = Deployment(when_new(Effect(ttft=0.7)), [NEW])
     world.run(lambda w: w.state.phase == "ramp")
@@ -192,6 +126,44 @@ def test_pins_end_a_trial_and_pinned_weights_are_not_tried() -> None:
     world.run(lambda w: w.asked == 2)
     assert "changes nothing" in world.state.reason
     assert world.state.incumbent == INCUMBENT
+
+
+@pytest.mark.parametrize("event", ["pin", "freeze"])
+def test_a_probation_that_an_operator_ends_says_what_stays(event: str) -> None:
+    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW])
+    world.run(lambda w: w.state.phase == "probation")
+    world.tick()
+    now = world.now_wall_s
+    world.tell(Pinned(now, {"b": 1.0}) if event == "pin" else Freeze(now, "a launch"))
+    assert world.state.incumbent == NEW
+    assert "candidate 1 stays, though its probation is not over; the weights before are number 0" in (
+        world.notes[-1].reason
+    )
+
+
+def test_two_versions_of_the_weights_at_once_are_told() -> None:
+    class Apart(Deployment):
+        def samples(self) -> list[Sample]:
+            return [
+                dataclasses.replace(sample, weights_version="vw"[i % 7 == 0])
+                for i, sample in enumerate(super().samples())
+            ]
+
+    world = Apart(when_new(Effect()), [NEW])
+    for _ in range(100):
+        world.tick()
+    assert world.state.phase == "baseline"
+    assert "two versions of the weights are in force at once" in world.state.reason
+    assert {"v", "w"} <= set(world.state.reason.replace(",", "").split())
+    assert world.words().count("two versions") == 1
+
+
+def test_blocks_that_may_not_be_as_long_as_they_should_are_told() -> None:
+    stages = {"max_block_s": 60.0, "cache_turnover_s": 400.0}
+    world = Deployment(when_new(Effect()), [NEW], settings=quick(**stages))
+    world.run(lambda w: w.state.phase == "switchback")
+    assert "blocks last 60 s, the most that max_block_s allows" in world.words()
+    assert "ask for 400 s" in world.words()
 
 
 def test_an_operator_can_go_back() -> None:
@@ -239,82 +211,6 @@ def test_no_traffic_for_hours_ends_a_trial_and_breaks_nothing() -> None:
     assert world.state.phase == "baseline"
 
 
-def test_a_fleet_that_fails_is_nobodys_fault() -> None:
-    world = Deployment(when_new(Effect()), [NEW], settings=quick(stage_requests=3000))
-    world.run(lambda w: w.state.phase == "screen")
-    for _ in range(8):
-        world.tick()
-    world.effect = lambda _: Effect(fails=0.9)
-    world.run(lambda w: w.state.paused != "", ticks=20)
-    assert "unwell" in world.state.paused
-    assert world.plan.trial is None
-    world.effect = when_new(Effect())
-    world.run(lambda w: not w.state.paused, ticks=60)
-    assert world.state.phase == "screen"
-    assert world.plan.trial is not None
-
-
-@pytest.mark.parametrize("phase", ["screen", "switchback", "probation"])
-@pytest.mark.parametrize("seed", [1, 4, 8, 11])
-def test_an_outage_is_charged_to_no_arm_whenever_it_begins(phase: str, seed: int) -> None:
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], seed=seed, tick_s=10.0)
-    world.run(lambda w: w.state.phase == phase)
-    for _ in range(8 + seed):
-        world.tick()
-    assert world.state.phase == phase
-    incumbent = world.state.incumbent
-    world.effect = lambda _: Effect(fails=0.95)
-    world.run(lambda w: w.state.paused != "", ticks=60)
-    assert "unwell" in world.state.paused
-    assert (world.state.phase, world.state.incumbent) == (phase, incumbent)
-
-
-def test_outages_undo_no_promotion_however_many_there_are() -> None:
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], settings=quick(probation_pairs=60))
-    world.run(lambda w: w.state.phase == "probation")
-    for _ in range(3):
-        world.effect = lambda _: Effect(fails=0.9)
-        world.run(lambda w: w.state.paused != "", ticks=60)
-        world.effect = when_new(Effect(ttft=0.4, e2e=0.85))
-        world.run(lambda w: not w.state.paused, ticks=60)
-    assert (world.state.phase, world.state.incumbent) == ("probation", NEW)
-
-
-def test_a_trial_that_meets_two_outages_ends_and_is_no_fruitless_one() -> None:
-    world = Deployment(when_new(Effect()), [NEW], settings=quick(stage_requests=3000))
-    world.run(lambda w: w.state.phase == "screen")
-    world.effect = lambda _: Effect(fails=0.9)
-    world.run(lambda w: w.state.phase != "screen", ticks=200)
-    assert "became unwell 2 times" in world.words()
-    assert (world.state.phase, world.state.fruitless, world.state.candidate) == ("baseline", 0, None)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("phase", "within_s"), [("screen", 240.0), ("switchback", 240.0), ("probation", 480.0)]
-)
-def test_weights_that_fail_by_themselves_still_end_quickly(phase: str, within_s: float, seed: int) -> None:
-    settings = quick(probation_every=4)
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], seed=seed, tick_s=10.0, settings=settings)
-    world.run(lambda w: w.state.phase == phase)
-    for _ in range(8):
-        world.tick()
-    since = world.now_wall_s
-    world.effect = when_new(Effect(fails=0.95))
-    world.run(lambda w: w.state.phase != phase)
-    assert "failed requests" in world.state.reason
-    assert world.state.incumbent == INCUMBENT
-    assert world.now_wall_s - since <= within_s
-
-
-def test_all_requests_failing_starts_nothing() -> None:
-    world = Deployment(lambda _: Effect(fails=1.0), [NEW])
-    for _ in range(100):
-        world.tick()
-    assert (world.state.phase, world.asked) == ("baseline", 0)
-    assert "unwell" in world.state.reason
-
-
 def test_quiet_hours_pause_a_trial() -> None:
     hour = (1_700_000_000 % 86_400) / 3600.0
     settings = quick(stage_requests=1200, quiet_hours_utc=((hour + 0.5, (hour + 1.5) % 24),))  # type: ignore[arg-type]
@@ -348,24 +244,3 @@ def test_a_tuner_that_was_away_begins_the_schedule_anew() -> None:
     assert world.state.trial is not None
     assert world.state.trial.id != name
     assert units <= len(world.state.record.units) <= units + 2
-
-
-@pytest.mark.parametrize(("phase", "away_s"), [("screen", 7 * 3600.0), ("probation", 49 * 3600.0)])
-@pytest.mark.parametrize("stepped", [False, True])
-def test_time_away_is_no_time_of_a_stage(phase: str, away_s: float, *, stepped: bool) -> None:
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], settings=quick(stage_s=600.0))
-    world.run(lambda w: w.state.phase == phase)
-    world.tick()
-    lasted_s = world.now_wall_s - world.state.since_wall_s
-    if stepped:  # as the loop does where the clock steps forward while it lives
-        record = msgspec.structs.replace(world.state.record)
-        forget_open(record)
-        world.state = msgspec.structs.replace(world.state, trial=None, record=record)
-    world.now_wall_s += away_s
-    if not stepped:
-        world.restart()
-    for _ in range(2):
-        world.tick()
-    assert (world.state.phase, world.state.fruitless) == (phase, 0)
-    assert world.state.trial is not None
-    assert world.now_wall_s - world.state.since_wall_s <= lasted_s + world.settings.stages.lease_s + 90.0
