@@ -22,7 +22,7 @@ from epp.config.schema import Config
 from epp.envoy.launch import tied_to_parent
 from epp.sim.scenario import WindowOptions
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
-from epp.tune.rehearse import SAME, TRIED, alike, budget_after, rehearse
+from epp.tune.rehearse import TRIED, alike, budget_after, rehearse
 from epp.tune.tuner import Found
 from epp.tuner.search import Search
 from epp.tuner.settings import Goal
@@ -78,10 +78,6 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
     incumbent = {**setup.starting, **state.incumbent}
     bounds = {name: span for name, span in setup.rules.bounds.items() if name not in state.pins}
     remembered = state.search
-    refused = list(remembered.get("refused", []))
-    proposed = remembered.get("proposed")
-    if proposed and not alike(proposed, state.incumbent, SAME):
-        refused = [*refused, proposed][-50:]
     return Task(
         records=str(setup.records.resolve()),
         policy=setup.policy,
@@ -92,7 +88,7 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
         pins=state.pins,
         config=str(setup.config_file.resolve()) if setup.config_file is not None else "",
         search=remembered.get("search", {}),
-        refused=refused,
+        refused=list(remembered.get("refused", [])),
         goal=setup.rules.settings.goal,
         looks=1 + state.fruitless,
     )
@@ -163,7 +159,7 @@ def run_child() -> int:
     try:
         found = perform(task)[0]
     except CalibrationError as error:
-        found = Found(None, str(error))
+        found = Found(None, str(error), failed=True)
     sys.stdout.buffer.write(msgspec.json.encode(found))
     return 0
 
@@ -184,7 +180,11 @@ class ChildRehearsal:
         self._errors: IO[bytes] | None = None
 
     def start(self, state: State, reason: str) -> None:
-        """Begin; one that runs already is given up."""
+        """Begin; one that runs already is given up.
+
+        Raises:
+            OSError: no room for its files, or for another process.
+        """
         self.stop()
         self._tell(f"rehearsing: {reason}")
         with tempfile.TemporaryFile() as question:
@@ -212,7 +212,8 @@ class ChildRehearsal:
             return msgspec.json.decode(answer, type=Found)
         except msgspec.MsgspecError:
             last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no words"]
-            return Found(None, f"the rehearsal failed with status {process.returncode}: {last[0]}")
+            reason = f"the rehearsal failed with status {process.returncode}: {last[0]}"
+            return Found(None, reason, failed=True)
 
     def stop(self) -> None:
         """Give up what runs."""

@@ -15,16 +15,20 @@ from epp.errors import ConfigError
 from epp.tuner import machine
 from epp.tuner.plan import Plan, parse_plan, render_plan
 from epp.tuner.record import forget_open
-from epp.tuner.state import Note, Publish, Rehearse
+from epp.tuner.state import TRIALS, Note, Publish, Rehearse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from epp.tune.audit import Audit
     from epp.tune.disk import Disk
     from epp.tune.places import Places
     from epp.tune.store import StateStore
     from epp.tuner.state import Action, Event, Rules, State
+
+#: Weights that a trial ended are remembered up to so many, newest last.
+_REFUSED = 50
 
 
 class Session:
@@ -90,6 +94,7 @@ class Session:
             self._audit.write(now_wall_s, "start", policy=self.policy, weights=self.state.incumbent)
             self._do(machine.resume(self.state, self.rules, now_wall_s))
             return
+        self.state = found
         self._audit.write(now_wall_s, "resume", policy=self.policy, phase=found.phase)
         self._do(machine.resume(found, self.rules, now_wall_s))
 
@@ -130,7 +135,9 @@ class Session:
             self._plan = machine.plan_of(self.state)
 
     def _do(self, outcome: tuple[State, list[Action]]) -> None:
+        before = self.state
         self.state, actions = outcome
+        self.state.search = searched(before, self.state)
         for action in actions:
             if isinstance(action, Publish):
                 self._plan = action.plan
@@ -192,3 +199,19 @@ class Session:
             self._warn(f"{error}; put aside as {aside}, beginning with the configuration's weights")
             return {}
         return plan.weights
+
+
+def searched(before: State, after: State) -> dict[str, Any]:
+    """State of the search after a step: what was proposed is refused from now on where it was tried in vain.
+
+    Only what a trial ended, or an operator took back, says anything of the weights: a proposal that a pin or
+    a freeze kept from its trial may be made again.
+    """
+    search = after.search
+    proposed = search.get("proposed")
+    in_vain = before.phase in TRIALS and after.fruitless > before.fruitless
+    taken_back = after.history != before.history and after.history[-1].how == "rolled-back"
+    if not proposed or not (in_vain or (taken_back and proposed.items() <= before.incumbent.items())):
+        return search
+    refused = [*search.get("refused", []), proposed][-_REFUSED:]
+    return {**{key: value for key, value in search.items() if key != "proposed"}, "refused": refused}

@@ -69,6 +69,8 @@ def status_lines(
         limit = settings.stages.freeze_after
         after = f" of {limit} after which it freezes" if limit else ""
         lines.append(f"in a row without a promotion: {state.fruitless}{after}")
+    if state.phase == "search" and state.search.get("failed"):
+        lines.append(f"the rehearsal failed and is begun again later: {state.search['failed']}")
     lines.append(f"next: {told.next_step}")
     if state.history:
         lines.append("last changes (`epp weights history` has all):")

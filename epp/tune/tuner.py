@@ -34,13 +34,19 @@ if TYPE_CHECKING:
 STEP_S = 2.0
 #: Without news the state is persisted so often.
 SAVE_S = 5.0
+#: A rehearsal that failed is begun again after so long, each time twice as long, up to the other.
+RETRY_S, MAX_RETRY_S = 60.0, 3600.0
 
 
 class Rehearsal(Protocol):
     """Searches for a candidate and tries it in the simulator, beside the loop."""
 
     def start(self, state: State, reason: str) -> None:
-        """Begin; one that runs already is given up."""
+        """Begin; one that runs already is given up.
+
+        Raises:
+            OSError: there is no room for it.
+        """
         ...
 
     def poll(self) -> Found | None:
@@ -59,11 +65,13 @@ class Found(msgspec.Struct, frozen=True):
         weights: of the candidate; None when nothing is worth a trial.
         reason: in words.
         search: state of the search, to go on from.
+        failed: nothing was searched; it says nothing of weights and is to be done again later.
     """
 
     weights: dict[str, float] | None
     reason: str
     search: dict[str, object] = {}
+    failed: bool = False
 
 
 class _Cursor(msgspec.Struct):
@@ -107,6 +115,8 @@ class Tuner:
         self._overrides_text: bytes | None = b"?"
         self._unreadable = ""
         self._asked = ""
+        self._failures = 0
+        self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
         self._heart = Heart(lock, self._saved_s, self._once)
         self._mono_s, self._wall_s = clock.mono_s(), clock.wall_s()
@@ -152,7 +162,7 @@ class Tuner:
         give_up_s = late_s(session.state, session.rules.settings)
         samples = list(self._feed.new(now_wall_s, give_up_s=give_up_s))
         session.handle(Observed(now_wall_s, samples))
-        self._rehearse(now_wall_s)
+        self._rehearse(now_s, now_wall_s)
         if session.pending or samples or now_s - self._saved_s >= SAVE_S:
             self._save(now_s, hurry=session.pending)
 
@@ -208,23 +218,56 @@ class Tuner:
             self._asked = asked.id
             self.session.handle(asked.event(now_wall_s))
 
-    def _rehearse(self, now_wall_s: float) -> None:
-        session = self.session
-        if session.rehearse:
-            reason, session.rehearse = session.rehearse, ""
-            self._rehearsal.start(session.state, reason)
+    def _rehearse(self, now_s: float, now_wall_s: float) -> None:
+        if self._begun(now_s):
             return
-        found = self._rehearsal.poll()
+        session = self.session
+        try:
+            found = self._rehearsal.poll()
+        except OSError as error:
+            found = Found(None, f"the rehearsal's answer cannot be read: {error}", failed=True)
         if found is None:
             return
+        if found.failed:
+            self._failed(found.reason, now_s)
+            return
+        self._failures = 0
         session.state.search = dict(found.search)
         if found.weights is None:
             session.handle(NothingBetter(now_wall_s, found.reason))
         else:
             session.handle(Proposed(now_wall_s, found.weights, found.reason))
-        if session.rehearse:  # another one at once
+        self._begun(now_s)  # another one at once
+
+    def _begun(self, now_s: float) -> bool:
+        """Begin the rehearsal that is asked for, or due again; whether there was one."""
+        session = self.session
+        if session.state.phase != "search":
+            self._again = None  # nobody waits for it any more
+        if session.rehearse:
             reason, session.rehearse = session.rehearse, ""
+        elif self._again is not None and now_s >= self._again[0]:
+            reason = self._again[1]
+        else:
+            return False
+        self._again = None
+        try:
             self._rehearsal.start(session.state, reason)
+        except OSError as error:
+            self._failed(f"the rehearsal cannot be begun: {error}", now_s)
+        return True
+
+    def _failed(self, reason: str, now_s: float) -> None:
+        """A rehearsal that searched nothing is no evidence against the search: it is begun again later."""
+        state = self.session.state
+        if state.phase != "search":
+            return
+        wait_s = min(RETRY_S * 2.0**self._failures, MAX_RETRY_S)
+        self._failures = min(self._failures + 1, 16)
+        self._again = now_s + wait_s, f"once more, because {reason}"
+        # Beside what was remembered: what failed live is not to be forgotten for it.
+        state.search = {**state.search, "failed": reason}
+        self._tell(f"{reason}; once more in {wait_s:.0f} s")
 
     def _save(self, now_s: float, *, hurry: bool) -> None:
         if not hurry and now_s - self._saved_s < SAVE_S:

@@ -109,22 +109,26 @@ class FakeDisk(RealDisk):
 
 @dataclass
 class FakeRehearsal:
-    """Finds what the test says, in order; then nothing."""
+    """Finds what the test says, in order; then nothing. What it is to raise, it raises."""
 
-    finds: list[dict[str, float] | None]
+    finds: list[dict[str, float] | Found | OSError | None]
     started: int = 0
     running: bool = False
 
     def start(self, _state: State, _reason: str) -> None:
         self.started += 1
+        if self.finds and isinstance(self.finds[0], OSError):
+            raise self.finds.pop(0)  # type: ignore[misc]  # it is one
         self.running = True
 
     def poll(self) -> Found | None:
         if not self.running:
             return None
         self.running = False
-        weights = self.finds.pop(0) if self.finds else None
-        return Found(weights, "as the test says")
+        found = self.finds.pop(0) if self.finds else None
+        if isinstance(found, OSError):
+            raise found
+        return found if isinstance(found, Found) else Found(found, "as the test says")
 
     def stop(self) -> None:
         self.running = False
@@ -140,7 +144,7 @@ class World:
     """Picker, records and tuner over one folder."""
 
     folder: Path
-    finds: list[dict[str, float] | None] = field(default_factory=list)
+    finds: list[dict[str, float] | Found | OSError | None] = field(default_factory=list)
     settings: TunerSettings = QUICK
     ttft_ms: Callable[[Mapping[str, float]], float] = fast_when_near
     status: int = 200

@@ -198,8 +198,8 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
     )
     setup = read_setup(_flags(config))
     state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
-    state.search = {"proposed": {"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}}
-    assert task_of(setup, state, budget=4).refused == [state.search["proposed"]]
+    state.search = {"refused": [{"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}]}
+    assert task_of(setup, state, budget=4).refused == state.search["refused"]
     state.fruitless = 1
     again = task_of(setup, state, budget=4)
     assert (again.budget, again.looks) == (2, 2)
