@@ -141,9 +141,10 @@ def tell_tuner(
     """Ask a running tuner, or do it to the memory of one that does not run.
 
     Raises:
-        EppError: there is nothing to do it to, or it cannot be written.
+        EppError: there is nothing to do it to, it is another policy's, or it cannot be written.
     """
     disk = RealDisk()
+    _same_policy(setup)
     try:
         asked = ask(setup.places, disk, what, reason=reason, number=number, at_wall_s=time.time())
     except OSError as error:
@@ -160,19 +161,39 @@ def tell_tuner(
         lock.release()
 
 
+def _same_policy(setup: Setup) -> None:
+    """A session begins anew with another policy: asked for by mistake that would cost the whole memory.
+
+    Raises:
+        ConfigError: the memory is of another policy.
+    """
+    state = StateStore(setup.places, RealDisk(), _warn).load()
+    if state is None or state.policy == setup.policy:
+        return
+    held = f"the tuner's memory beside {setup.places.weights} is of policy {state.policy!r}"
+    raise ConfigError(
+        "command line" if setup.config_file is None else str(setup.config_file),
+        "policy.name",
+        f"{setup.policy!r}, but {held}",
+        f"give the configuration with {state.policy!r}; nothing was changed",
+    )
+
+
 def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     now_wall_s = time.time()
     session = build_session(setup, lock.check, _warn, "operator")
     with told_files():
         session.open(now_wall_s)
-    before = session.state.phase
+    before = session.state
     session.handle(asked.event(now_wall_s))
+    if asked.what == "rollback" and session.state.history == before.history:
+        raise EppError(f"nothing was changed: the memory has no weights with number {asked.number}")
     cursor = session.state.cursor
     if not session.save(cursor=cursor):
         raise EppError("nothing was changed: the files cannot be written")
     # The tuner that comes next must not do it once more.
     RealDisk().replace(setup.places.asked, b"")
-    nothing = asked.what == "thaw" and before != "frozen"
+    nothing = asked.what == "thaw" and before.phase != "frozen"
     done = "nothing to thaw" if nothing else "done"
     print(f"{done}, no tuner is running: {session.state.phase}: {session.state.reason}")
     return 0

@@ -238,6 +238,27 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
 
 
 @pytest.mark.parametrize(
+    "words", [("weights", "rollback", "0"), ("tune", "freeze"), ("tune", "thaw")], ids=lambda words: words[1]
+)
+def test_the_configuration_of_another_policy_costs_no_memory(
+    lived: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    world = lived.again(tmp_path)
+    assert world.tuner is not None
+    world.run(2)
+    world.tuner.close()
+    kept = [world.places.weights, *world.places.states]
+    before = [path.read_bytes() for path in kept]
+    config = configured(tmp_path, "gorgo-ms")
+    assert epp(*words, "--config", config) == 2
+    said = capsys.readouterr().err
+    assert f"{config}: policy.name: 'gorgo-ms', but the tuner's memory beside " in said
+    assert "is of policy 'gorgo' (give the configuration with 'gorgo'; nothing was changed)" in said
+    assert [path.read_bytes() for path in kept] == before
+    assert not world.places.asked.exists(), "no tuner does it later, either"
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--every", "0"), "not a number above 0"),
