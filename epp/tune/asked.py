@@ -1,12 +1,13 @@
 """What an operator asks a running tuner for, and how a stopped one is asked: freeze, thaw, roll back.
 
-Owns the request file: the commands write it, the tuner reads it and remembers the last one that it did. Where
-no tuner runs, the command takes its lock and does the same to its memory itself, so that the tuner that comes
-next goes on from there.
+Owns the request file: the commands add to it, the tuner reads it and remembers which of them it has done, so
+that several that come within one of its looks are all done, in order. Where no tuner runs, the command takes
+its lock and does the same to its memory itself, so that the tuner that comes next goes on from there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import TYPE_CHECKING, Literal
 
@@ -15,9 +16,14 @@ import msgspec
 from epp.tuner.state import Freeze, RollBack, Thaw
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from epp.tune.disk import Disk
     from epp.tune.places import Places
     from epp.tuner.state import Event
+
+#: Requests that the file keeps, the newest; a tuner that runs does each within seconds.
+KEPT = 20
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -56,20 +62,45 @@ def ask(
     at_wall_s: float,
     number: int = -1,
 ) -> Asked:
-    """Write a request.
+    """Add a request to those on file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be read or written.
     """
     asked = Asked(secrets.token_hex(8), what, reason, number, at_wall_s)
-    disk.replace(places.asked, msgspec.json.encode(asked))
+    disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))
     return asked
 
 
-def read_asked(places: Places, disk: Disk) -> Asked | None:
-    """The last request; None for none, or for one that is torn."""
+def withdraw(places: Places, disk: Disk, asked: Asked) -> None:
+    """Take a request back: nobody shall do it later."""
+    with contextlib.suppress(OSError):
+        left = [other for other in _on_file(places, disk) if other.id != asked.id]
+        disk.replace(places.asked, msgspec.json.encode(left))
+
+
+def read_asked(places: Places, disk: Disk) -> list[Asked]:
+    """The requests on file, oldest first, done or not; none where it cannot be read or is torn."""
     try:
-        content = disk.read(places.asked)
-        return None if not content else msgspec.json.decode(content, type=Asked)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        return _on_file(places, disk)
+    except OSError:
+        return []
+
+
+def not_done(requests: Sequence[Asked], done: str) -> list[Asked]:
+    """Those that are not among what `as_done` told of."""
+    ids = set(done.split(","))
+    return [asked for asked in requests if asked.id not in ids]
+
+
+def as_done(requests: Sequence[Asked]) -> str:
+    """All of them as done, in a word that can be persisted."""
+    return ",".join(asked.id for asked in requests)
+
+
+def _on_file(places: Places, disk: Disk) -> list[Asked]:
+    content = disk.read(places.asked)
+    try:
+        return msgspec.json.decode(content, type=list[Asked]) if content else []
+    except msgspec.MsgspecError:
+        return []

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from epp.config.load import parse_weights
 from epp.errors import ConfigError, EppError
 from epp.llmd.settings import LogSettings
@@ -18,7 +20,7 @@ from epp.server.clock import SystemClock
 from epp.server.files import read_file
 from epp.server.logs import configure
 from epp.tune import setup as setups
-from epp.tune.asked import ask
+from epp.tune.asked import as_done, ask, not_done, read_asked, withdraw
 from epp.tune.audit import Audit
 from epp.tune.disk import RealDisk
 from epp.tune.lock import LockHeldError, TunerLock
@@ -27,7 +29,7 @@ from epp.tune.process import StopSignals, tidy, told_files
 from epp.tune.session import Session
 from epp.tune.status import status_lines
 from epp.tune.store import StateStore
-from epp.tune.tuner import Tuner
+from epp.tune.tuner import Cursor, Tuner
 
 if TYPE_CHECKING:
     import argparse
@@ -157,6 +159,9 @@ def tell_tuner(
         return 0
     try:
         return _do_now(setup, lock, asked)
+    except BaseException:
+        withdraw(setup.places, disk, asked)  # who was told that it failed is not to see it done later
+        raise
     finally:
         lock.release()
 
@@ -184,19 +189,34 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     session = build_session(setup, lock.check, _warn, "operator")
     with told_files():
         session.open(now_wall_s)
+    requests = read_asked(setup.places, RealDisk())
+    cursor = _cursor(session.state.cursor)
+    waiting = not_done(requests, cursor.asked) if cursor is not None else []
+    others = [other for other in waiting if other.id != asked.id]
+    for other in others:
+        session.handle(other.event(now_wall_s))
+        print(f"done before it, asked of a tuner that has stopped: {other.what}")
     before = session.state
+    if asked.what == "thaw" and before.phase != "frozen" and not others:
+        withdraw(setup.places, RealDisk(), asked)
+        print(f"nothing to thaw, no tuner is running: {before.phase}: {before.reason}")
+        return 0
     session.handle(asked.event(now_wall_s))
     if asked.what == "rollback" and session.state.history == before.history:
         raise EppError(f"nothing was changed: the memory has no weights with number {asked.number}")
-    cursor = session.state.cursor
-    if not session.save(cursor=cursor):
+    if cursor is not None:  # without one, the tuner that comes next takes all on file as done
+        cursor.asked = as_done(requests)
+    if not session.save(cursor="" if cursor is None else msgspec.json.encode(cursor).decode()):
         raise EppError("nothing was changed: the files cannot be written")
-    # The tuner that comes next must not do it once more.
-    RealDisk().replace(setup.places.asked, b"")
-    nothing = asked.what == "thaw" and before.phase != "frozen"
-    done = "nothing to thaw" if nothing else "done"
-    print(f"{done}, no tuner is running: {session.state.phase}: {session.state.reason}")
+    print(f"done, no tuner is running: {session.state.phase}: {session.state.reason}")
     return 0
+
+
+def _cursor(text: str) -> Cursor | None:
+    try:
+        return msgspec.json.decode(text, type=Cursor) if text else None
+    except msgspec.MsgspecError:
+        return None
 
 
 def read_pins(setup: Setup) -> Mapping[str, float]:

@@ -4,7 +4,7 @@
 * ``weights.lock`` - who the tuner is.
 * ``weights.tuner-a.json``, ``weights.tuner-b.json`` - the tuner's memory, written in turn.
 * ``weights.audit.jsonl`` - what happened and why; the older half in ``weights.audit.1.jsonl``.
-* ``weights.asked.json`` - what an operator asked a running tuner for; commands write it.
+* ``weights.asked.json`` - what operators asked a running tuner for; commands write it.
 * ``weights.unreadable`` - a weights file that was found torn, put aside.
 * ``overrides.yaml`` - pins; the operator's.
 """

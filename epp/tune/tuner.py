@@ -12,7 +12,7 @@ import msgspec
 
 from epp.config.load import parse_weights
 from epp.errors import ConfigError
-from epp.tune.asked import read_asked
+from epp.tune.asked import as_done, not_done, read_asked
 from epp.tune.feed import SampleFeed
 from epp.tune.feed import State as FeedState
 from epp.tune.lock import Heart
@@ -74,7 +74,14 @@ class Found(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class _Cursor(msgspec.Struct):
+class Cursor(msgspec.Struct):
+    """What is persisted with the state: what was taken from outside.
+
+    Attributes:
+        feed: where the records were read to.
+        asked: operators' requests that were done.
+    """
+
     feed: FeedState
     asked: str = ""
 
@@ -132,7 +139,7 @@ class Tuner:
         cursor = None
         if self.session.state.cursor:
             try:
-                cursor = msgspec.json.decode(self.session.state.cursor, type=_Cursor)
+                cursor = msgspec.json.decode(self.session.state.cursor, type=Cursor)
             except msgspec.MsgspecError as error:
                 self._tell(f"where the records were read to is not known any more ({error}): from their end")
         self._feed = SampleFeed(
@@ -144,8 +151,7 @@ class Tuner:
         if cursor is not None:
             self._asked = cursor.asked
         else:
-            asked = read_asked(self._places, self._disk)
-            self._asked = asked.id if asked is not None else ""  # asked of somebody who is no more
+            self._asked = as_done(read_asked(self._places, self._disk))  # of somebody who is no more
 
     def tick(self) -> None:
         """One round; call it every second or so.
@@ -213,10 +219,11 @@ class Tuner:
             self.session.handle(Pinned(now_wall_s, pins))
 
     def _look_at_what_was_asked(self, now_wall_s: float) -> None:
-        asked = read_asked(self._places, self._disk)
-        if asked is not None and asked.id != self._asked:
-            self._asked = asked.id
+        requests = read_asked(self._places, self._disk)
+        for asked in not_done(requests, self._asked):
             self.session.handle(asked.event(now_wall_s))
+        if requests:
+            self._asked = as_done(requests)
 
     def _rehearse(self, now_s: float, now_wall_s: float) -> None:
         if self._begun(now_s):
@@ -277,7 +284,7 @@ class Tuner:
             self.session.rewrite(self._disk.read(self._places.weights))
         except OSError as error:
             self._once(f"{self._places.weights}: {error}")
-        cursor = _Cursor(self._feed.state, self._asked)
+        cursor = Cursor(self._feed.state, self._asked)
         self.session.save(cursor=msgspec.json.encode(cursor).decode())
 
     def _once(self, sentence: str) -> None:

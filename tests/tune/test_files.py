@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from epp.cli import main
 from epp.errors import ConfigError
+from epp.tune.asked import ask, read_asked
 from epp.tune.audit import Audit, read_audit
 from epp.tune.disk import RealDisk
 from epp.tune.places import Places
@@ -235,6 +236,32 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert any("a ticket" in entry.get("reason", "") for entry in entries)
     within_bounds(world)
+
+
+def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
+    lived: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = lived.again(tmp_path)
+    assert world.tuner is not None
+    world.run(2)
+    ask(world.places, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
+    world.tuner.close()
+    assert epp("tune", "thaw", "--config", configured(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "done before it, asked of a tuner that has stopped: freeze" in said
+    assert "done, no tuner is running: baseline" in said
+    world.start()
+    world.run(2)
+    assert world.state.phase == "baseline", "neither is done once more"
+    assert world.state.reason == "by request: no reason given"
+
+
+def test_what_failed_is_not_done_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "weights.yaml").mkdir()
+    assert epp("tune", "freeze", "--config", config) == 2
+    assert "Is a directory" in capsys.readouterr().err
+    assert read_asked(Places(tmp_path / "weights.yaml"), RealDisk()) == []
 
 
 @pytest.mark.parametrize(

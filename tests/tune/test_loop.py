@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.tune.asked import ask
+from epp.tune.asked import ask, withdraw
 from epp.tune.audit import read_audit
 from epp.tuner.plan import Switchback, parse_plan
 from tests.kit.tunework import BAD, GOOD, STARTING, World
@@ -184,6 +184,26 @@ def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
     ask(world.places, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
     world.run(2)
     assert world.state.reason == "by request: holidays"
+
+
+def test_requests_within_one_look_are_all_done_in_order(tmp_path: Path) -> None:
+    world = World(tmp_path, [GOOD])
+    world.start()
+    world.until("probation")
+    ask(world.places, world.disk, "rollback", reason="a ticket", number=0, at_wall_s=0.0)
+    ask(world.places, world.disk, "thaw", reason="go on", at_wall_s=0.0)
+    world.run(2)
+    hows = ["start", "promoted", "rolled-back"]
+    assert [change.how for change in world.state.history] == hows
+    assert world.state.incumbent == STARTING
+    assert world.state.reason == "by request: go on"
+    world.die()
+    world.start()
+    world.run(4)
+    assert [change.how for change in world.state.history] == hows, "done once"
+    withdraw(world.places, world.disk, ask(world.places, world.disk, "freeze", reason="", at_wall_s=0.0))
+    world.run(2)
+    assert world.state.phase == "baseline", "what was taken back is not done, nor the others once more"
 
 
 def test_a_weights_file_changed_behind_the_tuners_back_is_written_again(tmp_path: Path) -> None:
