@@ -18,7 +18,11 @@ class Disk(Protocol):
     """What is asked of a file system; every method may raise OSError."""
 
     def read(self, path: Path) -> bytes | None:
-        """Content of a file, None when it does not exist."""
+        """Content of a file that people may write, None when it does not exist; one of 16 MiB at most."""
+        ...
+
+    def read_whole(self, path: Path) -> bytes | None:
+        """The same, of whatever size: what a process has written itself it must be able to read."""
         ...
 
     def replace(self, path: Path, content: bytes) -> None:
@@ -36,6 +40,13 @@ class RealDisk:
     def read(self, path: Path) -> bytes | None:
         """Content of a file, None when it does not exist."""
         return read_file(path)
+
+    def read_whole(self, path: Path) -> bytes | None:
+        """The same, of whatever size."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
 
     def replace(self, path: Path, content: bytes) -> None:
         """Write beside it, sync, rename; the folder is made when missing."""

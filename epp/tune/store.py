@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from epp.errors import EppError
 from epp.tuner.state import State, from_json, to_json
 
 if TYPE_CHECKING:
@@ -41,15 +42,25 @@ class StateStore:
         self._slot = 0
 
     def load(self) -> State | None:
-        """The newest whole state; None when there is none."""
+        """The newest whole state; None when there is none.
+
+        Raises:
+            EppError: one of the files is there and cannot be read. It may be the newer one: to begin anew, or
+                with the older one, would lose what it says for good.
+        """
         best: tuple[int, State] | None = None
         for slot, path in enumerate(self._places.states):
             try:
-                content = self._disk.read(path)
-                if content is None:
-                    continue
+                content = self._disk.read_whole(path)
+            except OSError as error:
+                raise EppError(
+                    f"{path}: {error.strerror or error}; the tuner's memory must be readable"
+                ) from error
+            if content is None:
+                continue
+            try:
                 count, state = _opened(content)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 self._tell(f"{path}: {error}; not used")
                 continue
             if best is None or count > best[0]:

@@ -21,7 +21,9 @@ from epp.tune.audit import Audit, read_audit
 from epp.tune.disk import RealDisk
 from epp.tune.places import Places
 from epp.tune.process import StopSignals
+from epp.tune.store import StateStore
 from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.state import State
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
@@ -262,6 +264,30 @@ def test_what_failed_is_not_done_later(tmp_path: Path, capsys: pytest.CaptureFix
     assert epp("tune", "freeze", "--config", config) == 2
     assert "Is a directory" in capsys.readouterr().err
     assert read_asked(Places(tmp_path / "weights.yaml"), RealDisk()) == []
+
+
+def test_a_memory_of_any_size_is_read_again(tmp_path: Path) -> None:
+    places, told = Places(tmp_path / "weights.yaml"), list[str]()
+    cursor = "x" * (17 << 20)  # some 50,000 requests that wait for their outcomes
+    store = StateStore(places, RealDisk(), told.append)
+    for _ in range(2):
+        store.save(State(policy="gorgo", incumbent=STARTING, cursor=cursor))
+    found = StateStore(places, RealDisk(), told.append).load()
+    assert found is not None
+    assert (found.cursor, told) == (cursor, [])
+
+
+def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "records").mkdir()
+    half = tmp_path / "weights.tuner-b.json"
+    half.mkdir()
+    for words in (("tune",), ("tune", "status"), ("tune", "freeze"), ("weights", "rollback", "0")):
+        assert epp(*words, "--config", config) == 2
+        assert f"{half}: Is a directory; the tuner's memory must be readable" in capsys.readouterr().err
+    assert not (tmp_path / "weights.yaml").exists()
 
 
 @pytest.mark.parametrize(
