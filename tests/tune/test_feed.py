@@ -167,6 +167,38 @@ def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: P
     assert feed.state.unmatched == 1
 
 
+def test_nobody_is_given_up_while_there_are_lines_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.tune.feed.MAX_BATCH", 4)
+    path_of(tmp_path).write_bytes(text(lines(3, "old")))
+    records, newer = lines(1), path_of(tmp_path, 1)
+    newer.write_bytes(text(records[:1]))
+    feed = feed_of(tmp_path)
+    assert len([*taken(feed), *taken(feed)]) == 3
+    kept = msgspec.json.decode(msgspec.json.encode(feed.state), type=State)
+    with newer.open("ab") as file:
+        file.write(text(records[1:]))  # in time, while no tuner ran
+    again = feed_of(tmp_path, state=kept)
+    assert taken(again, LATER_S, give_up_s=60.0) == []
+    assert again.behind, "the older file's lines were all that this look took"
+    assert [(s.id, s.answered) for s in taken(again, LATER_S, give_up_s=60.0)] == [("id-0", True)]
+    assert (again.behind, again.state.given_up, again.state.unmatched) == (False, 0, 0)
+
+
+def test_requests_that_too_many_wait_beside_are_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.tune.feed.MAX_WAITING", 2)
+    records = lines(5)
+    path_of(tmp_path).write_bytes(text(records[::2]))  # no outcomes
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert taken(feed) == []
+    assert (len(feed.state.waiting), feed.state.dropped) == (2, 3)
+    assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
+
+
 def test_no_folder_is_waited_for(tmp_path: Path) -> None:
     told: list[str] = []
     feed = feed_of(tmp_path / "later", told)
