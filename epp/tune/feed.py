@@ -230,9 +230,7 @@ class Feed(Generic[T]):
         while len(waiting) > MAX_WAITING:
             del waiting[next(iter(waiting))]
             self.state.dropped += 1
-            self._once(
-                f"more than {MAX_WAITING:,} requests wait for outcomes: the oldest do not count"
-            )
+            self._once(f"more than {MAX_WAITING:,} requests wait for outcomes: the oldest do not count")
 
     def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[T]:
         waiting = self.state.waiting

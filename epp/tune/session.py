@@ -79,11 +79,18 @@ class Session:
 
         Raises:
             OSError: the weights file cannot be read, or not be put aside where it says nothing.
+            EppError: the memory is there and cannot be read.
         """
-        self._begin(now_wall_s)
-        self.state.settings = msgspec.to_builtins(self.rules.settings)
+        self.load(now_wall_s)
+        self.resume(now_wall_s)
 
-    def _begin(self, now_wall_s: float) -> None:
+    def load(self, now_wall_s: float) -> None:
+        """The first half of `open`: the state as it was left, which has not heard yet what time it is.
+
+        Raises:
+            OSError: the weights file cannot be read, or not be put aside where it says nothing.
+            EppError: the memory is there and cannot be read.
+        """
         found = self._store.load()
         if found is not None and found.policy != self.policy:
             self._warn(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")
@@ -92,11 +99,14 @@ class Session:
             weights = {**self._starting, **self._in_file()}
             self.state = machine.start(self.policy, weights, self.rules, now_wall_s)
             self._audit.write(now_wall_s, "start", policy=self.policy, weights=self.state.incumbent)
-            self._do(machine.resume(self.state, self.rules, now_wall_s))
             return
         self.state = found
         self._audit.write(now_wall_s, "resume", policy=self.policy, phase=found.phase)
-        self._do(machine.resume(found, self.rules, now_wall_s))
+
+    def resume(self, now_wall_s: float) -> None:
+        """The second half: what was perhaps not done, under what is configured now."""
+        self._do(machine.resume(self.state, self.rules, now_wall_s))
+        self.state.settings = msgspec.to_builtins(self.rules.settings)
 
     def handle(self, event: Event) -> None:
         """One event, and all that follows from it."""

@@ -130,12 +130,14 @@ class Tuner:
         self._feed: SampleFeed
 
     def open(self) -> None:
-        """Read the memory and the operator's words; nothing is written before the first tick.
+        """Read the memory, the operator's words and the backlog; nothing is published before the first tick.
 
         Raises:
             OSError: the weights file cannot be read.
+            EppError: the memory is there and cannot be read.
+            LockLostError: another tuner has taken over.
         """
-        self.session.open(self._clock.wall_s())
+        self.session.load(self._clock.wall_s())
         cursor = None
         if self.session.state.cursor:
             try:
@@ -150,8 +152,10 @@ class Tuner:
         )
         if cursor is not None:
             self._asked = cursor.asked
+            self._catch_up()
         else:
             self._asked = as_done(read_asked(self._places, self._disk))  # of somebody who is no more
+        self.session.resume(self._clock.wall_s())
 
     def tick(self) -> None:
         """One round; call it every second or so.
@@ -164,13 +168,11 @@ class Tuner:
         self._heart.tick(now_s)
         self._look_at_overrides(now_wall_s)
         self._look_at_what_was_asked(now_wall_s)
-        session = self.session
-        give_up_s = late_s(session.state, session.rules.settings)
-        samples = list(self._feed.new(now_wall_s, give_up_s=give_up_s))
-        session.handle(Observed(now_wall_s, samples))
+        news = self._observe(now_wall_s)
         self._rehearse(now_s, now_wall_s)
-        if session.pending or samples or now_s - self._saved_s >= SAVE_S:
-            self._save(now_s, hurry=session.pending)
+        pending = self.session.pending
+        if pending or news or now_s - self._saved_s >= SAVE_S:
+            self._save(now_s, hurry=pending)
 
     def close(self) -> None:
         """Stop: what runs beside is given up, the memory is written, the lock given back."""
@@ -182,6 +184,26 @@ class Tuner:
     def feed(self) -> SampleFeed:
         """The reader of the records."""
         return self._feed
+
+    def _catch_up(self) -> None:
+        """What came while no tuner ran is read before the state hears what time it is by now."""
+        self._observe(self._clock.wall_s())
+        while self._feed.behind:
+            self._heart.tick(self._clock.mono_s())
+            self._observe(self._clock.wall_s())
+
+    def _observe(self, now_wall_s: float) -> bool:
+        """Hand over what is new on file; whether there was anything.
+
+        Blocks are closed by the clock: while there are records unread it stands still for the state, or their
+        samples would come too late for the blocks that they belong to.
+        """
+        session = self.session
+        give_up_s = late_s(session.state, session.rules.settings)
+        samples = list(self._feed.new(now_wall_s, give_up_s=give_up_s))
+        heard_wall_s = min(session.state.clock_wall_s, now_wall_s) if self._feed.behind else now_wall_s
+        session.handle(Observed(heard_wall_s, samples))
+        return bool(samples)
 
     def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
         stepped_s = (now_wall_s - self._wall_s) - (now_s - self._mono_s)

@@ -80,6 +80,33 @@ def test_a_trial_outlives_its_lease_only_while_the_tuner_lives(world: World) -> 
     assert world.arms["candidate"] > 0, "and goes on where it was"
 
 
+@pytest.mark.parametrize("batch", [20_000, 30], ids=["at once", "in parts"])
+def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr("epp.tune.feed.MAX_BATCH", batch)
+    alive = world.again(tmp_path / "alive")
+    assert alive.tuner is not None
+    for one in (alive, world):
+        for _ in range(6):
+            one.run(4)
+            one.rotate()
+    tuner, world.tuner = world.tuner, None  # stopped between two looks
+    assert tuner is not None
+    tuner.close()
+    for one in (alive, world):
+        for _ in range(7):  # within the lease
+            one.run(4)
+            one.rotate()
+    world.start()
+    for one in (alive, world):
+        one.run(40)
+    found, before = world.state.record, alive.state.record
+    assert world.state.phase == "switchback"
+    assert found.late == before.late
+    assert found.units == before.units
+
+
 def test_no_traffic_for_hours_writes_nothing_bad_and_keeps_the_state(world: World) -> None:
     pairs = len(world.state.record.units)
     world.run(1800, traffic=False)
