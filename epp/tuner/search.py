@@ -7,7 +7,7 @@ surface like ours it did better than a search of our own and than the other libr
 Rules
 - Costs are logarithms (of a p95, say): differences are ratios, and no sign can go wrong.
 - No single measurement is believed: what is recommended is the mean of the distribution, which moves by many.
-- The incumbent is measured first and again and again, and its mean is told beside the recommendation's.
+- The incumbent is measured first and again and again.
 - The step never grows beyond `MAX_STEP`.
 - The state is what was measured, in order; everything else follows from it and the seed.
 """
@@ -65,7 +65,6 @@ class Search:
             lr_adapt=True,
         )
         self._costs: list[float] = []
-        self._incumbent: list[float] = []
         self._generation: list[tuple[Floats, float]] = []
         self._asked: Floats | None = None
 
@@ -73,11 +72,6 @@ class Search:
     def told(self) -> int:
         """Measurements so far."""
         return len(self._costs)
-
-    @property
-    def incumbent_cost(self) -> float:
-        """Mean of the incumbent's measurements, NaN before the first."""
-        return sum(self._incumbent) / len(self._incumbent) if self._incumbent else math.nan
 
     def ask(self) -> dict[str, float]:
         """The weights to measure next; the same until they are told."""
@@ -96,9 +90,7 @@ class Search:
         """
         if not math.isfinite(cost):
             cost = max(self._costs, default=0.0) + 1.0
-        if self._is_incumbents_turn():
-            self._incumbent.append(float(cost))
-        else:
+        if not self._is_incumbents_turn():
             self.ask()
             assert self._asked is not None  # noqa: S101 - `ask` has set it
             self._generation.append((self._asked, float(cost)))
