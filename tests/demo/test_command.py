@@ -1,0 +1,26 @@
+"""What `make demo` says of the tuner that ran beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.demo.command import tuner_lines
+from tests.kit.tunework import World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_how_much_evidence_is_missing_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.start()
+    world.run(10)
+    assert world.tuner is not None
+    world.tuner.close()
+    said = "\n".join(tuner_lines(tmp_path))
+    assert "The tuner ran beside it, in phase baseline: not enough evidence (50 of 200 requests, " in said
+    assert f"epp tune status --config {tmp_path}/epp.yaml" in said
+
+
+def test_without_a_tuner_nothing_is_said_of_one(tmp_path: Path) -> None:
+    assert tuner_lines(tmp_path) == []
