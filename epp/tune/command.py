@@ -195,7 +195,6 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     others = [other for other in waiting if other.id != asked.id]
     for other in others:
         session.handle(other.event(now_wall_s))
-        print(f"done before it, asked of a tuner that has stopped: {other.what}")
     before = session.state
     if asked.what == "thaw" and before.phase != "frozen" and not others:
         withdraw(setup.places, RealDisk(), asked)
@@ -208,6 +207,8 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
         cursor.asked = as_done(requests)
     if not session.save(cursor="" if cursor is None else msgspec.json.encode(cursor).decode()):
         raise EppError("nothing was changed: the files cannot be written")
+    for other in others:
+        print(f"done before it, asked of a tuner that has stopped: {other.what}")
     print(f"done, no tuner is running: {session.state.phase}: {session.state.reason}")
     return 0
 

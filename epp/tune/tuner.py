@@ -254,6 +254,7 @@ class Tuner:
         try:
             found = self._rehearsal.poll()
         except OSError as error:
+            self._rehearsal.stop()
             found = Found(None, f"the rehearsal's answer cannot be read: {error}", failed=True)
         if found is None:
             return
@@ -261,7 +262,8 @@ class Tuner:
             self._failed(found.reason, now_s)
             return
         self._failures = 0
-        session.state.search = dict(found.search)
+        if session.state.phase == "search":  # else it was asked before what is remembered now
+            session.state.search = dict(found.search)
         if found.weights is None:
             session.handle(NothingBetter(now_wall_s, found.reason))
         else:

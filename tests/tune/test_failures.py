@@ -11,7 +11,7 @@ from epp.tune.offline import ChildRehearsal, task_of
 from epp.tune.setup import read_setup
 from epp.tune.status import status_lines
 from epp.tune.tuner import MAX_RETRY_S, RETRY_S, Found
-from epp.tuner.state import RollBack
+from epp.tuner.state import Freeze, RollBack
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:
@@ -146,3 +146,16 @@ def test_what_was_promoted_and_rolled_back_is_not_proposed_again(tmp_path: Path)
     assert world.tuner is not None
     world.tuner.session.handle(RollBack(world.clock.wall_s(), 0, "a ticket"))
     assert refused_next(world) == [GOOD]
+
+
+def test_a_rehearsal_that_ends_after_a_freeze_overwrites_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, [proposal([])])
+    world.start()
+    world.until("search")
+    assert world.tuner is not None
+    rehearsal: Any = world.tuner._rehearsal
+    rehearsal.running, world.state.search = True, {"refused": [GOOD]}
+    world.tuner.session.handle(Freeze(world.clock.wall_s(), "holidays"))
+    world.run(2)
+    assert not rehearsal.running
+    assert (world.state.phase, refused_next(world)) == ("frozen", [GOOD])
