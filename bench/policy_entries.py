@@ -31,6 +31,8 @@ OURS, PAPER, PAPER_SCRAPED, PUBLISHED, LIVE, ABLATION, YARDSTICK = (
 )  # fmt: skip
 #: The paper's routers read engine metrics this often (source [G]).
 _PAPER_SCRAPE_S = 30.0
+#: As the originals have it by default.
+_LLM_D_SCRAPE_S, _LMETRIC_SCRAPE_S = 0.05, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def _entry(group: str, name: str, label: str = "", **given: Mapping[str, object]
 
 _LIVE = (
     _entry(LIVE, "dynamo"),
+    _entry(LIVE, "dynamo-softmax"),
     _entry(LIVE, "lmetric"),
     _entry(LIVE, "mooncake"),
     _entry(LIVE, "mooncake", "mooncake learned", params={"rates": "learned"}),
@@ -82,10 +85,14 @@ _LIVE = (
     _entry(LIVE, "session-affinity"),
 )
 _PUBLISHED = (
-    _entry(PUBLISHED, "dynamo-softmax"),
-    _entry(PUBLISHED, "llm-d"),
-    _entry(PUBLISHED, "llm-d-affinity"),
-    _entry(PUBLISHED, "lmetric", "lmetric scraped", params={"counts": "engine"}),
+    Entry("llm-d", PUBLISHED, PolicyChoice("llm-d"), scrape_s=_LLM_D_SCRAPE_S),
+    Entry("llm-d-affinity", PUBLISHED, PolicyChoice("llm-d-affinity"), scrape_s=_LLM_D_SCRAPE_S),
+    Entry(
+        "lmetric scraped",
+        PUBLISHED,
+        PolicyChoice("lmetric", params={"counts": "engine"}),
+        scrape_s=_LMETRIC_SCRAPE_S,
+    ),
     _entry(PUBLISHED, "prefix-threshold", "prefix-threshold scraped", params={"counts": "engine"}),
     _entry(PUBLISHED, "mooncake-static"),
     _entry(PUBLISHED, "round-robin"),

@@ -30,9 +30,20 @@ _T = TypeVar("_T")
 
 PACKAGE = Path(__file__).parent.parent / "epp"
 #: What a run is a function of, besides its task, where many policies are run as one.
-_SOURCES = ("decide", "policies", "prompt", "replay", "signals", "sim", "draw.py", "view.py")
+_SOURCES = (
+    "config",
+    "decide",
+    "policies",
+    "prompt",
+    "replay",
+    "signals",
+    "sim",
+    "draw.py",
+    "fast_dataclass.py",
+    "view.py",
+)
 #: The same where it is one policy's, whose own modules are added.
-_COMMON = ("decide", "policies/base.py", *_SOURCES[2:])
+_COMMON = ("policies/base.py", *(name for name in _SOURCES if name != "policies"))
 _RUNS, _TUNED = "runs.jsonl", "tuned.jsonl"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from epp.prompt.usage import Usage
 from epp.signals.calibration import Finished
 from epp.signals.duration import cold_ms, network_ms, prefills
 
@@ -27,6 +28,21 @@ _LEAST = 0.1
 _LEAST_ANSWER = 8
 
 
+def with_cached(entry: InFlight, usage: Usage, fleet: Fleet) -> Usage:
+    """What an engine told, with the cached tokens that it leaves out where they are 0.
+
+    vLLM and SGLang do that, and not to tell them at all is the default of both: left out is none from a
+    process that told them in another answer of the same API, and unknown from any other.
+    """
+    slot = fleet.slot_of(entry.served or entry.endpoint)
+    if slot is None or usage.prompt_tokens is None:
+        return usage
+    cached = fleet.calibration.cached_or_left_out(slot, entry.ask.api, usage.cached_tokens)
+    if cached == usage.cached_tokens:
+        return usage
+    return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
+
+
 def learn_from(
     entry: InFlight, outcome: Outcome, fleet: Fleet, learn: Callable[[str, int, int], None] | None
 ) -> None:
@@ -38,7 +54,7 @@ def learn_from(
         fleet: its signals learn.
         learn: told of model, canonical bytes and the engine's count of tokens.
     """
-    ask, usage = entry.ask, outcome.usage
+    ask, usage = entry.ask, with_cached(entry, outcome.usage, fleet)
     if ask.prompt is None:
         return
     if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
@@ -47,7 +63,7 @@ def learn_from(
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
     _path(slot, entry, outcome, fleet)
-    _rates(slot, entry, outcome, fleet)
+    _rates(slot, entry, outcome, usage, fleet)
     counted = ask.prompt.prompt_tokens
     as_picked = outcome.where == entry.endpoint
     expected = entry.expected_tokens if as_picked else 0.0
@@ -79,7 +95,7 @@ def _first_try(outcome: Outcome) -> bool:
     return outcome.attempts in {None, 1}
 
 
-def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
+def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.sent, _answer(outcome)
     if answer is not None:
@@ -90,7 +106,7 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
         fleet.rates.observe_prefill(
             slot,
             requests=prefills(sent.pending_requests),
-            tokens=_uncached(entry, outcome, fleet, slot) + sent.pending_uncached_tokens,
+            tokens=_uncached(entry, usage, fleet, slot) + sent.pending_uncached_tokens,
             ttft_ms=max(outcome.ttft_ms - _network_ms(entry, sent), _LEAST * outcome.ttft_ms),
             busy=sent.running_requests,
         )
@@ -121,10 +137,10 @@ def _answer(outcome: Outcome) -> int | None:
     return outcome.chunks if told is None and outcome.streamed else told
 
 
-def _uncached(entry: InFlight, outcome: Outcome, fleet: Fleet, slot: int) -> float:
+def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
     """The prompt's uncached tokens as the engine told them, else as believed."""
     prompt_tokens = 0 if entry.prompt is None else entry.prompt.prompt_tokens
-    if outcome.usage.cached_tokens is not None:
-        whole = outcome.usage.prompt_tokens or prompt_tokens
-        return prompt_tokens * max(1.0 - outcome.usage.cached_tokens / whole, 0.0) if whole else 0.0
+    if usage.cached_tokens is not None:
+        whole = usage.prompt_tokens or prompt_tokens
+        return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
     return max(prompt_tokens - float(fleet.calibration.hit_ratio[slot]) * entry.expected_tokens, 0.0)

@@ -17,7 +17,7 @@ import numpy as np
 from epp.decide.arms import Arms
 from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.feedback import DONE, learn_from
+from epp.decide.feedback import DONE, learn_from, with_cached
 from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
@@ -332,10 +332,9 @@ class Picker:
         entry.usage = usage
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
         if entry.prompt is not None and current and not elsewhere:
-            if usage.cached_tokens is not None:
-                self.fleet.index.confirm(
-                    entry.slot, entry.expected_tokens, usage.cached_tokens, entry.distance_tokens
-                )
+            cached = with_cached(entry, usage, self.fleet).cached_tokens
+            if cached is not None:
+                self.fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
             if usage.completion_tokens is not None:
                 self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
         return True

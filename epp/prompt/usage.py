@@ -55,8 +55,8 @@ class Usage:
         prompt_tokens: all tokens of the prompt, cached or not.
         completion_tokens: tokens of the answer.
         cached_tokens: those of the prompt that the KV cache already held. Engines tell it only when started
-            so (vLLM ``--enable-prompt-tokens-details``, SGLang ``--enable-cache-report``), and SGLang leaves
-            it out when it is 0.
+            so (vLLM ``--enable-prompt-tokens-details``, SGLang ``--enable-cache-report``), and both leave it
+            out when it is 0, which `epp.decide.feedback.with_cached` minds.
     """
 
     prompt_tokens: int | None = None

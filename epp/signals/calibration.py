@@ -6,7 +6,8 @@ many requests as we did, with about as many unfinished at its end as at its begi
 bytes per token, where one model was asked for and no answer told its own count, and the hit ratio: cached
 tokens as the engine had them over those that the prefix index foretold.
 
-Owns the open window of each slot and the hit ratios. Knows neither engines nor counters of tokens.
+Owns the open window of each slot, the hit ratios, and which processes tell cached tokens. Knows neither
+engines nor counters of tokens.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class CounterCalibration:
         self._reported: list[float] = []
         self._predicted: list[float] = []
         self._ratio = np.ones(0, np.float64)
+        #: Slots whose processes told cached tokens, and of requests of which API.
+        self._tells: set[tuple[int, str]] = set()
         #: Windows that were of use, and those in which others had sent requests, too.
         self.used = self.refused = 0
 
@@ -106,6 +109,7 @@ class CounterCalibration:
         self._windows.pop(slot, None)
         self._reported[slot] = self._predicted[slot] = _PRIOR_TOKENS
         self._ratio[slot] = 1.0
+        self._tells = {known for known in self._tells if known[0] != slot}
 
     @property
     def hit_ratio(self) -> NDArray[np.float64]:
@@ -114,6 +118,13 @@ class CounterCalibration:
         Not to be written.
         """
         return self._ratio
+
+    def cached_or_left_out(self, slot: int, api: str, cached_tokens: int | None) -> int | None:
+        """Cached tokens of an answer, 0 where they are left out by a process that tells them otherwise."""
+        if cached_tokens is not None:
+            self._tells.add((slot, api))
+            return cached_tokens
+        return 0 if (slot, api) in self._tells else None
 
     def cached(self, slot: int, predicted_tokens: float, reported_tokens: float) -> None:
         """One answer told its cached tokens; both in the same tokens. Nothing foretold says nothing."""

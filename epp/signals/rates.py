@@ -4,7 +4,8 @@ Owns the rates, learned from outcomes. Rates belong to an engine class and are p
 wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
 between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
 from its class, or where it is alone in it from what it was, only when the evidence that it is slow is
-strong. Without measurements, or with absurd ones, a class stays on its priors and `describe` says so.
+strong. Without measurements a class stays on its priors, those that no engine gives are refused, rates keep
+within a factor of their priors, and `describe` says which of it is so.
 
 Rules: samples are attributed to the state of the endpoint when the request was sent; what waits, batches and
 prefills at the same time errs to one side, so samples taken under load count less.
@@ -76,6 +77,9 @@ _EVIDENCE_MEMORY, _LEAST_EVIDENCE = 60.0, 25.0
 _SIGNIFICANT = 4.0
 #: Samples of one endpoint between two judgements of it.
 _JUDGED_EVERY = 5
+#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew:
+#: where load is low it is chosen no more, and nothing else would ever say that it is well again.
+_FORGIVEN_AFTER = 1000
 
 
 class _Class:
@@ -147,6 +151,8 @@ class RateTable:
         self._square: list[float] = []
         self._factor = np.zeros(0, np.float64)
         self._slow: set[int] = set()  # endpoints whose factor is not 1
+        self._seen = 0  # samples of all endpoints
+        self._last: dict[int, int] = {}  # that number at an endpoint's last sample
         self._samples: dict[int, int] = {}
 
     def resize(self, capacity: int) -> None:
@@ -172,9 +178,7 @@ class RateTable:
         if name is not None:
             known = self._classes[name]
             known.set_slots([other for other in known.slots if other != slot])
-        self._samples.pop(slot, None)
-        self._weight[slot] = self._mean[slot] = self._square[slot] = 0.0
-        self._set_factor(slot, 1.0)
+        self._forget_evidence(slot)
 
     def block(self) -> NDArray[np.float64]:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
@@ -271,20 +275,38 @@ class RateTable:
         self._mean[slot] += away / weight
         self._weight[slot] = weight
         samples = self._samples[slot] = self._samples.get(slot, 0) + 1
+        self._seen += 1
+        self._last[slot] = self._seen
         if samples % _JUDGED_EVERY == 0:
             self._judge(slot, known)
         self._changed.add(self._of[slot])
+        if self._slow:
+            self._forgive()
+
+    def _forgive(self) -> None:
+        """Judge anew those who were told slow and have not been heard of for long."""
+        for slot in [slot for slot in self._slow if self._seen - self._last[slot] >= _FORGIVEN_AFTER]:
+            self._forget_evidence(slot)
+            self._changed.add(self._of[slot])
+
+    def _forget_evidence(self, slot: int) -> None:
+        self._samples.pop(slot, None)
+        self._last.pop(slot, None)
+        self._weight[slot] = self._mean[slot] = self._square[slot] = 0.0
+        self._set_factor(slot, 1.0)
 
     def _judge(self, slot: int, known: _Class) -> None:
         """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter.
 
         One that has no equals is compared with what its class has learned of it over a longer time: slow is
-        then what has become slower. The factor goes as the class learns that, too.
+        then what has become slower. The factor goes as the class learns that, too. Equals of whom little is
+        known yet say nothing.
         """
         weights, means, weight = self._weight, self._mean, self._weight[slot]
-        if weight < _LEAST_EVIDENCE:
+        others = [other for other in known.slots if other != slot]
+        equals = [means[other] for other in others if weights[other] >= _LEAST_EVIDENCE]
+        if weight < _LEAST_EVIDENCE or (others and not equals):
             return
-        equals = [means[other] for other in known.slots if other != slot and weights[other] > 0.0]
         beyond = means[slot] - (_median(equals) if equals else 0.0)
         error = math.sqrt(self._square[slot]) / weight
         if slot in self._slow:

@@ -31,6 +31,10 @@ class StateSettings(Protocol):
     def chunk_tokens(self) -> int: ...  # noqa: D102 - see `StateSlots`
 
 
+#: Tokens by which two counts of one copy may be apart.
+_SAME_TOKENS = 0.5
+
+
 class StateSlots:
     """Copies by endpoint slot.
 
@@ -83,9 +87,7 @@ class StateSlots:
         """The slot computes what is left of a prompt, and copies its state on the way."""
         kept = self._kept.setdefault(slot, OrderedDict())
         position = reused_tokens
-        last = int(reused_tokens / prompt.block_tokens + 1e-6)
-        if last:
-            self._use(kept, prompt.blocks[min(last, len(prompt.blocks)) - 1])
+        self._use(kept, prompt, reused_tokens)
         while position < prompt.prompt_tokens:
             position = min(position + self._chunk_tokens, float(prompt.prompt_tokens))
             number = min(int(position / prompt.block_tokens + 1e-6), len(prompt.blocks))
@@ -115,10 +117,14 @@ class StateSlots:
                 return tokens
         return 0.0
 
-    def _use(self, kept: OrderedDict[int, float], block: int) -> None:
-        for key in (block, ~block):
-            if key in kept:
-                kept.move_to_end(key)
+    def _use(self, kept: OrderedDict[int, float], prompt: MeasuredPrompt, reused_tokens: float) -> None:
+        """The copy that was taken up is the one used last; an answer's goes by a block before its end."""
+        last = int(reused_tokens / prompt.block_tokens + 1e-6)
+        for block in reversed(prompt.blocks[:last]):
+            for key in (~block, block):
+                if abs(kept.get(key, 0.0) - reused_tokens) < _SAME_TOKENS:
+                    kept.move_to_end(key)
+                    return
 
     def _keep(self, slot: int, kept: OrderedDict[int, float], key: int, tokens: float) -> None:
         kept[key] = tokens

@@ -78,6 +78,32 @@ def test_an_endpoint_that_holds_less_than_foretold_has_a_lower_hit_ratio() -> No
     assert view.hit_ratio.tolist() == ratios[: len(view)].tolist()
 
 
+def test_cached_tokens_left_out_by_one_that_tells_them_are_none() -> None:
+    ratios = {}
+    for tells in (True, False):
+        picker = picker_of()
+        outcome = served(picker, ask_of(1), Usage(2560, 5, 0 if tells else None), 0.0)
+        slot = picker.fleet.slot_of(outcome.endpoint)
+        for turn in range(1, 21):
+            served(picker, ask_of(1), Usage(2560, 5, None), 10.0 * turn)
+        ratios[tells] = picker.fleet.calibration.hit_ratio[slot]
+        if tells:  # another process may be started without
+            picker.fleet.restart(outcome.endpoint, 300.0)
+            for turn in range(31, 51):
+                served(picker, ask_of(1), Usage(2560, 5, None), 10.0 * turn)
+            assert picker.fleet.calibration.hit_ratio[slot] == 1.0
+    assert ratios[True] < 0.2
+    assert ratios[False] == 1.0
+
+
+def test_of_another_api_what_is_left_out_says_nothing() -> None:
+    picker = picker_of()
+    slot = picker.fleet.slot_of(served(picker, ask_of(1), Usage(2560, 5, 0), 0.0).endpoint)
+    for turn in range(1, 21):
+        served(picker, ask_of(1, api="openai-embeddings"), Usage(2560, None, None), 10.0 * turn)
+    assert picker.fleet.calibration.hit_ratio[slot] == 1.0
+
+
 def test_who_served_instead_holds_the_prompt_from_then_on() -> None:
     picker = picker_of()
     other = "10.0.0.2:8000"

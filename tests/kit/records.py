@@ -52,8 +52,8 @@ def prompt_of(seed: int, blocks: int = 40) -> MeasuredPrompt:
 def ask_of(seed: int, blocks: int = 40, **fields: Any) -> Ask:
     """A chat request with such a prompt."""
     name = HASHER.export_name(f"session {seed}")
-    fields = {"session": name, "affinity_key": name, **fields}
-    return Ask(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, api="openai-chat", **fields)
+    fields = {"session": name, "affinity_key": name, "api": "openai-chat", **fields}
+    return Ask(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, **fields)
 
 
 def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:

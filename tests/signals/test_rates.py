@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -69,6 +70,10 @@ def test_a_line_never_leaves_its_bounds(factor: float) -> None:
     assert line.at_bound is (factor > 1.0)  # fast is no fault
 
 
+def _half_as_fast(rates: Rates) -> Rates:
+    return Rates(*(2.0 * value for value in dataclasses.astuple(rates)))
+
+
 def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     table = _table({0: "H100-SXM", 1: "something-new"})
     assert table.of(0) == PRIORS["h100"]
@@ -76,7 +81,7 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is State.PRIORS
 
 
-def test_operators_priors_win() -> None:
+def test_given_priors_win() -> None:
     mine = Rates(10.0, 0.01, 2.0, 0.1)
     table = RateTable({"mine": mine})
     table.resize(8)
@@ -116,7 +121,7 @@ def test_noise_tells_no_endpoint_from_its_equals() -> None:
 
 def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
     rates = PRIORS["l40s"]
-    half = Rates(*(2.0 * getattr(rates, name) for name in Rates.__slots__))
+    half = _half_as_fast(rates)
     table = _table(dict.fromkeys(range(3), "l40s"))
     for part in range(8):
         for slot in range(3):
@@ -129,6 +134,33 @@ def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
     assert table.of(0) == table.of(1)
 
 
+def test_one_told_slow_that_is_asked_no_more_is_judged_anew() -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(3), "l40s") | {3: "h100"})
+    for part in range(8):
+        for slot in range(3):
+            _feed(table, slot, _half_as_fast(rates) if slot == 0 else rates, count=20, key=str(part))
+    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token
+    _feed(table, 1, rates, count=200)
+    assert table.of(0) != table.of(1), "400 samples of others are not long"
+    _feed(table, 3, PRIORS["h100"], count=310)
+    assert table.of(0) == table.of(1)
+    _feed(table, 0, _half_as_fast(rates), count=20)
+    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token, "and told again"
+
+
+def test_equals_of_whom_little_is_known_say_nothing() -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(2), "l40s"))
+    for slot in range(2):
+        _feed(table, slot, rates, count=60)
+    table.assign(1, "l40s")  # another process is behind it, and its first answer is a quick one
+    quick_ms = 0.3 * (rates.prefill_base_ms + rates.prefill_ms_per_token * 2000.0)
+    assert table.observe_prefill(1, requests=1.0, tokens=2000.0, ttft_ms=quick_ms)
+    _feed(table, 0, rates, count=10, key="after")
+    assert table.of(0) == table.of(1)
+
+
 def test_a_class_of_one_is_as_fast_as_it_is() -> None:
     table = _table({0: "only"})
     _feed(table, 0, Rates(200.0, 0.2, 20.0, 4.0))
@@ -137,7 +169,7 @@ def test_a_class_of_one_is_as_fast_as_it_is() -> None:
 
 def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_it_is_well_again() -> None:
     rates = PRIORS["h100"]
-    half = Rates(*(2.0 * getattr(rates, name) for name in Rates.__slots__))
+    half = _half_as_fast(rates)
     table = _table({0: "h100"})
     _feed(table, 0, rates)
     well = table.of(0)

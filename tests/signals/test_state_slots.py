@@ -76,6 +76,18 @@ def test_the_least_recently_used_copy_goes_first() -> None:
     assert cached(index, prompt(900, family=1)) == [700.0]
 
 
+def test_taking_up_an_answers_copy_is_using_it() -> None:
+    index = hybrid(count=3, chunk_tokens=10_000)
+    first = prompt(500)
+    index.insert(0, first)
+    index.note_answer(0, first, 60)
+    index.insert(0, prompt(500, family=2))
+    index.insert(0, prompt(800))  # goes on from the answer, and makes a fourth copy: the first prompt's goes
+    index.insert(0, prompt(500, family=3))  # and now the second family's
+    assert cached(index, prompt(700, own=9, shared=700)) == [560.0]
+    assert cached(index, prompt(700, family=2)) == [0.0]
+
+
 def test_a_restart_forgets_the_copies_of_that_slot_alone() -> None:
     index = hybrid()
     for slot in (0, 1):
