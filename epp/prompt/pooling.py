@@ -186,15 +186,13 @@ def _listed(given: _Texts, field: str) -> list[Any]:
 
 def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> bytes:
     """Frames of all pairs; `firsts` has one element for all of `seconds`, or one for each."""
-    framed, left = PromptFrames(model), MAX_REPEATED_CHARS
+    framed, repeated = PromptFrames(model), len(firsts) == 1
     try:
+        chars = _chars(firsts[0]) if repeated and len(seconds) > 1 else 0  # once: it spells the side out
         for number, second in enumerate(seconds):
-            first = firsts[number if len(firsts) > 1 else 0]
-            if number and len(firsts) == 1:
-                left -= _chars(first)
-            if not number or len(firsts) > 1 or left >= 0:
+            if not repeated or number * chars <= MAX_REPEATED_CHARS:
                 framed.add_text(b"Q", "")
-                _add_side(framed, first)
+                _add_side(framed, firsts[0 if repeated else number])
             framed.add_text(b"B", "")
             _add_side(framed, second)
     except ValueError as error:
@@ -203,8 +201,15 @@ def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> b
 
 
 def _chars(side: object) -> int:
-    """Characters of a side, about: media and token ids count what their spelling would."""
-    return len(side) if isinstance(side, str) else len(str(side))
+    """Characters of a side, about: media and token ids count what their spelling would.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
+    try:
+        return len(side) if isinstance(side, str) else len(str(side))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _add_side(framed: PromptFrames, side: object) -> None:

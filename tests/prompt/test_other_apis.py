@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ClientError
+from epp.prompt import pooling
 from epp.prompt.anthropic import CountTokensParser, MessagesParser
 from epp.prompt.canonical import exact_tokens, text_bytes
 from epp.prompt.generate import SGLangGenerateParser, VllmGenerateParser
@@ -226,6 +227,33 @@ def test_a_ranking_counts_the_query_for_every_document_within_bounds() -> None:
 
     assert size("q" * 100, 10) > 1000
     assert size("q" * 100_000, 1000) < 3 * MAX_REPEATED_CHARS
+
+
+def test_a_query_is_spelled_out_once_however_many_documents_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spelled: list[object] = []
+    plain = pooling._chars
+
+    def counting(side: object) -> int:
+        spelled.append(side)
+        return plain(side)
+
+    monkeypatch.setattr(pooling, "_chars", counting)
+    for query in ("q", [1] * 10_000, {"content": ["q"] * 100}):
+        RERANK.parse(json.dumps({"query": query, "documents": [""] * 2000}).encode(), {})
+    assert len(spelled) == 3
+
+
+def test_a_query_of_any_depth_is_read_or_refused() -> None:
+    said = set()
+    for depth in range(700, 1100):
+        body = b'{"query":' + b'{"a":' * depth + b"1" + b"}" * depth + b',"documents":["a","b"]}'
+        try:
+            said.add(RERANK.parse(body, {}).canonical[:2])
+        except ClientError as error:
+            said.add(error.message.encode())
+    assert all(b"nested too deeply" in word for word in said - {b"\xffQ"})
 
 
 @pytest.mark.parametrize(
