@@ -35,8 +35,7 @@ _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
 #: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
-_QWEN_VL = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
-_QWEN_PATCH_32 = re.compile(r"qwen3", re.IGNORECASE)
+_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _IGNORED = frozenset({"cache_control", "type"})
 #: Where parts keep the thing itself: a URL, base64, or the name of an uploaded file.
@@ -115,9 +114,16 @@ _QWEN_32 = Rates(qwen_patches(32), 1024, 25.0, 384.0)
 
 def rates_for(model: str, usual: Rates) -> Rates:
     """What media cost with a model: known by its name's family, else as its API counts."""
-    if not _QWEN_VL.search(model):
+    name = model.lower()
+    if "qvq" not in name and not _QWEN_3_5.search(name) and not any(map(_sees, name.split("/"))):
         return usual
-    return _QWEN_32 if _QWEN_PATCH_32.search(model) else _QWEN_28
+    return _QWEN_32 if "qwen3" in name else _QWEN_28
+
+
+def _sees(part: str) -> bool:
+    """Whether a part of a name, lower-cased, is a Qwen with eyes; it is walked once, whatever it repeats."""
+    family = part.partition("qwen")[2]
+    return "vl" in family or "omni" in family
 
 
 class PromptFrames(Frames):

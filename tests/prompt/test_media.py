@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from typing import Any
 
@@ -138,6 +139,21 @@ def test_the_model_says_what_media_cost(model: str, unseen: int) -> None:
     assert (
         PromptFrames(model).describe({"type": "image_url", "image_url": {"url": "https://x/a"}})[1] == unseen
     )
+
+
+QWEN = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
+WORDS = ("qwen", "Qwen3", "qwen3.5", ".", "/", "-", "VL", "vl", "omni", "qvq", "2", "x", "\n")
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=8))
+def test_a_family_is_known_wherever_a_name_tells_it(words: list[str]) -> None:
+    name = "".join(words)
+    assert (rates_for(name, OPENAI_RATES) is not OPENAI_RATES) == bool(QWEN.search(name))
+
+
+def test_a_name_is_looked_at_once_however_often_it_tells_a_family() -> None:
+    assert rates_for("qwen" * 500_000, OPENAI_RATES) is OPENAI_RATES
+    assert rates_for("qwen" * 500_000 + "vl", OPENAI_RATES).unseen_image == 1369
 
 
 WAV = b"RIFF" + bytes(4) + b"WAVEfmt " + bytes(4) + struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
