@@ -17,6 +17,8 @@ from epp.errors import ClientError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+#: Longest name of a model: what keeps names bounds their number alone, and real ones are paths at most.
+MAX_NAME_CHARS = 512
 #: Larger limits say no more than this, and stay exact in every number format that they pass through.
 _MAX_LIMIT = 1 << 53
 _SESSION_HEADERS = (
@@ -87,14 +89,27 @@ def _missing(problem: str) -> str | None:
 
 
 def required(value: str, name: str) -> str:
-    """A text that may not be empty.
+    """A name that may not be empty.
 
     Raises:
-        ClientError: 400, it is.
+        ClientError: 400, it is, or is longer than `MAX_NAME_CHARS`.
     """
     if not value:
         raise ClientError(400, f"Invalid request: '{name}' must not be empty", name)
-    return value
+    return optional(value, name)
+
+
+def optional(value: str | None, name: str) -> str:
+    """A name that may be left out, and is empty then.
+
+    Raises:
+        ClientError: 400, it is longer than `MAX_NAME_CHARS`.
+    """
+    if value and len(value) > MAX_NAME_CHARS:
+        raise ClientError(
+            400, f"Invalid request: '{name}' must not be longer than {MAX_NAME_CHARS} characters", name
+        )
+    return value or ""
 
 
 def session_hint(headers: Mapping[str, str], hints: Iterable[object]) -> str:

@@ -15,7 +15,7 @@ import xxhash
 
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, frame_token_ids, media_words
-from epp.prompt.decode import StreamOptions, decode, output_limit, session_hint
+from epp.prompt.decode import StreamOptions, decode, optional, output_limit, session_hint
 from epp.prompt.error_bodies import sglang_error, vllm_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -101,6 +101,7 @@ class VllmGenerateParser:
             ClientError: 400 in vLLM's words.
         """
         asked = decode(_TOKENS, body)
+        optional(asked.model, "model")
         if not asked.token_ids:
             raise ClientError(400, "Invalid request: 'token_ids' must not be empty", "token_ids")
         try:
@@ -163,6 +164,7 @@ class SGLangGenerateParser:
             ClientError: 400 in SGLang's words.
         """
         asked = decode(_GENERATE, body)
+        optional(asked.model, "model")
         try:
             canonical = _frame(asked)
         except ValueError as error:

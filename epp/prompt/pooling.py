@@ -13,7 +13,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.chat_messages import Message, add_message, add_part
-from epp.prompt.decode import decode, required, session_hint
+from epp.prompt.decode import decode, optional, required, session_hint
 from epp.prompt.error_bodies import openai_error, vllm_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.openai import frame_prompts
@@ -96,8 +96,7 @@ class EmbeddingsParser:
             ClientError: 400 in the API's words.
         """
         asked = decode(_EMBEDDINGS, body)
-        if not self._vllm:
-            required(asked.model or "", "model")
+        (optional if self._vllm else required)(asked.model or "", "model")
         if asked.messages:
             canonical = _frame_chat(asked, asked.messages)
         elif asked.input is not None:
@@ -123,6 +122,7 @@ class RerankParser:
             ClientError: 400 in vLLM's words.
         """
         asked = decode(_RERANK, body)
+        optional(asked.model, "model")
         documents = _listed(asked.documents, "documents")
         return _request(self.name, asked, _frame_pairs(asked.model or "", [asked.query], documents), headers)
 
@@ -143,6 +143,7 @@ class ScoreParser:
             ClientError: 400 in vLLM's words.
         """
         asked = decode(_SCORE, body)
+        optional(asked.model, "model")
         for one, two in _SIDES:
             first, second = getattr(asked, one), getattr(asked, two)
             if first is not None and second is not None:

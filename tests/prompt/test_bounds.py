@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from epp.errors import ClientError
+from epp.prompt.decode import MAX_NAME_CHARS
 from epp.prompt.registry import find_parser
 from tests.kit.apis import APIS, Api
 
@@ -77,6 +78,17 @@ def test_odd_values_are_read_or_refused(api: Api, odd: str) -> None:
     for name in (*api.body, "max_tokens", "user", "stream", "unknown", "cache_salt"):
         body = json.dumps(api.body | {name: "hole"}).replace('"hole"', odd)
         assert outcome(api, body.encode()) >= -1
+
+
+@EVERY
+def test_the_name_of_a_model_is_bounded(api: Api) -> None:
+    parser = find_parser("POST", api.paths[0], {})
+    assert parser is not None
+    longest = "m" * MAX_NAME_CHARS
+    assert parser.parse(json.dumps(api.body | {"model": longest}).encode(), {}).model == longest
+    with pytest.raises(ClientError, match="'model' must not be longer than 512 characters") as caught:
+        parser.parse(json.dumps(api.body | {"model": longest + "m"}).encode(), {})
+    assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 @EVERY
