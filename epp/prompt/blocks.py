@@ -81,6 +81,8 @@ class BlockHasher:
         """
         tokens = counter.count(request) if counted is None else counted.tokens
         size = len(request.canonical)
+        if size:
+            tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
         named = (request.model, request.cache_salt, tenant)
         namespace = self._namespaces.get(named)
         if namespace is None:

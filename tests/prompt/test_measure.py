@@ -9,7 +9,7 @@ from epp.prompt import blocks
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.registry import affinity_key
 from epp.prompt.tokens import EstimateCounter
-from epp.prompt.types import MeasuredPrompt, ParsedRequest
+from epp.prompt.types import CountedPrompt, MeasuredPrompt, ParsedRequest
 
 COUNTER = EstimateCounter({"dense": 2.0})
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
@@ -76,6 +76,13 @@ def test_blocks_cover_the_tokens_of_whole_blocks_only() -> None:
     prompt = measure(b"x" * 100)
     assert prompt.prompt_tokens == 25
     assert len(prompt.blocks) * prompt.block_tokens == 24.0
+
+
+def test_a_prompt_with_bytes_has_a_token_though_a_tokenizer_counts_none() -> None:
+    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0], 0))
+    assert prompt.prompt_tokens == 1
+    assert prompt.block_tokens == 0.32, "others divide by it"
+    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [], 0)).prompt_tokens == 0
 
 
 def test_the_estimate_has_a_prior_per_model() -> None:
