@@ -23,6 +23,9 @@ _MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
 _MEDIA_WORD = 0x8000_0000
 #: Bytes that stand for one token of media.
 MEDIA_BYTES_PER_TOKEN = 4
+#: Tools, calls and other structured values of one request. Each costs more than the byte that can spell it;
+#: a context of a million tokens has room for a fifth of so many calls and their results.
+MAX_VALUES = 100_000
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _AS_IT_CAME = msgspec.json.Encoder()
 
@@ -34,10 +37,11 @@ class Frames:
         text_only: no frame is one of media.
     """
 
-    __slots__ = ("_parts", "text_only")
+    __slots__ = ("_parts", "_values", "text_only")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        self._values = 0
         self.text_only = True
 
     def add_text(self, tag: bytes, text: str) -> None:
@@ -52,8 +56,11 @@ class Frames:
         """A structured value in one spelling: keys sorted, no blanks.
 
         Raises:
-            ValueError: the value has no JSON spelling, or is nested too deeply.
+            ValueError: the value has no JSON spelling, is nested too deeply, or more than `MAX_VALUES` came.
         """
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} tools, calls and other values")
         self._parts += (_TEXT_MARK, tag, _spell(value))
 
     @staticmethod

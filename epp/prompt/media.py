@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Media tokens that one request may claim; what comes after them counts as little as a frame can. A body of
 #: 20 MB could otherwise name enough images to make canonical bytes of many times its size.
 MAX_REQUEST_TOKENS = 1 << 18
+#: Media and parts of unknown kinds of one request. Each becomes a name of 32 digits and is searched for its
+#: cost, were it spelled ``{}``; engines take hundreds of images at most.
+MAX_PARTS = 10_000
 #: Longest claim of one part, a film's: 90 % of the 24,576 patches that qwen-vl-utils allows one.
 MAX_PART_TOKENS = 22_118
 #: Guessed bytes a second where the file does not say: speech as 128 kbit/s MP3; films at 2 Mbit/s.
@@ -134,13 +137,14 @@ class PromptFrames(Frames):
         usual: rates of the request's API, for models that are not known by name.
     """
 
-    __slots__ = ("_left", "_model", "_rates", "_usual")
+    __slots__ = ("_described", "_left", "_model", "_rates", "_usual")
 
     def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
         super().__init__()
         self._model, self._usual = model, usual
         self._rates: Rates | None = None
         self._left = MAX_REQUEST_TOKENS
+        self._described = 0
 
     def add_part(self, part: object, kind: str = "") -> None:
         """A part that is not text, as its API spells it.
@@ -150,13 +154,20 @@ class PromptFrames(Frames):
             kind: what it is, where the part does not say (``type``): ``image``, ``audio`` or ``video``.
 
         Raises:
-            ValueError: it has no JSON spelling, or is nested too deeply.
+            ValueError: as `describe`.
         """
         identity, tokens = self.describe(part, kind)
         self.add_media(identity, tokens)
 
     def describe(self, part: object, kind: str = "") -> tuple[bytes, int]:
-        """Identity and cost in tokens of what `add_part` takes; it is taken from the request's share."""
+        """Identity and cost in tokens of what `add_part` takes; it is taken from the request's share.
+
+        Raises:
+            ValueError: it has no JSON spelling, is nested too deeply, or more than `MAX_PARTS` came.
+        """
+        self._described += 1
+        if self._described > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS} media and parts of unknown kinds")
         if self._rates is None:
             self._rates = rates_for(self._model, self._usual)
         if isinstance(part, dict):

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from epp.errors import ClientError
+from epp.prompt.canonical import MAX_VALUES
 from epp.prompt.decode import MAX_NAME_CHARS
+from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
 from tests.kit.apis import APIS, Api
 
@@ -89,6 +91,47 @@ def test_the_name_of_a_model_is_bounded(api: Api) -> None:
     with pytest.raises(ClientError, match="'model' must not be longer than 512 characters") as caught:
         parser.parse(json.dumps(api.body | {"model": longest + "m"}).encode(), {})
     assert (caught.value.status, caught.value.param) == (400, "model")
+
+
+def many(value: str, count: int) -> str:
+    return "[" + ",".join([value] * count) + "]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "value", "most"),
+    [
+        ("/v1/chat/completions", '{"model":"m","messages":[{"role":"u","content":HOLE}]}', "{}", MAX_PARTS),
+        ("/v1/responses", '{"model":"m","input":[{"role":"u","content":HOLE}]}', "{}", MAX_PARTS),
+        ("/generate", '{"text":"a","image_data":HOLE}', "1", MAX_PARTS),
+        ("/generate", '{"input_ids":[1],"audio_data":HOLE}', "[1]", MAX_PARTS),
+        ("/rerank", '{"query":"q","documents":{"content":HOLE}}', "{}", MAX_PARTS),
+        ("/rerank", '{"query":{"content":HOLE},"documents":["d"]}', "{}", MAX_PARTS),
+        ("/pooling", '{"messages":[{"role":"u","content":HOLE}]}', "{}", MAX_PARTS),
+        (
+            "/v1/messages",
+            '{"model":"m","max_tokens":1,"messages":[{"role":"u","content":HOLE}]}',
+            '{"type":"image"}',
+            MAX_PARTS,
+        ),
+        (
+            "/v1/messages",
+            '{"model":"m","max_tokens":1,"messages":[{"role":"u","content":HOLE}]}',
+            "{}",
+            MAX_VALUES,
+        ),
+        ("/v1/chat/completions", '{"model":"m","tools":HOLE,"messages":[{"role":"u"}]}', "1", MAX_VALUES),
+        ("/v1/responses", '{"model":"m","input":HOLE}', '{"type":"x"}', MAX_VALUES),
+    ],
+)
+def test_what_costs_more_than_its_bytes_is_refused_when_there_is_too_much(
+    path: str, body: str, value: str, most: int
+) -> None:
+    parser = find_parser("POST", path, {})
+    assert parser is not None
+    assert parser.parse(body.replace("HOLE", many(value, most)).encode(), {}).canonical
+    with pytest.raises(ClientError, match=f"more than {most} ") as caught:
+        parser.parse(body.replace("HOLE", many(value, most + 1)).encode(), {})
+    assert caught.value.status == 400
 
 
 @EVERY
