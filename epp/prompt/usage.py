@@ -148,15 +148,16 @@ class UsageReader:
         if self._pending:
             data = self._pending + data
         at = 0  # nothing is copied but what is kept: a piece is walked once, however many names are in it
-        for found in _NAMES.finditer(data):
+        while (found := _NAMES.search(data, at)) is not None:
             start, name = found.start(), found.group()
-            if start < at:
-                continue  # in what was just read
             window = data[start : start + MAX_OBJECT_BYTES] if _opens(data, found.end()) else b""
             end = _object_end(window, len(name)) if window else _none_or_open(data, found.end())
-            if end is None and len(data) - start < MAX_OBJECT_BYTES:
-                self._pending = data[start:]
-                return
+            if end is None:
+                if len(data) - start < MAX_OBJECT_BYTES:
+                    self._pending = data[start:]
+                    return
+                at = start + MAX_OBJECT_BYTES  # too long; whatever else is in the window lies within it
+                continue
             if end:
                 self._take(window[window.index(b"{") : end], meta=name == _META)
             at = start + (end or len(name))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 import pytest
 
 from epp.prompt import usage
-from epp.prompt.usage import UsageReader
+from epp.prompt.usage import MAX_OBJECT_BYTES, UsageReader
 
 if TYPE_CHECKING:
     from typing import SupportsIndex
@@ -54,6 +54,29 @@ def test_cutting_changes_nothing(size: int) -> None:
     for at in range(0, len(data), size):
         reader.feed(data[at : at + size])
     assert (reader.usage.prompt_tokens, reader.usage.completion_tokens) == (9, 3)
+
+
+@pytest.mark.parametrize("nest", [b'"usage":{', b'"usage" : {"a":1,', b'"meta_info":{"usage":{"'])
+@pytest.mark.parametrize("size", [MAX_OBJECT_BYTES, 62_000, 1 << 20])
+def test_objects_that_do_not_close_are_walked_once(
+    monkeypatch: pytest.MonkeyPatch, nest: bytes, size: int
+) -> None:
+    walked = 0
+    plain = usage._object_end
+
+    def counting(window: bytes, at: int) -> int | None:
+        nonlocal walked
+        walked += len(window)
+        return plain(window, at)
+
+    monkeypatch.setattr(usage, "_object_end", counting)
+    data = nest * 10_000
+    reader = UsageReader()
+    for at in range(0, len(data), size):
+        reader.feed(data[at : at + size])
+    assert walked <= 2 * len(data)
+    reader.feed(b" " * MAX_OBJECT_BYTES + FULL)
+    assert reader.usage.prompt_tokens == 7
 
 
 def test_only_values_that_are_objects_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
