@@ -104,6 +104,9 @@ are guesses.
 | SGLang generate | `meta_info`, in every event; batches are added up | `prompt_tokens`, of these `cached_tokens` |
 | embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
 
+Of several objects called `usage` in one line of an answer the last that has counts is the answer's own: others are
+in what a model or a client wrote, a tool's input or its description.
+
 ## New versions of SDKs
 
 `tools/record_golden_requests.py` drives the SDKs against a server of its own and writes `tests/prompt/golden/`:

@@ -61,7 +61,7 @@ class AnswerWatch:
         self.first_s = self.last_s = math.nan
         self.encoded = False
         self._good = True
-        self._reader: UsageReader | None = UsageReader()
+        self._reader: UsageReader | None = UsageReader(lines=True)
         self._head: list[bytes] = []
         self._tail: list[bytes] = []
         self._head_bytes = self._tail_bytes = 0
@@ -102,7 +102,7 @@ class AnswerWatch:
             return NO_USAGE
         if self._reader is not None:
             return self._reader.usage
-        reader = UsageReader()
+        reader = UsageReader(lines=True)
         reader.feed(b"".join(self._head))
         if self.response_bytes > self._head_bytes + self._tail_bytes:
             reader.feed(_GAP)

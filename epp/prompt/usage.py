@@ -133,12 +133,19 @@ class UsageReader:
     Anthropic's stream tells the prompt at its start and the answer at its end, and either may repeat the
     other's counts. The prompts of SGLang's batches are told apart by ``meta_info.id`` and added up. A piece
     without either name in it costs two searches at C speed and a copy of its last ten bytes.
+
+    Args:
+        lines: a line is one document, whose last counts are its own: those before them are in what a model or
+            a client wrote (a tool's input, a tool's description), and are forgotten.
     """
 
-    __slots__ = ("_batch", "_fields", "_pending", "usage")
+    __slots__ = ("_batch", "_fields", "_line_over", "_lines", "_pending", "_told_before", "usage")
 
-    def __init__(self) -> None:
+    def __init__(self, *, lines: bool = False) -> None:
         self.usage = NO_USAGE
+        self._lines = lines
+        self._line_over = True
+        self._told_before: dict[str, object] = {}  # up to the line before
         self._pending = b""
         self._fields: dict[str, object] = {}
         self._batch: dict[str, Usage] = {}
@@ -147,7 +154,8 @@ class UsageReader:
         """The next piece; `usage` is what is known after it."""
         if self._pending:
             data = self._pending + data
-        at = 0  # nothing is copied but what is kept: a piece is walked once, however many names are in it
+        # Nothing is copied but what is kept: a piece is walked once, however many names are in it.
+        at = kept = 0
         while (found := _NAMES.search(data, at)) is not None:
             start, name = found.start(), found.group()
             window = data[start : start + MAX_OBJECT_BYTES] if _opens(data, found.end()) else b""
@@ -155,13 +163,23 @@ class UsageReader:
             if end is None:
                 if len(data) - start < MAX_OBJECT_BYTES:
                     self._pending = data[start:]
+                    self._look_for_line_end(data, kept, start)
                     return
                 at = start + MAX_OBJECT_BYTES  # too long; whatever else is in the window lies within it
                 continue
             if end:
+                if name == _USAGE:
+                    self._look_for_line_end(data, kept, start)
+                    kept = start + end
                 self._take(window[window.index(b"{") : end], meta=name == _META)
             at = start + (end or len(name))
         self._pending = data[max(at, len(data) - _LONGEST_NAME + 1) :]
+        self._look_for_line_end(data, kept, len(data))
+
+    def _look_for_line_end(self, data: bytes, start: int, end: int) -> None:
+        """Whether a line has ended since the last ``usage``, of which there must be one."""
+        if self._lines and not self._line_over:
+            self._line_over = data.find(b"\n", start, end) >= 0
 
     def _take(self, text: bytes, *, meta: bool) -> None:
         try:
@@ -173,12 +191,13 @@ class UsageReader:
         if meta:
             self._take_one_of_batch(fields)
             return
-        for name in _COUNTS:
-            if _count(fields, name) is not None:
-                self._fields[name] = fields[name]
-        for name in _DETAILS:
-            if _cached(fields, name) is not None:
-                self._fields[name] = fields[name]
+        told = {name: fields[name] for name in _COUNTS if _count(fields, name) is not None}
+        told |= {name: fields[name] for name in _DETAILS if _cached(fields, name) is not None}
+        if not told:
+            return
+        if self._lines and self._line_over:
+            self._told_before, self._line_over = self._fields, False
+        self._fields = (self._told_before if self._lines else self._fields) | told
         self.usage = usage_from(self._fields)
 
     def _take_one_of_batch(self, fields: Mapping[str, object]) -> None:
