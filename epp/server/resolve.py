@@ -1,13 +1,15 @@
 """Host names to the addresses that Envoy knows them by.
 
 Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a pick
-has to name. Owns the last good answer for each name. One host name is one replica here: of several addresses
-the first in order is used (IPv4 before IPv6, as Envoy prefers).
+has to name. Owns the last good answer for each name, and the look-ups under way: each name has one at a time,
+and none waits for another's. One host name is one replica here: of several addresses the first in order is
+used (IPv4 before IPv6, as Envoy prefers).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -35,6 +37,7 @@ class Resolver:
         self._aliases: dict[str, str] = {}
         self._alias_hosts: Hosts = {}
         self._failing: set[str] = set()
+        self._under_way: set[str] = set()
         self._wake = asyncio.Event()
 
     def set_pool(self, addresses: Iterable[str]) -> None:
@@ -89,23 +92,34 @@ class Resolver:
 
     async def run(self) -> None:
         """Resolve for ever: at once when the pool changes, else every few seconds."""
-        while True:
-            self._wake.clear()
-            await asyncio.gather(*(self.resolve(address) for address in list(self._names)))
-            try:
-                async with asyncio.timeout(REFRESH_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as look_ups:
+            while True:
+                self._wake.clear()
+                # One that hangs holds a thread: its name gets no second one, and the others do not wait.
+                for address in [name for name in self._names if name not in self._under_way]:
+                    self._under_way.add(address)
+                    look_ups.create_task(self._look_up(address))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REFRESH_S):
+                        await self._wake.wait()
+
+    async def _look_up(self, address: str) -> None:
+        try:
+            await self.resolve(address)
+        finally:
+            self._under_way.discard(address)
 
     async def resolve(self, address: str) -> None:
         """Look one name up; a failure keeps the last good answer and is told once."""
-        host, port = self._names[address]
+        pair = self._names.get(address)
+        if pair is None:  # it left the pool before its turn came
+            return
+        host, port = pair
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            if address not in self._failing:
+            if address in self._names and address not in self._failing:
                 self._failing.add(address)
                 log.warning("cannot resolve %s: %s", host, error)
             return

@@ -10,10 +10,13 @@ from epp.server.resolve import Resolver
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What the name service says; a name without an entry does not resolve."""
+    """What the name service says; a name without an entry does not resolve, one of "slow." hangs."""
     table: dict[str, list[str]] = {}
 
     async def getaddrinfo(_: Any, host: str, port: int, **__: Any) -> list[Any]:
+        if host.startswith("slow."):
+            table.setdefault("asked", []).append(host)
+            await asyncio.get_running_loop().create_future()
         if host not in table:
             raise OSError("no such name")
         return [(0, 0, 0, "", (ip, port)) for ip in table[host]]
@@ -59,3 +62,34 @@ async def test_the_other_address_of_a_dual_stack_endpoint_is_the_same_endpoint()
     assert resolver.endpoint_of("[fd00::2]:8000") == "[fd00::2]:8000"
     resolver.set_aliases({})
     assert resolver.endpoint_of("[fd00::1]:8000") == "[fd00::1]:8000"
+
+
+async def test_a_name_that_leaves_as_its_look_up_begins_is_let_be(answers: dict[str, list[str]]) -> None:
+    answers["gpu.example"] = ["10.0.0.2"]
+    resolver = Resolver()
+    resolver.set_pool(["gpu.example:8000"])
+    look_up = asyncio.create_task(resolver.resolve("gpu.example:8000"))
+    resolver.set_pool([])
+    await look_up
+    assert resolver.known_as("gpu.example:8000") == "gpu.example:8000"
+
+
+async def test_no_name_waits_for_another_and_none_is_asked_twice_at_once(
+    answers: dict[str, list[str]],
+) -> None:
+    answers["gpu.example"] = ["10.0.0.2"]
+    resolver = Resolver()
+    task = asyncio.create_task(resolver.run())
+    for pool in (
+        ["slow.example:1"],
+        ["slow.example:1", "gpu.example:2"],
+        ["slow.example:1", "gpu.example:2"],
+    ):
+        resolver.set_pool(pool)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert resolver.known_as("gpu.example:2") == "10.0.0.2:2"
+    assert answers["asked"] == ["slow.example"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
