@@ -234,8 +234,10 @@ class Connection:
         """The other side gives a stream up."""
         stream = self._streams.get(number)
         if stream is None:
-            self._is_forgiven(number, "RST_STREAM")
-            self.on_idle()
+            if self._is_forgiven(number, "RST_STREAM") and number in self._reset:
+                self._reset.remove(number)  # Envoy answers an early end with one; a second would say nothing
+            else:
+                self.on_idle()
             return
         self._remove(stream)
         self._events.append(StreamReset(stream, code, "reset by the other side"))
@@ -331,12 +333,9 @@ class Connection:
         """Whether a frame on a stream that is not open is one that was on its way when we ended it."""
         if number > self._last and self._drained:
             return True
-        self._not_idle(number, what)
-        return number in self._reset
-
-    def _not_idle(self, number: int, what: str) -> None:
         if number > self._last or not number & 1:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which nobody opened")
+        return number in self._reset
 
     def _set(self, name: int, value: int) -> None:
         """One setting of theirs.

@@ -34,7 +34,8 @@ class Limits:
         max_continuations: frames that a header block may be spread over.
         pings: PING frames.
         settings: SETTINGS frames; each may touch every open stream.
-        idle_frames: empty DATA frames, PRIORITY and kinds that nobody knows.
+        idle_frames: empty DATA frames, PRIORITY, resets of what is over, and kinds that nobody knows. The one
+            reset that answers our own early end of a stream is none: Envoy sends it for every exchange.
         useless_streams: streams reset before they carried anything, by either side.
     """
 
