@@ -62,16 +62,16 @@ class Outcomes:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
-        self._finished: dict[str, None] = {}  # the last that were, oldest first
+        #: The last that were told, oldest first, and whether Envoy has reported them.
+        self._finished: dict[str, bool] = {}
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """The first piece of the answer came; the end of a short one, or its report, may be here before."""
-        if self._picker.first_token(decision_id, self._clock.mono_s(), source):
-            return
-        if decision_id not in self._waiting and decision_id not in self._finished:
-            self._metrics.late_reports.inc()
+        known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
+        if not known and decision_id not in self._waiting:
+            self._late(decision_id)
 
     def observed(
         self,
@@ -90,7 +90,7 @@ class Outcomes:
             response_bytes=response_bytes,
             last_chunk_s=last_chunk_s,
         ):
-            self._metrics.late_reports.inc()
+            self._late(decision_id)
 
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
         """The ext_proc stream is over: the lease ends now, the outcome when its report is here.
@@ -103,10 +103,11 @@ class Outcomes:
         if outcome is not None and predicted:
             outcome = replace(outcome, sources={**outcome.sources, "e2e_ms": Source.PREDICTED})
         if outcome is None:
-            self._metrics.late_reports.inc()
+            self._late(decision_id)
         elif blind:
             self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
         else:
+            self._remember(decision_id, reported=False)
             self._judge_stream(outcome)
             self._tell(_told_by_stream(outcome))
 
@@ -131,16 +132,27 @@ class Outcomes:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is None:
-            self._metrics.late_reports.inc()
+            if self._finished.get(report.decision_id, True):
+                self._metrics.late_reports.inc()
+            else:  # the stream told it all, and Envoy's one report of it is due
+                self._finished[report.decision_id] = True
             return
-        self._remember(report.decision_id)
+        self._remember(report.decision_id, reported=True)
         outcome = self._merged(outcome, report)
         self._picker.settle(outcome)
         self._tell(outcome)
 
-    def _remember(self, decision_id: str) -> None:
-        """Its first token may still be on its way, on a connection of its own, and says nothing new."""
-        self._finished[decision_id] = None
+    def _late(self, decision_id: str) -> None:
+        """The stream or a first token tells of a request that is not in flight.
+
+        In order where it was told just now: the others come on connections of their own, and an entry that
+        fills Envoy's buffer is written before its stream ends.
+        """
+        if decision_id not in self._finished:
+            self._metrics.late_reports.inc()
+
+    def _remember(self, decision_id: str, *, reported: bool) -> None:
+        self._finished[decision_id] = reported
         if len(self._finished) > _REMEMBERED:
             del self._finished[next(iter(self._finished))]
 

@@ -197,6 +197,34 @@ async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment:
     assert "epp_late_reports_total 2.0" in (await page(deployment.app.metrics.registry)).decode()
 
 
+async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
+    told: list[Outcome] = []
+    deployment.core.outcomes.told.append(told.append)
+    decision = deployment.decide([{"role": "user", "content": "hello"}])
+    deployment.core.outcomes.finished(report(decision))
+    deployment.core.outcomes.observed(decision.id, chunks=7)
+    deployment.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    deployment.core.outcomes.observed("nobody-1", chunks=7)
+    deployment.core.outcomes.stream_ended("nobody-1", Cause.STREAM_END.value)
+    assert "epp_late_reports_total 2.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert len(told) == 1
+
+
+async def test_the_report_of_an_answer_that_the_stream_showed_is_no_late_report(
+    deployment: Deployment,
+) -> None:
+    told: list[Outcome] = []
+    deployment.core.outcomes.told.append(told.append)
+    decision = deployment.decide([{"role": "user", "content": "hello"}])
+    deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    deployment.core.outcomes.finished(report(decision))
+    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    deployment.core.outcomes.finished(report(decision))
+    assert "epp_late_reports_total 1.0" in (await page(deployment.app.metrics.registry)).decode(), "a second"
+    assert len(told) == 1
+
+
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
     told: list[Outcome] = []
     deployment.core.outcomes.told.append(told.append)
