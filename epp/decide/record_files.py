@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"records-\d{8}T\d{6}\.\d{6}Z-\d+-[0-9a-f]{8}\.jsonl(\.zst)?")
 _READ_BYTES = 1 << 20
+#: What decoding a damaged line may raise: no JSON, text that is no UTF-8, brackets that nest too deep.
+DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def file_name(wall_s: float, *, compressed: bool) -> str:
@@ -142,7 +144,7 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
     """
     try:
         record = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DAMAGED:
         return None
     if not isinstance(record, dict) or "kind" not in record or not isinstance(record.get("schema"), int):
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.decide.record_files import Tail, record_files
+from epp.decide.record_files import DAMAGED, Tail, record_files
 from epp.decide.records import READABLE_VERSIONS
 from epp.errors import EppError
 from epp.signals.warm_index import Seeds
@@ -118,7 +118,7 @@ def _decisions(
             break
         try:
             line = decode(text)
-        except msgspec.DecodeError:
+        except DAMAGED:
             continue
         if line.schema not in READABLE_VERSIONS or (line.kind == "file" and line.key_id != key_id):
             return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.decide.record_files import record_files
+from epp.decide.record_files import read_records, record_files
 from epp.decide.record_restore import read_seeds
 from epp.prompt.blocks import BlockHasher
 from epp.signals.warm_index import WarmIndex
@@ -111,6 +111,22 @@ def test_reading_stops_when_every_cache_is_accounted_for(tmp_path: Path) -> None
     restored = read(tmp_path, capacities=dict.fromkeys(SLOTS.values(), 2000.0))
     assert restored.seeds.full
     assert restored.requests < 100
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(b'{"kind":"outcome","schema":2,"id":"\xff\xfe"}', id="no-utf-8-in-a-field-that-is-read"),
+        pytest.param(b'{"kind":"outcome","schema":2,"id":"a","x":' + b"[" * 50_000, id="nested-too-deep"),
+    ],
+)
+def test_a_line_that_breaks_its_decoder_costs_itself(tmp_path: Path, damaged: bytes) -> None:
+    record_all(tmp_path, decided(20))
+    (path,) = record_files(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:10], damaged + b"\n", *lines[10:]]))
+    assert read(tmp_path).requests == 20
+    assert sum(1 for _ in read_records(path)) == len(lines)
 
 
 def test_damage_costs_what_is_damaged(tmp_path: Path) -> None:
