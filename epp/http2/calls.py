@@ -29,7 +29,7 @@ from epp.http2.messages import MessageError, MessageReader, prefix
 from epp.http2.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from epp.http2.events import Event
     from epp.http2.headers import RequestHead
@@ -88,8 +88,7 @@ class Call:
             return
         if last is not None:
             self.send(last)
-        self.over = True
-        del self._calls.open[self]
+        self._calls.end(self)
         block = statuses.trailers if self._begun else statuses.trailers_only
         self._calls.connection.send_headers(self._stream, block(status, words), end=True)
 
@@ -182,6 +181,8 @@ class Calls:
         self.failed = ""
         #: Calls that have neither been finished nor cancelled.
         self.open: dict[Call, None] = {}
+        #: Told of each call that is no longer open, whoever ended it and wherever.
+        self.on_over: Callable[[Call], None] | None = None
         #: What streams are told at their end that speak no gRPC.
         self._refused: dict[Stream, tuple[bytes, bytes]] = {}
 
@@ -196,6 +197,13 @@ class Calls:
     def lost(self) -> list[CallEvent]:
         """The socket is gone, and every call with it."""
         return self._cancel_all()
+
+    def end(self, call: Call) -> None:
+        """A call is over; what it is told at its end is its own affair."""
+        call.over = True
+        del self.open[call]
+        if self.on_over is not None:
+            self.on_over(call)
 
     def _translate(self, events: list[Event]) -> list[CallEvent]:
         told: list[CallEvent] = []
@@ -274,8 +282,7 @@ class Calls:
 
     def _cancel(self, call: Call | None, told: list[CallEvent]) -> None:
         if call is not None and not call.over:
-            call.over = True
-            del self.open[call]
+            self.end(call)
             told.append(CallCancelled(call))
 
     def _cancel_all(self) -> list[CallEvent]:

@@ -79,6 +79,7 @@ class RpcConnection(asyncio.Protocol):
         self._time_s = self._loop.time
         self._transport: asyncio.Transport | None = None
         self._deadlines: dict[Call, asyncio.TimerHandle] = {}
+        self._calls.on_over = self._expires_no_more
         self._playing = False
         self._written_s = 0.0
         self._worked_s = 0.0
@@ -196,8 +197,6 @@ class RpcConnection(asyncio.Protocol):
             except Exception:
                 log.exception("a call of %s failed", call.path.decode("latin-1"))
                 self._failed(call)
-            if call.over and call.timeout_s is not None:
-                self._expires_no_more(call)
         self._playing = False
         if self._calls.failed and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
@@ -214,11 +213,10 @@ class RpcConnection(asyncio.Protocol):
 
     def _start(self, call: Call) -> None:
         call.owner = self._place.methods[call.path](call, self.flush)
-        if call.timeout_s is not None:
+        if call.timeout_s is not None and not call.over:
             self._deadlines[call] = self._loop.call_later(call.timeout_s, self._expire, call)
 
     def _expire(self, call: Call) -> None:
-        self._expires_no_more(call)
         if not call.over:
             call.finish(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
             call.owner.cancelled()
