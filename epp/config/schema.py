@@ -99,6 +99,9 @@ class Request(Section, frozen=True):
 
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
+        max_held_body_bytes: what all bodies may hold together that wait for their rest (in full duplex they
+            come in pieces, as slowly as their clients send them); a piece beyond is answered with 503. At
+            least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
@@ -113,11 +116,17 @@ class Request(Section, frozen=True):
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    max_held_body_bytes: PositiveInt = 1024 * 1024 * 1024
     tenant_header: str = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
     read_bodies: Literal["needed", "always"] = "needed"
     inject_usage: Literal["never", "always"] = "never"
+
+    def __post_init__(self) -> None:
+        """A budget that the longest body alone exceeds would refuse it for ever."""
+        if self.max_held_body_bytes < self.max_body_bytes:
+            raise ValueError("max_held_body_bytes is below max_body_bytes")
 
 
 class Protocol(Section, frozen=True):

@@ -12,6 +12,7 @@ mode shows none in time, or where `pick_at` says so.
 | BODY     | violation                  | all there is: PickNeeded, DECIDING | PickNeeded, DECIDING |
 |          |                            | else: kept, BODY                   |                      |
 |          |                            | over the limit: BodyTooLargeError  |                      |
+|          |                            | over all streams': NoRoomError     |                      |
 | DECIDING | violation                  | after the end: ignored             | early: kept          |
 |          |                            | early: kept                        | else: violation      |
 | ANSWERED | violation                  | after the end: ignored             | empty reply, once    |
@@ -39,6 +40,7 @@ from epp.extproc.violation import ViolationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.extproc.body_budget import BodyBudget
     from epp.extproc.modes import Modes
     from epp.extproc.mutate import Change
     from epp.extproc.request_modes import RequestMode
@@ -59,6 +61,10 @@ class BodyTooLargeError(Exception):
     """The body passed its limit; what was read of it is gone."""
 
 
+class NoRoomError(Exception):
+    """All bodies together passed their limit with this piece; what was read of this one is gone."""
+
+
 class RequestSide:
     """One request.
 
@@ -67,10 +73,16 @@ class RequestSide:
         mode: how its request body mode is answered.
         max_body_bytes: largest body that is kept.
         pick_at: from a request's headers to what its pick waits for.
+        bodies: what this body is held out of.
     """
 
     def __init__(
-        self, modes: Modes, mode: RequestMode, max_body_bytes: int, pick_at: Callable[[HttpRequest], PickAt]
+        self,
+        modes: Modes,
+        mode: RequestMode,
+        max_body_bytes: int,
+        pick_at: Callable[[HttpRequest], PickAt],
+        bodies: BodyBudget,
     ) -> None:
         self._modes, self._mode, self._max_body_bytes = modes, mode, max_body_bytes
         self._held_bytes = None if modes.observing else mode.held_bytes
@@ -83,6 +95,7 @@ class RequestSide:
         self._metadata: dict[str, dict[str, object]] = {}
         self._chunks: list[bytes] = []
         self._body_bytes = 0
+        self._bodies, self._taken_bytes = bodies, 0
         self._received = Received(headers_only=True)
         #: What came of an early request while its pick was made.
         self._late: list[HttpBody] = []
@@ -121,6 +134,7 @@ class RequestSide:
 
         Raises:
             BodyTooLargeError: with it the body is over its limit.
+            NoRoomError: with it all bodies are over theirs.
         """
         if self._body_ended:
             return []
@@ -130,7 +144,7 @@ class RequestSide:
             detail = "a request body piece after what had to be the whole body"
             hint = "" if self._modes.declared else f" in the assumed mode {self._modes.request.name}"
             raise ViolationError(detail + hint)
-        self._keep(message)
+        self._keep(message, last=message.end_of_stream or self._mode.whole_in_one)
         self._chunks.append(message.body)
         self._body_ended = message.end_of_stream
         if self._mode.whole_in_one and not message.end_of_stream:
@@ -144,6 +158,7 @@ class RequestSide:
             self.early = True
             self._received = Received(headers_only=False, body_messages=len(self._chunks))
             self._chunks.clear()
+            self._give_back()
             return [self._ask(whole=False)]
         return []
 
@@ -172,10 +187,15 @@ class RequestSide:
             carry = self._mode.at_once if at_once else self._mode.answer
             replies = carry(self._received, change)
         self.phase = RequestPhase.ANSWERED
-        # The exchange may last for minutes; its body is not needed for them.
-        self._received = Received(headers_only=self._received.headers_only)
-        self._late.clear()
+        self.let_go()
         return replies
+
+    def let_go(self) -> None:
+        """Nobody asks for the body any more, and the exchange may last for minutes; again is fine."""
+        self._received = Received(headers_only=self._received.headers_only)
+        self._chunks.clear()
+        self._late.clear()
+        self._give_back()
 
     @property
     def may_leave(self) -> bool:
@@ -204,7 +224,7 @@ class RequestSide:
         if self._modes.request is BodyMode.NONE:
             raise ViolationError("a request body in mode NONE")
         if self.phase is RequestPhase.DECIDING:
-            self._keep(message)
+            self._keep(message, last=message.end_of_stream)
             self._late.append(message)
             replies = []
         else:
@@ -212,12 +232,20 @@ class RequestSide:
         self._body_ended = message.end_of_stream
         return [*replies]
 
-    def _keep(self, message: HttpBody) -> None:
-        self._body_bytes += len(message.body)
+    def _keep(self, message: HttpBody, *, last: bool) -> None:
+        size = len(message.body)
+        self._body_bytes += size
         if self._body_bytes > self._max_body_bytes:
-            self._chunks.clear()
-            self._late.clear()
+            self.let_go()
             raise BodyTooLargeError
+        if not self._bodies.take(size, last=last):
+            self.let_go()
+            raise NoRoomError
+        self._taken_bytes += size
+
+    def _give_back(self) -> None:
+        taken_bytes, self._taken_bytes = self._taken_bytes, 0
+        self._bodies.give_back(taken_bytes)
 
     def without_body(self) -> HttpRequest:
         """The request as its headers tell it."""

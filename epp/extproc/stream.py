@@ -30,10 +30,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
+from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, detect
 from epp.extproc.mutate import Change
 from epp.extproc.request_modes import request_mode
-from epp.extproc.request_side import BodyTooLargeError, RequestPhase, RequestSide
+from epp.extproc.request_side import BodyTooLargeError, NoRoomError, RequestPhase, RequestSide
 from epp.extproc.response_modes import CHANGEABLE, RESPONSE_MODES
 from epp.extproc.response_side import ResponsePhase, ResponseSide
 from epp.extproc.types import (
@@ -94,6 +95,7 @@ class Stream:
             it as the request's API does.
         pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
         tell_served: say in a response header who served, for the conformance suite.
+        bodies: what all streams may hold together; this one has its own otherwise.
     """
 
     def __init__(
@@ -104,10 +106,12 @@ class Stream:
         *,
         pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
         tell_served: bool = False,
+        bodies: BodyBudget | None = None,
     ) -> None:
         self._tell_served = tell_served
         self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
         self._too_large, self._pick_at = too_large, pick_at
+        self._bodies = BodyBudget() if bodies is None else bodies
         self._modes: Modes | None = None
         self._request: RequestSide | None = None
         self._response: ResponseSide | None = None
@@ -136,6 +140,9 @@ class Stream:
         except BodyTooLargeError:
             assert self._request is not None  # noqa: S101  # it raised
             return self._refuse(self._too_large(self._request.without_body(), self._limits.max_body_bytes))
+        except NoRoomError:
+            assert self._request is not None  # noqa: S101  # it raised
+            return self._refuse(self._bodies.refusal(self._request.without_body()))
         except ViolationError as violation:
             return self._close(
                 Cause.PROTOCOL_ERROR, violation.detail, Abort(violation.status, violation.detail)
@@ -221,7 +228,7 @@ class Stream:
                 f"response_body_mode {modes.response.name} is not supported", "UNIMPLEMENTED"
             )
         self._modes = modes
-        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at)
+        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at, self._bodies)
         self._response = ResponseSide(response_mode, tell_served=self._tell_served)
         return self._request, self._response
 
@@ -256,6 +263,8 @@ class Stream:
         if self._ended:
             return []
         self._ended = True
+        if self._request is not None:
+            self._request.let_go()
         return [ExchangeEnded(cause, detail)]
 
     def _close(self, cause: Cause, detail: str, marker: Marker) -> list[Output]:

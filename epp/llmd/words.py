@@ -57,11 +57,12 @@ def dropped_reason(status: int, rule: str = "") -> str:
 
     Args:
         status: HTTP status of the refusal.
-        rule: what left nobody; the draining picker is ``shutting-down``.
+        rule: what left nobody; the draining picker is ``shutting-down``, one whose memory has no room for
+            the body ``held-bodies``.
     """
     if rule == "shutting-down":
         return "rejected-shutting-down"
-    if status == 429:
+    if status == 429 or rule == "held-bodies":
         return "rejected-saturated"
     return "rejected-no-endpoints" if status == 503 else ""
 

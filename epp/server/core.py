@@ -314,6 +314,11 @@ class Core:
         make = error_words(request.path) or openai_error  # also for what passes through unread
         return self.gateway.refusal(status, make(status, message, param), message, rule)
 
+    def no_room(self, request: HttpRequest) -> Refusal:
+        """The refusal of a body that finds no room beside all that are held."""
+        words = "too many request bodies wait for their rest; try again"
+        return self._refuse(request, 503, words, rule="held-bodies")
+
     def response_started(self, decision_id: str, status: int, served: str = "") -> None:
         """Response headers came, of the endpoint ``served`` where the proxy tells it."""
         known = self.resolver.endpoint_of(served) if served else ""

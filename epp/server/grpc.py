@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.server.als import AccessLogReceiver
@@ -79,6 +80,8 @@ class GrpcServer:
         metrics.registry.register(FamilyCollector(self._protocol.families()))
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
+        self._bodies = BodyBudget(config.request.max_held_body_bytes, core.no_room)
+        metrics.held_body_bytes.set_function(lambda: self._bodies.held_bytes)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
             self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
@@ -159,6 +162,7 @@ class GrpcServer:
             gateway.too_large,
             pick_at=self._core.pick_at,
             tell_served=conformance,
+            bodies=self._bodies,
         )
         return Exchange(
             stream, self._core, self._metrics, self._sampler, self._leases, protocol=self._protocol

@@ -87,6 +87,11 @@ class Metrics:
         self.stream_errors = Counter(
             "epp_stream_errors", "ext_proc streams that failed by a fault of the picker.", registry=registry
         )
+        self.held_body_bytes = Gauge(
+            "epp_held_body_bytes",
+            "Bytes of request bodies held until their picks; request.max_held_body_bytes bounds them.",
+            registry=registry,
+        )
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )

@@ -28,6 +28,7 @@ from epp.errors import ConfigError
         ("regions: [{allow: [eu]}]", "regions[0]", "needs model, path_prefix or header"),
         ("regions: [{allow: [eu], header: x-tenant}]", "regions[0]", "go together"),
         ("regions: [{allow: [eu], model: a, heeder: x}]", "regions[0].heeder", "did you mean 'header'?"),
+        ("request: {max_held_body_bytes: 1000}", "request", "is below max_body_bytes"),
         ("pool: {}\npool: {}", "", "duplicate key 'pool'"),
         ("a: [", "", "valid YAML"),
         ("- 1", "", "object"),

@@ -1,0 +1,57 @@
+"""What all streams together may hold of request bodies, so that half-sent ones cannot fill the memory.
+
+Owns the count of held bytes. One stream's limit bounds a body, not how many of them wait for their rest: a
+client decides how slowly it sends. A piece that finds no room has its request refused, which makes room at
+once; nothing waits for room, so nothing can wait for ever. What makes a body whole is always taken: it is
+decided upon now, and held no longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.extproc.types import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.extproc.types import HttpRequest
+
+
+def plain_no_room(_request: HttpRequest) -> Refusal:
+    """A 503 in the error format that most inference APIs share."""
+    body = b'{"error":{"message":"too many request bodies wait for their rest","type":"server_error"}}'
+    return Refusal(503, body, details="held-bodies")
+
+
+class BodyBudget:
+    """The budget of a process.
+
+    Args:
+        max_bytes: that may be held.
+        refusal: from a request, without its body, to what its client is told where there is no room, so that
+            the shell can word it as the request's API does.
+
+    Attributes:
+        held_bytes: that are held now.
+        refusal: as given.
+    """
+
+    __slots__ = ("_max_bytes", "held_bytes", "refusal")
+
+    def __init__(
+        self, max_bytes: int = 1 << 30, refusal: Callable[[HttpRequest], Refusal] = plain_no_room
+    ) -> None:
+        self._max_bytes, self.refusal = max_bytes, refusal
+        self.held_bytes = 0
+
+    def take(self, size: int, *, last: bool) -> bool:
+        """Hold a piece, of a body that is whole with its ``last``; False where there is no room."""
+        if not last and self.held_bytes + size > self._max_bytes:
+            return False
+        self.held_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """So much is held no more."""
+        self.held_bytes -= size

@@ -1,0 +1,150 @@
+"""What all streams hold together of bodies: refused beyond it, and given back exactly once however one ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.extproc.body_budget import BodyBudget
+from epp.extproc.modes import BodyMode
+from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
+from epp.pb.ext_proc_pb2 import ProcessingResponse
+from tests.kit.conversation import (
+    DUPLEX,
+    Conversation,
+    ended,
+    request_body,
+    request_headers,
+    request_trailers,
+    response_headers,
+    with_modes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUFFERED, PARTIAL = BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL
+
+
+def words(request: HttpRequest) -> Refusal:
+    assert request.body is None
+    return Refusal(503, f"no room on {request.path}".encode())
+
+
+def sending(bodies: BodyBudget, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
+    """A request whose body is to come."""
+    stream = Stream(StreamLimits(max_body_bytes=50), pick_at=lambda _: at, bodies=bodies)
+    talk = Conversation(stream)
+    talk.send(with_modes(request_headers(), mode))
+    return talk
+
+
+def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> None:
+    bodies = BodyBudget(30, words)
+    first, second = sending(bodies), sending(bodies)
+    first.send(request_body(bytes(20)), expect=[])
+    second.send(request_body(bytes(10)), expect=[])
+    refusal, _ = second.send(request_body(b"1"), expect=["immediate_response", ended(Cause.REFUSED)])
+    assert isinstance(refusal, ProcessingResponse)
+    reply = refusal.immediate_response
+    assert (reply.status.code, reply.body) == (503, b"no room on /v1/chat/completions")
+    assert bodies.held_bytes == 20
+    second.send(request_body(b"more", end=True), expect=[])
+    second.close(cut=True, expect=[])
+    assert bodies.held_bytes == 20
+    first.send(request_body(bytes(10)), expect=[])
+    assert bodies.held_bytes == 30
+
+
+@pytest.mark.parametrize("mode", [DUPLEX, BUFFERED, PARTIAL])
+def test_what_makes_a_body_whole_is_taken_without_room(mode: BodyMode) -> None:
+    bodies = BodyBudget(10, words)
+    sending(bodies).send(request_body(bytes(10)))
+    talk = sending(bodies, mode)
+    talk.send(request_body(b"123456789012", end=mode is not PARTIAL))
+    assert talk.asked().request.body == b"123456789012"
+    assert bodies.held_bytes == 22, "until its pick is answered"
+    talk.pick()
+    assert bodies.held_bytes == 10
+
+
+def whole(talk: Conversation) -> None:
+    talk.send(request_body(b"2", end=True))
+    assert talk.asked()
+
+
+def picked(talk: Conversation) -> None:
+    whole(talk)
+    talk.pick()
+
+
+def refused(talk: Conversation) -> None:
+    whole(talk)
+    talk.refuse()
+
+
+def passed(talk: Conversation) -> None:
+    whole(talk)
+    talk.pass_through()
+
+
+def ended_by_trailers(talk: Conversation) -> None:
+    talk.send(request_trailers())
+    talk.pick()
+
+
+def too_long(talk: Conversation) -> None:
+    talk.send(request_body(bytes(60)))
+
+
+def out_of_order(talk: Conversation) -> None:
+    talk.send(request_headers())
+
+
+def answered_before(talk: Conversation) -> None:
+    talk.send(response_headers("413", end=True))
+
+
+@pytest.mark.parametrize(
+    "end", [picked, refused, passed, ended_by_trailers, too_long, out_of_order, answered_before]
+)
+def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
+    bodies = BodyBudget(1000)
+    sending(bodies).send(request_body(b"another's"))
+    talk = sending(bodies)
+    talk.send(request_body(b"12345"))
+    assert bodies.held_bytes == 14
+    end(talk)
+    assert bodies.held_bytes == 9
+    talk.close(cut=False)
+    talk.close(cut=True)
+    assert bodies.held_bytes == 9
+
+
+@pytest.mark.parametrize("before", [lambda _: None, whole])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation], None], cut: bool) -> None:
+    bodies = BodyBudget(1000)
+    talk = sending(bodies)
+    talk.send(request_body(b"12345"))
+    before(talk)
+    talk.close(cut=cut)
+    assert bodies.held_bytes == 0
+    talk.pick()
+    assert bodies.held_bytes == 0
+
+
+def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_does_not() -> None:
+    bodies = BodyBudget(10, words)
+    talk = sending(bodies, at=PickAt.HEADERS)
+    talk.send(request_body(b"12345"), expect=[])
+    assert bodies.held_bytes == 5
+    talk.pick()
+    assert bodies.held_bytes == 0
+    talk.send(request_body(bytes(40)), expect=["request_body"])
+    assert bodies.held_bytes == 0
+    other = sending(bodies, at=PickAt.HEADERS)
+    other.send(request_body(bytes(20)), expect=["immediate_response", ended(Cause.REFUSED)])
+    assert bodies.held_bytes == 0
