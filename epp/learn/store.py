@@ -80,7 +80,7 @@ class MemoryStore:
         best: tuple[int, Memory, FeedState] | None = None
         for slot, path in enumerate(self._places.states):
             try:
-                content = self._disk.read(path)
+                content = self._disk.read_whole(path)
                 if content is None:
                     continue
                 count, memory, feed = _opened(content, self._settings)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -75,7 +77,7 @@ def read_audit(places: Places, disk: Disk) -> list[Mapping[str, Any]]:
         for line in (disk.read(path) or b"").splitlines():
             try:
                 entry = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except DAMAGED:
                 continue
             if isinstance(entry, dict):
                 entries.append(entry)

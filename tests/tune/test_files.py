@@ -107,7 +107,7 @@ def test_the_audit_log_is_bounded_and_reads_on_after_half_a_line(
     sizes = [path.stat().st_size for path in (places.audit, places.audit_before)]
     assert max(sizes) <= 2000
     with places.audit.open("ab") as file:
-        file.write(b'{"at": 1, "wh')
+        file.write(b"[" * 5000 + b"\n" + b'{"at": 1, "wh')
     audit.write(100.0, "note", reason="after half a line")
     entries = read_audit(places, RealDisk())
     assert entries[-1]["reason"] == "after half a line"
