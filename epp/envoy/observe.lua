@@ -54,12 +54,13 @@ local function tell_first_token(handle, id)
   )
 end
 
--- Where the object that opens at `from` closes, nil if not in this text.
+-- Where the object that opens at `from` closes, nil if not in this text, or farther away than is kept: names within
+-- names that nobody closes would be walked to the end of the text for each of them.
 local function closing(text, from)
-  local depth = 0
+  local depth, last = 0, from + TAIL_BYTES
   while true do
     local at = text:find('["{}]', from)
-    if not at then
+    if not at or at > last then
       return nil
     end
     local byte = text:byte(at)
@@ -67,7 +68,7 @@ local function closing(text, from)
     if byte == QUOTE then
       repeat
         local inner = text:find('["\\]', from)
-        if not inner then
+        if not inner or inner > last then
           return nil
         end
         from = inner + (text:byte(inner) == BACKSLASH and 2 or 1)

@@ -292,3 +292,20 @@ def test_what_cannot_be_read_is_looked_at_once() -> None:
     seen = LUA([b"\x1f\x8b", b"more", b"more"], encoding=b"gzip")
     assert (seen.read, seen.calls, seen.notes["encoding"]) == (1, [1], "gzip")
     assert "usage" not in seen.notes
+
+
+def test_names_within_names_that_nobody_closes_are_not_walked_to_the_end_for_each() -> None:
+    """A whole body may echo what its client sent; Envoy's worker serves nobody else meanwhile."""
+    lua = Lua()
+    counts = lua._lua.execute(b"""
+        jit.off()
+        local count = 0
+        debug.sethook(function() count = count + 1 end, "", 100)
+        return function() local so_far = count; count = 0; return so_far end
+    """)
+    found = []
+    for nested in (2000, 4000, 8000):
+        counts()
+        lua([b'{"tools":' + b'{"usage":' * nested], kind=b"application/json")
+        found.append(counts())
+    assert found[2] - found[1] < 3 * (found[1] - found[0]), "work grows with the body, not with its square"
