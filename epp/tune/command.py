@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +31,7 @@ from epp.tune.session import Session
 from epp.tune.status import status_lines
 from epp.tune.store import StateStore
 from epp.tune.tuner import Cursor, Tuner
+from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from epp.tune.asked import Asked
     from epp.tune.setup import Setup
+    from epp.tuner.state import State
 
 log = logging.getLogger("epp.tune")
 
@@ -94,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     setup = setups.read_setup(arguments, looking=arguments.action != "run")
     if arguments.action == "status":
         state = StateStore(setup.places, RealDisk(), _warn).load()
+        setup = _as_remembered(setup, state)
         for line in status_lines(state, setup.rules.settings, setup.places, time.time()):
             print(line)
         if state is not None and state.policy != setup.policy:
@@ -146,7 +150,7 @@ def tell_tuner(
         EppError: there is nothing to do it to, it is another policy's, or it cannot be written.
     """
     disk = RealDisk()
-    _same_policy(setup)
+    setup = _as_remembered(setup, _same_policy(setup))
     try:
         asked = ask(setup.places, disk, what, reason=reason, number=number, at_wall_s=time.time())
     except OSError as error:
@@ -166,15 +170,26 @@ def tell_tuner(
         lock.release()
 
 
-def _same_policy(setup: Setup) -> None:
-    """A session begins anew with another policy: asked for by mistake that would cost the whole memory.
+def _as_remembered(setup: Setup, state: State | None) -> Setup:
+    """By the settings of the memory: an operator's word says nothing of any, and need not be told them."""
+    if state is None or not state.settings:
+        return setup
+    try:
+        settings = msgspec.convert(state.settings, TunerSettings)
+    except msgspec.ValidationError:  # of another version of the program
+        return setup
+    return replace(setup, rules=replace(setup.rules, settings=settings))
+
+
+def _same_policy(setup: Setup) -> State | None:
+    """The memory. A session begins anew with another policy: asked for by mistake that would cost all of it.
 
     Raises:
         ConfigError: the memory is of another policy.
     """
     state = StateStore(setup.places, RealDisk(), _warn).load()
     if state is None or state.policy == setup.policy:
-        return
+        return state
     held = f"the tuner's memory beside {setup.places.weights} is of policy {state.policy!r}"
     raise ConfigError(
         "command line" if setup.config_file is None else str(setup.config_file),
