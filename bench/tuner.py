@@ -87,7 +87,7 @@ def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> Iterator[Pa
     yield Part("tuning", 0.2, list(_tuning()))
     yield Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()])
     yield Part("attainable", 0.05, list(_attainable(best)))
-    yield Part("drift", 0.1, list(_drifts(seeds=3, hours=30, budget=64) if full else _drifts()))
+    yield Part("drift", 0.1, list(_drifts(hours=30, budget=64) if full else _drifts()))
 
 
 def _searches(label: str, *, free: bool, window: int) -> list[Run]:
@@ -117,7 +117,7 @@ def _guards(*, seeds: int) -> Iterator[Run]:
             yield f"steady {n} 900 {harm:g}", work
 
 
-def _drifts(*, seeds: int = 1, hours: int = 4, budget: int = 16) -> Iterator[Run]:
+def _drifts(*, seeds: int = 3, hours: int = 4, budget: int = 16) -> Iterator[Run]:
     for n in range(seeds):
         for what in DRIFTS:
             yield f"{what} {n} {hours} {budget}", partial(drift, what, n, hours=hours, budget=budget)
