@@ -117,8 +117,8 @@ def _guards(*, seeds: int) -> Iterator[Run]:
             yield f"steady {n} 900 {harm:g}", work
 
 
-def _drifts(*, seeds: int = 3, hours: int = 4, budget: int = 16) -> Iterator[Run]:
-    for n in range(seeds):
+def _drifts(*, hours: int = 4, budget: int = 16) -> Iterator[Run]:
+    for n in range(3):
         for what in DRIFTS:
             yield f"{what} {n} {hours} {budget}", partial(drift, what, n, hours=hours, budget=budget)
 

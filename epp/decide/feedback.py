@@ -28,16 +28,15 @@ _LEAST = 0.1
 _LEAST_ANSWER = 8
 
 
-def with_cached(entry: InFlight, usage: Usage, fleet: Fleet) -> Usage:
+def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
     """What an engine told, with the cached tokens that it leaves out where they are 0.
 
     vLLM and SGLang do that, and not to tell them at all is the default of both: left out is none from a
     process that told them in another answer of the same API, and unknown from any other.
     """
-    slot = fleet.slot_of(entry.served or entry.endpoint)
-    if slot is None or usage.prompt_tokens is None:
+    if usage.prompt_tokens is None:
         return usage
-    cached = fleet.calibration.cached_or_left_out(slot, entry.ask.api, usage.cached_tokens)
+    cached = fleet.calibration.cached_or_left_out(slot, api, usage.cached_tokens)
     if cached == usage.cached_tokens:
         return usage
     return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
@@ -54,7 +53,7 @@ def learn_from(
         fleet: its signals learn.
         learn: told of model, canonical bytes and the engine's count of tokens.
     """
-    ask, usage = entry.ask, with_cached(entry, outcome.usage, fleet)
+    ask, usage = entry.ask, outcome.usage
     if ask.prompt is None:
         return
     if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
@@ -62,6 +61,7 @@ def learn_from(
     slot = fleet.slot_of(outcome.where)
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
+    usage = with_cached(slot, ask.api, usage, fleet)
     _path(slot, entry, outcome, fleet)
     _rates(slot, entry, outcome, usage, fleet)
     counted = ask.prompt.prompt_tokens

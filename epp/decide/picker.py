@@ -332,7 +332,7 @@ class Picker:
         entry.usage = usage
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
         if entry.prompt is not None and current and not elsewhere:
-            cached = with_cached(entry, usage, self.fleet).cached_tokens
+            cached = with_cached(entry.slot, entry.ask.api, usage, self.fleet).cached_tokens
             if cached is not None:
                 self.fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
             if usage.completion_tokens is not None:

@@ -107,9 +107,8 @@ def create(
         return factory(**(params or {}))
     except ValueError as error:
         raise ConfigError(source, key, f"policy {name}: {error}") from error
-    except (
-        TypeError
-    ) as error:  # by a compiled policy, which tells the type that it would have, but not of what
+    except TypeError as error:
+        # A compiled policy tells the type that it would have, but not of what.
         problem = f"policy {name}: {_of_wrong_type(factory, params or {})}: {error}"
         raise ConfigError(source, key, problem) from error
 

@@ -303,9 +303,12 @@ class RateTable:
         known yet say nothing.
         """
         weights, means, weight = self._weight, self._mean, self._weight[slot]
-        others = [other for other in known.slots if other != slot]
-        equals = [means[other] for other in others if weights[other] >= _LEAST_EVIDENCE]
-        if weight < _LEAST_EVIDENCE or (others and not equals):
+        if weight < _LEAST_EVIDENCE:
+            return
+        equals = [
+            means[other] for other in known.slots if other != slot and weights[other] >= _LEAST_EVIDENCE
+        ]
+        if not equals and len(known.slots) > 1:
             return
         beyond = means[slot] - (_median(equals) if equals else 0.0)
         error = math.sqrt(self._square[slot]) / weight

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from epp.prompt.types import MeasuredPrompt
 
+#: Tokens by which two counts of one copy may be apart.
+_SAME_TOKENS = 0.5
+
 
 class StateSettings(Protocol):
     """The part of the configuration that says what engines keep."""
@@ -29,10 +32,6 @@ class StateSettings(Protocol):
     def state_slots(self) -> int: ...  # noqa: D102 - see `StateSlots`
     @property
     def chunk_tokens(self) -> int: ...  # noqa: D102 - see `StateSlots`
-
-
-#: Tokens by which two counts of one copy may be apart.
-_SAME_TOKENS = 0.5
 
 
 class StateSlots:

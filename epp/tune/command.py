@@ -30,7 +30,7 @@ from epp.tune.process import StopSignals, tidy, told_files
 from epp.tune.session import Session
 from epp.tune.status import status_lines
 from epp.tune.store import StateStore
-from epp.tune.tuner import Cursor, Tuner
+from epp.tune.tuner import Tuner, cursor_of
 from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
     with told_files():
         session.open(now_wall_s)
     requests = read_asked(setup.places, RealDisk())
-    cursor = _cursor(session.state.cursor)
+    cursor = cursor_of(session.state, _warn)
     waiting = not_done(requests, cursor.asked) if cursor is not None else []
     others = [other for other in waiting if other.id != asked.id]
     for other in others:
@@ -226,13 +226,6 @@ def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
         print(f"done before it, asked of a tuner that has stopped: {other.what}")
     print(f"done, no tuner is running: {session.state.phase}: {session.state.reason}")
     return 0
-
-
-def _cursor(text: str) -> Cursor | None:
-    try:
-        return msgspec.json.decode(text, type=Cursor) if text else None
-    except msgspec.MsgspecError:
-        return None
 
 
 def read_pins(setup: Setup) -> Mapping[str, float]:

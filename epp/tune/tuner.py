@@ -86,6 +86,17 @@ class Cursor(msgspec.Struct):
     asked: str = ""
 
 
+def cursor_of(state: State, tell: Callable[[str], None]) -> Cursor | None:
+    """What a state says of it; None for a first start, and, which is told, where it cannot be read."""
+    if not state.cursor:
+        return None
+    try:
+        return msgspec.json.decode(state.cursor, type=Cursor)
+    except msgspec.MsgspecError as error:
+        tell(f"where the records were read to is not known any more ({error}): from their end")
+        return None
+
+
 class Tuner:
     """Drives a session. Open it once, then tick.
 
@@ -138,12 +149,7 @@ class Tuner:
             LockLostError: another tuner has taken over.
         """
         self.session.load(self._clock.wall_s())
-        cursor = None
-        if self.session.state.cursor:
-            try:
-                cursor = msgspec.json.decode(self.session.state.cursor, type=Cursor)
-            except msgspec.MsgspecError as error:
-                self._tell(f"where the records were read to is not known any more ({error}): from their end")
+        cursor = cursor_of(self.session.state, self._tell)
         self._feed = SampleFeed(
             self._records,
             policy=self.session.policy,

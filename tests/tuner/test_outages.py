@@ -10,12 +10,17 @@ from tests.kit.tuning import INCUMBENT, Deployment, Effect, quick
 from tests.tuner.test_life import NEW, frozen, when_new
 
 
+def stays_frozen(world: Deployment, ticks: int = 150) -> None:
+    """Nothing thaws it for so long."""
+    for _ in range(ticks):
+        world.tick()
+        assert frozen(world), world.state.reason
+
+
 def test_drift_thaws_and_sameness_does_not() -> None:
     world = Deployment(when_new(Effect()))
     world.run(frozen)
-    for _ in range(150):
-        world.tick()
-        assert frozen(world)
+    stays_frozen(world)
     world.prompt_tokens = 3000
     world.run(lambda w: not frozen(w), ticks=200)
     assert "drift: mean prompt" in world.state.reason
@@ -41,9 +46,7 @@ def frozen_world() -> Deployment:
 def test_silence_or_a_step_of_the_clock_is_no_drift(silent_s: float) -> None:
     world = frozen_world()
     world.now_wall_s += silent_s
-    for _ in range(150):
-        world.tick()
-        assert frozen(world), world.state.reason
+    stays_frozen(world)
     world.prompt_tokens = 3000
     world.run(lambda w: not frozen(w), ticks=200)
     assert "drift: mean prompt" in world.state.reason
@@ -53,13 +56,9 @@ def test_silence_or_a_step_of_the_clock_is_no_drift(silent_s: float) -> None:
 def test_an_outage_is_no_drift(fails: float, ticks: int) -> None:
     world = frozen_world()
     world.effect = lambda _: Effect(fails=fails)
-    for _ in range(ticks):
-        world.tick()
-        assert frozen(world), world.state.reason
+    stays_frozen(world, ticks)
     world.effect = lambda _: Effect()
-    for _ in range(150):
-        world.tick()
-        assert frozen(world), world.state.reason
+    stays_frozen(world)
     world.effect = lambda _: Effect(ttft=2.5)
     world.run(lambda w: not frozen(w), ticks=200)
     assert "drift: share of slow requests" in world.state.reason
@@ -72,9 +71,7 @@ def test_what_is_compared_with_is_not_made_of_an_outage() -> None:
     for _ in range(70):
         world.tick()
     world.effect = lambda _: Effect()
-    for _ in range(200):
-        world.tick()
-        assert frozen(world), world.state.reason
+    stays_frozen(world, 200)
     assert "compared with nothing" in world.words()
 
 
