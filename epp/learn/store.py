@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from epp.config.reward_model import dump_reward_model, parse_reward_model
-from epp.errors import ConfigError
+from epp.errors import ConfigError, EppError
 from epp.learner.guard import GuardState
 from epp.learner.monitors import Frozen
 from epp.learner.pools import Pools
@@ -76,15 +76,24 @@ class MemoryStore:
         self._slot = 0
 
     def load(self) -> tuple[Memory, FeedState] | None:
-        """The newest whole memory, and how far the records were read; None when there is none."""
+        """The newest whole memory, and how far the records were read; None when there is none.
+
+        Raises:
+            EppError: one of the files is there and cannot be read. It may be the newer one: what it says
+                would be lost for good.
+        """
         best: tuple[int, Memory, FeedState] | None = None
         for slot, path in enumerate(self._places.states):
             try:
                 content = self._disk.read_whole(path)
-                if content is None:
-                    continue
+            except OSError as error:
+                problem = f"{path}: {error.strerror or error}; the learner's memory must be readable"
+                raise EppError(problem) from error
+            if content is None:
+                continue
+            try:
                 count, memory, feed = _opened(content, self._settings)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 self._tell(f"{path}: {error}; not used")
                 continue
             if best is None or count > best[0]:

@@ -3,11 +3,13 @@
 Owns the request file: the commands add to it, the tuner reads it and remembers which of them it has done, so
 that several that come within one of its looks are all done, in order. Where no tuner runs, the command takes
 its lock and does the same to its memory itself, so that the tuner that comes next goes on from there.
+Commands that come at the same moment add to the file in turns, by an `flock` beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import secrets
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +18,7 @@ import msgspec
 from epp.tuner.state import Freeze, RollBack, Thaw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from epp.tune.disk import Disk
     from epp.tune.places import Places
@@ -68,13 +70,14 @@ def ask(
         OSError: the file cannot be read or written.
     """
     asked = Asked(secrets.token_hex(8), what, reason, number, at_wall_s)
-    disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))
+    with _alone(places):
+        disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))
     return asked
 
 
 def withdraw(places: Places, disk: Disk, asked: Asked) -> None:
     """Take a request back: nobody shall do it later."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _alone(places):
         left = [other for other in _on_file(places, disk) if other.id != asked.id]
         disk.replace(places.asked, msgspec.json.encode(left))
 
@@ -96,6 +99,16 @@ def not_done(requests: Sequence[Asked], done: str) -> list[Asked]:
 def as_done(requests: Sequence[Asked]) -> str:
     """All of them as done, in a word that can be persisted."""
     return ",".join(asked.id for asked in requests)
+
+
+@contextlib.contextmanager
+def _alone(places: Places) -> Iterator[None]:
+    """No other command writes meanwhile, where the file system has locks: what it had added would be lost."""
+    places.asked_lock.parent.mkdir(parents=True, exist_ok=True)
+    with places.asked_lock.open("ab") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _on_file(places: Places, disk: Disk) -> list[Asked]:

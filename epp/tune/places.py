@@ -4,7 +4,8 @@
 * ``weights.lock`` - who the tuner is.
 * ``weights.tuner-a.json``, ``weights.tuner-b.json`` - the tuner's memory, written in turn.
 * ``weights.audit.jsonl`` - what happened and why; the older half in ``weights.audit.1.jsonl``.
-* ``weights.asked.json`` - what operators asked a running tuner for; commands write it.
+* ``weights.asked.json`` - what operators asked a running tuner for; commands write it, in
+  turns by ``weights.asked.lock``.
 * ``weights.unreadable`` - a weights file that was found torn, put aside.
 * ``overrides.yaml`` - pins; the operator's.
 """
@@ -51,6 +52,11 @@ class Places:
     def asked(self) -> Path:
         """Requests of operators."""
         return self._beside("asked.json")
+
+    @property
+    def asked_lock(self) -> Path:
+        """Lock of whoever writes them."""
+        return self._beside("asked.lock")
 
     @property
     def unreadable(self) -> Path:

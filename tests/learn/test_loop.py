@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.config.reward_model import parse_reward_model, version_path
+from epp.errors import EppError
 from epp.learn.store import MemoryStore
 from epp.learner.rounds import Learner
 from epp.tune.audit import read_audit
@@ -136,6 +137,17 @@ def test_a_changed_memory_and_one_of_other_features_are_not_used(lived: LearnWor
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     assert MemoryStore(world.places, RealDisk(), quick_settings(), told.append).load() is None
+
+
+def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
+    lived: LearnWorld, tmp_path: Path
+) -> None:
+    world = lived.copied(tmp_path / "unreadable")
+    half = world.places.states[1]
+    half.unlink(missing_ok=True)
+    half.mkdir()
+    with pytest.raises(EppError, match="Is a directory; the learner's memory must be readable"):
+        world.start()
 
 
 def test_a_memory_comes_back_whole(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.tune.asked import ask, withdraw
+from epp.tune.asked import ask, read_asked, withdraw
 from epp.tune.audit import read_audit
+from epp.tune.disk import RealDisk
+from epp.tune.places import Places
 from epp.tuner.plan import Switchback, parse_plan
 from tests.kit.tunework import BAD, GOOD, STARTING, World
 
@@ -257,3 +260,14 @@ def test_the_written_schedule_is_what_the_picker_serves(world: World) -> None:
     assert isinstance(trial, Switchback)
     assert world.book.trial == trial
     assert world.arms["candidate"] > 0
+
+
+def test_what_commands_ask_for_at_the_same_moment_is_all_on_file(tmp_path: Path) -> None:
+    places = Places(tmp_path / "weights.yaml")
+
+    def said(number: int) -> str:
+        return ask(places, RealDisk(), "freeze", reason=str(number), at_wall_s=0.0).id
+
+    with ThreadPoolExecutor(6) as pool:
+        ids = set(pool.map(said, range(6)))
+    assert {asked.id for asked in read_asked(places, RealDisk())} == ids
