@@ -30,20 +30,22 @@ from bench.tuner_cells import CELLS, DRIFTS
 from bench.tuner_drift import drift
 from bench.tuner_guard import LOADS, guarded
 from bench.tuner_played import WEIGHTS, played
-from bench.tuner_report import TUNING_RUNS, page, text_of
-from bench.tuner_runs import attainable, optimum, tuning_run
+from bench.tuner_report import PRODUCTION_RUNS, TUNING_RUNS, page, text_of
+from bench.tuner_runs import PRODUCTION, SMALL, attainable, optimum, tuning_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
+
+    from bench.tuner_runs import Effort
 
     Run = tuple[str, Callable[[], dict[str, Any]]]
 
 #: Tuned policies: perturbed weights of the one, the published ones of the other.
 _POLICIES = ("gorgo-ms", "gorgo")
 _WINDOW_S = 1800.0
-#: Requests of a run at most: 12 hours of the light cells, 6 of the others.
-_LIVED_REQUESTS = 60_480
+#: Requests of a run at most: 24 hours of the light cells, 12 of the others.
+_LIVED_REQUESTS = 120_960
 #: One tuning run in so many is lived through again without a tuner.
 _PRICED_EVERY = 11
 
@@ -84,7 +86,8 @@ def parts(*, full: bool, best: Mapping[str, Mapping[str, float]]) -> Iterator[Pa
     yield Part("free rider", 0.2, [(f"{n} 30", partial(p.free_rider, n, hours=30)) for n in range(50)])
     yield Part("guard", 0.05, list(_guards(seeds=50)))
     yield Part("played", 0.1, list(_plays(seeds=3 if full else 1, pool_s=7200.0 if full else 2700.0)))
-    yield Part("tuning", 0.2, list(_tuning()))
+    yield Part("tuning", 0.2, list(_tuning(SMALL, TUNING_RUNS)))
+    yield Part("production", 0.0, list(_tuning(PRODUCTION, PRODUCTION_RUNS)))
     yield Part("optimum", 0.05, [(key, partial(optimum, *key.split(" | "), budget=64)) for key in _keys()])
     yield Part("attainable", 0.05, list(_attainable(best)))
     yield Part("drift", 0.1, list(_drifts(hours=30, budget=64) if full else _drifts()))
@@ -127,27 +130,19 @@ def _keys() -> list[str]:
     return [f"{place} | {policy}" for place in CELLS for policy in _POLICIES]
 
 
-def _tuning() -> Iterator[Run]:
+def _tuning(effort: Effort, runs: int) -> Iterator[Run]:
     """Every cell and policy once, then again with other seeds."""
-    windows, budget = 30, 24
+    windows = 30
     keys = _keys()
-    for number in range(TUNING_RUNS):
+    for number in range(runs):
         n, key = number // len(keys), keys[number % len(keys)]
         place, policy = key.split(" | ")
         hours = round(_LIVED_REQUESTS / CELLS[place].rate_rps / 3600.0)
-        yield (
-            f"{key} {n} {hours} {windows} {budget}",
-            partial(
-                tuning_run,
-                place,
-                policy,
-                n,
-                hours=hours,
-                windows=windows,
-                budget=budget,
-                priced=number % _PRICED_EVERY == 0,
-            ),
+        priced = number % _PRICED_EVERY == 0
+        work = partial(
+            tuning_run, place, policy, n, hours=hours, windows=windows, effort=effort, priced=priced
         )
+        yield f"{key} {n} {hours} {windows} {effort.budget}", work
 
 
 def _attainable(best: Mapping[str, Mapping[str, float]]) -> Iterator[Run]:
@@ -194,7 +189,8 @@ def main() -> int:
         if part.name == "optimum":
             best.update({key: figures["weights"] for key, figures in done.items()})
         elif part.name == "attainable":
-            found["tuning"] = with_attainable(found["tuning"], done)
+            for name in ("tuning", "production"):
+                found[name] = with_attainable(found[name], done)
     print(text_of(found))
     (arguments.folder / "report.html").write_text(page(found))
     print(f"\nWritten: {arguments.folder}/report.html")
@@ -205,7 +201,8 @@ def source() -> str:
     """Of everything that decides what a run comes to."""
     digest = hashlib.sha256(source_digest().encode())
     here = sorted(Path(tuner_parts.__file__).parent.glob("tuner_*.py"))
-    here = [file for file in here if file.stem not in ("tuner_report", "tuner_search", "tuner_surface")]
+    others = {f"tuner_{name}" for name in ("report", "rehearsals", "search", "surface")}
+    here = [file for file in here if file.stem not in others]
     for file in [*here, PACKAGE / "demo" / "tuner.py", PACKAGE / "demo" / "tuner_world.py"]:
         digest.update(file.read_bytes())
     for file in [PACKAGE / "tune" / "rehearse.py", *sorted((PACKAGE / "tuner").glob("*.py"))]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,17 @@ from epp.replay.report.style import STYLE
 from epp.replay.report.svg import Drawing, Scale, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Runs = Sequence[Mapping[str, Any]]
 
 #: What a full measurement has.
-TUNING_RUNS = 200
+TUNING_RUNS, PRODUCTION_RUNS = 200, 24
 _LEVEL = 0.05
 _HARM = 0.01
 _WORTH, _LARGE = 0.01, 0.05
+#: What a good formula leaves to win: not to look for more is right.
+_LEFT = 0.03
 _HERDED = 0.95
 _WORDS = 120
 _WIDTH, _HEIGHT, _EDGE = 640, 260, 56
@@ -39,7 +42,7 @@ def most(k: int, n: int, *, chance: float = _LEVEL) -> float:
 
 def text_of(found: Mapping[str, Runs]) -> str:
     """What is known, part by part."""
-    tell = {
+    tell: dict[str, Callable[[Runs], list[str]]] = {
         "published": _published,
         "window of 64": _published,
         "unbounded": _free,
@@ -48,7 +51,8 @@ def text_of(found: Mapping[str, Runs]) -> str:
         "guard": _guard,
         "optimum": _optimum,
         "attainable": _attainable,
-        "tuning": _tuning,
+        "tuning": partial(_tuning, wanted=TUNING_RUNS),
+        "production": partial(_tuning, wanted=PRODUCTION_RUNS),
         "drift": _drift,
     }
     lines = []
@@ -173,13 +177,13 @@ def _attainable(runs: Runs) -> list[str]:
     return [f"of {len(runs)} starts; used above"]
 
 
-def _tuning(runs: Runs) -> list[str]:
+def _tuning(runs: Runs, *, wanted: int) -> list[str]:
     promoted = [run for run in runs if run["promoted"]]
     frozen = sum(run["phase"] == "frozen" for run in runs)
     cells = len({run["cell"] for run in runs})
     left = len(runs) - len(promoted) - frozen
     ends = f"{len(promoted)} promoted, {frozen} froze, {left} not over"
-    out = [f"{len(runs)} of {TUNING_RUNS} runs; {cells} cells; {ends}"]
+    out = [f"{len(runs)} of {wanted} runs; {cells} cells; {ends}"]
     if promoted:
         harmed = sum(max(_mean(run["gain"]["ttft"]), _mean(run["gain"]["e2e"])) > _HARM for run in promoted)
         out.append(
@@ -206,19 +210,32 @@ def _tuning(runs: Runs) -> list[str]:
 
 
 def _shares(runs: Runs) -> list[str]:
-    """Of the attainable gain: what was left is nothing where the search froze, and that is told apart."""
+    """Of the attainable gain: of all, where a freeze with little to win is right; where there was more."""
     known = [run for run in runs if "attainable" in run]
+    if not known:
+        return []
     winnable = [run for run in known if _price(run["attainable"]) < -_WORTH]
     large = [run for run in winnable if _price(run["attainable"]) < -_LARGE]
-    out = [f"of {len(known)} runs {len(known) - len(winnable)} had less than 1 % to win"] if known else []
-    for what, some in (("1 %", winnable), (f"{_LARGE:.0%}", large)):
-        shares = [_price(run["gain"]) / _price(run["attainable"]) if run["promoted"] else 0.0 for run in some]
-        if shares:
+    of_all = median(_found(run, enough=_LEFT) for run in known)
+    right = f"all of it where a run froze with {_LEFT:.0%} or less to win"
+    out = [f"share of the attainable gain, {right}: median {of_all:.0%} of {len(known)} runs"]
+    for what, some in ((f"{_WORTH:.0%}", winnable), (f"{_LARGE:.0%}", large)):
+        if some:
             out.append(
-                f"share of the attainable gain where more than {what} could be won: median "
-                f"{median(shares):.0%} of {len(shares)} runs"
+                f"the same where more than {what} could be won, and a freeze wins nothing: median "
+                f"{median(_found(run) for run in some):.0%} of {len(some)} runs"
             )
     return out
+
+
+def _found(run: Mapping[str, Any], *, enough: float = 0.0) -> float:
+    """The share of what the optimum would have won, by the windows that it was judged on."""
+    best = _price(run["attainable"])
+    if not run["promoted"]:
+        return 1.0 if run["phase"] == "frozen" and best >= -enough else 0.0
+    windows = len(run["attainable"]["ttft"])
+    won = _price({name: logs[:windows] for name, logs in run["gain"].items()})
+    return won / best if best < 0.0 else float(won <= best)
 
 
 def _one(run: Mapping[str, Any]) -> str:

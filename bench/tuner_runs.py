@@ -8,6 +8,7 @@ weights meet them alike (common random numbers).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from epp.draw import draw
 from epp.replay.stats import percentile
 from epp.sim.run import run_window
 from epp.sim.scenario import WindowOptions
+from epp.tune.calibrate import MAX_REQUESTS
+from epp.tune.rehearse import WINDOW_REQUESTS
 from epp.tuner import machine
 from epp.tuner.search import Search
 from epp.tuner.state import NothingBetter, Proposed
@@ -37,22 +40,32 @@ OPEN = WindowOptions(closed_loop=False)
 #: Seeds of loads that nothing is searched or tried on, and of those that only the optimum is picked on.
 HELD_OUT, SEARCHED_ON = 900_000, 700_000
 BIN_S, STRETCH_S = 600.0, 3600.0
-#: Requests that a run's rehearsals are given, all of them the same, and those of a measurement.
-RECORDED, WINDOW_REQUESTS = 4200, 600
 #: Windows held out follow each other on a warm fleet: requests of each, windows of a load, and what warms it.
 HELD_OUT_REQUESTS, HELD_OUT_PER_LOAD, _WARM_REQUESTS = 420, 10, 420
 _FACTOR = 6.0
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What the rehearsals of a run may spend.
+
+    Attributes:
+        budget: measurements of the first.
+        recorded: requests that they are given, all of them the same.
+        window_requests: of a measurement.
+    """
+
+    budget: int
+    recorded: int
+    window_requests: int
+
+
+#: What 200 runs can be given, and what a deployment has.
+SMALL, PRODUCTION = Effort(40, 7200, 600), Effort(120, MAX_REQUESTS, WINDOW_REQUESTS)
+
+
 def tuning_run(
-    place: str,
-    policy: str,
-    seed: int,
-    *,
-    hours: float,
-    windows: int,
-    budget: int,
-    priced: bool,
+    place: str, policy: str, seed: int, *, hours: float, windows: int, effort: Effort, priced: bool
 ) -> Figures:
     """From weights that are off until a promotion or a freeze, or until time is up.
 
@@ -62,7 +75,7 @@ def tuning_run(
         seed: of everything.
         hours: of virtual time at most.
         windows: held out, that are judged on.
-        budget: measurements of the first rehearsal.
+        effort: of its rehearsals.
         priced: whether to live through the same time again without the tuner, for what exploring costs.
     """
     cell, start = CELLS[place], perturbed(policy, seed)
@@ -71,11 +84,11 @@ def tuning_run(
         cell.fleet,
         rules_of(policy),
         seed=seed,
-        budget=budget,
-        recorded=RECORDED,
-        window_requests=WINDOW_REQUESTS,
+        budget=effort.budget,
+        recorded=effort.recorded,
+        window_requests=effort.window_requests,
     )
-    records = cell.load((seed * 1000 - 1) % 2**32, RECORDED / cell.rate_rps)
+    records = cell.load((seed * 1000 - 1) % 2**32, effort.recorded / cell.rate_rps)
 
     def rehearse(
         state: State,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from epp.sim.engine_class import EngineClass
 
 #: Requests that a rehearsal uses, the newest ones.
-MAX_REQUESTS = 12_000
+MAX_REQUESTS = 24_000
 #: Fewer than these make no rehearsal.
 MIN_REQUESTS = 400
 #: Decisions whose signals are looked at.

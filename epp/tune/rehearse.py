@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import NormalDist
+from statistics import NormalDist, mean
 from typing import TYPE_CHECKING, Any, cast
 
 from epp.replay.compare import compare
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Requests of a window, its warm-up included.
 WINDOW_REQUESTS = 1500
 WARMUP_SHARE = 0.25
-SEARCH_WINDOWS, JUDGE_WINDOWS = 2, 5
+SEARCH_WINDOWS, JUDGE_WINDOWS = 2, 12
 #: A rise of E2E p95 that its interval may still hold; its middle must show none.
 E2E_MARGIN = 0.05
 _E2E_PRICE, _ERROR_PRICE = 2.0, 10.0
@@ -52,6 +52,8 @@ SAME, TRIED = 0.02, 0.1
 #: Part of the budget that a search which found nothing again and again still gets.
 _LEAST_PART = 8
 _P95, _NORMAL = Statistic(95), NormalDist()
+#: Percentiles around the 95th: their mean says less of single requests than that one alone.
+_TAIL = range(90, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,9 @@ class Stage:
     ) -> float:
         """What weights cost more than others: ``(T + E) / 2 + 2 * max(0, E) + 10 * F``, lower is better.
 
-        ``T`` and ``E`` are logarithms of the ratios of TTFT p95 and E2E p95, ``F`` the difference of the
-        shares of failed requests. A rise of E2E is priced above all that a fall of TTFT can win, as no trial
-        would accept it.
+        ``T`` and ``E`` are logarithms of the ratios of TTFT and E2E, means over the 90th to 98th percentile;
+        ``F`` is the difference of the shares of failed requests. A rise of E2E is priced above all that a
+        fall of TTFT can win, as no trial would accept it.
         """
         ttft, e2e, failed = self._facts(window, weights)
         ttft_before, e2e_before, failed_before = self._facts(window, against)
@@ -166,13 +168,22 @@ class Stage:
     ) -> tuple[float, float, float]:
         results = self.run(window, weights)
         failed = sum(not result.ok for result in results) / len(results)
-        return math.log(p95(results, "ttft_ms")), math.log(p95(results, "e2e_ms")), failed
+        return _log_tail(results, "ttft_ms"), _log_tail(results, "e2e_ms"), failed
 
 
 def p95(results: Sequence[SimResult], fact: str) -> float:
     """95th percentile of those that ended well; NaN without any."""
-    values = [float(getattr(r, fact)) for r in results if r.ok and getattr(r, fact) is not None]
+    values = _told(results, fact)
     return percentile(values, 95) if values else math.nan
+
+
+def _log_tail(results: Sequence[SimResult], fact: str) -> float:
+    values = _told(results, fact)
+    return mean(math.log(percentile(values, share)) for share in _TAIL) if values else math.nan
+
+
+def _told(results: Sequence[SimResult], fact: str) -> list[float]:
+    return [float(getattr(r, fact)) for r in results if r.ok and getattr(r, fact) is not None]
 
 
 def rehearse(

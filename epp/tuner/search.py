@@ -1,8 +1,9 @@
 """The search for better weights among noisy measurements: ask, tell, recommend; the loop is outside.
 
-Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES with
-learning rates that adapt to noise (Nomura, Akimoto and Ono, GECCO 2023), from the library `cmaes`: on a
-surface like ours it did better than a search of our own and than the other libraries tried (docs/tuner.md).
+Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES (Hansen
+and Ostermeier 2001) from the library `cmaes`: it did better than a search of our own and than the other
+libraries tried. Its learning rates are not adapted to noise (Nomura, Akimoto and Ono, GECCO 2023): runs that
+meet the same requests have so little of it that such a search hardly left its start (docs/tuner.md).
 
 Rules
 - Costs are logarithms (of a p95, say): differences are ratios, and no sign can go wrong.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Largest step, in parts of the whole (logarithmic) range of a weight; the first one is `FIRST_STEP`.
 MAX_STEP = 0.25
-FIRST_STEP = 0.15
+FIRST_STEP = 0.2
 #: One ask in so many is the incumbent.
 REMEASURE_EVERY = 8
 #: A distribution over one weight is none to CMA-ES: such a search gets an idle second one.
@@ -62,7 +63,6 @@ class Search:
             sigma=FIRST_STEP,
             bounds=np.tile([0.0, 1.0], (size, 1)),
             seed=seed & 0xFFFF_FFFF,
-            lr_adapt=True,
         )
         self._costs: list[float] = []
         self._generation: list[tuple[Floats, float]] = []

@@ -120,10 +120,15 @@ def test_harm_is_counted_among_promotions_with_a_bound() -> None:
     assert "drift: 0 runs" in text
 
 
-def test_a_run_that_froze_has_won_nothing_of_what_there_was() -> None:
-    text = text_of({"tuning": [trial(promoted=False, e2e=-0.2), trial(promoted=False, e2e=0.19)]})
-    assert "of 2 runs 1 had less than 1 % to win" in text
-    assert "more than 1 % could be won: median 0% of 1 runs" in text
+def test_a_freeze_is_right_where_little_could_be_won() -> None:
+    froze, little = trial(promoted=False, e2e=-0.2), trial(promoted=False, e2e=0.16)
+    half = trial(promoted=True, e2e=-0.1) | {"attainable": {"ttft": [-0.2], "e2e": [-0.2]}}
+    text = text_of({"tuning": [froze, little, half]})
+    assert "3% or less to win: median 50% of 3 runs" in text
+    assert "more than 1% could be won, and a freeze wins nothing: median 0% of 3 runs" in text
+    assert "or less to win: median 100% of 1 runs" in text_of({"production": [little]})
+    running = little | {"phase": "switchback"}
+    assert "or less to win: median 0% of 1 runs" in text_of({"production": [running]})
 
 
 def test_trials_that_are_not_over_say_nothing_of_promotions() -> None:
