@@ -158,7 +158,8 @@ class FleetView:
         cached_tokens: prompt tokens expected in its KV cache.
         uncached_tokens: prompt tokens it would have to prefill.
         queued_tokens: all prompt tokens of its unfinished requests (the paper's counter, live).
-        pending_uncached_tokens: uncached tokens of its requests that await their first token, live.
+        pending_uncached_tokens: uncached tokens of its requests that await their first token, live; hits that
+            were expected count as far as its engine loses them.
         running_requests: its unfinished requests, live.
         decoding_requests: those past their first token, live.
         decoding_tokens: prompt tokens and expected answers of these, live.

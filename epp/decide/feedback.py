@@ -143,4 +143,4 @@ def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
     if usage.cached_tokens is not None:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
-    return max(prompt_tokens - float(fleet.calibration.hit_ratio[slot]) * entry.expected_tokens, 0.0)
+    return fleet.calibration.to_prefill(slot, prompt_tokens, entry.expected_tokens)

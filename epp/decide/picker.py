@@ -234,11 +234,13 @@ class Picker:
         self._sequence += 1
         seen = decision.fleet.at(decision.chosen)
         sent = _state(decision, seen, self.fleet.paths.started(slot, now_s))
+        prompt_tokens = decision.request.prompt_tokens
         self.fleet.ledger.reserve(
             decision.id,
             slot,
-            decision.request.prompt_tokens,
-            round(seen.uncached_tokens),
+            prompt_tokens,
+            # A hit that the engine has lost is work that the next request waits for, too.
+            round(self.fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
             now_s,
             answer_tokens=decision.request.expected_output_tokens,
         )
@@ -307,12 +309,12 @@ class Picker:
         slot = self.fleet.slot_of(address)
         if slot is None:
             return
-        uncached = 0
+        uncached = 0.0
         if entry.prompt is not None:
-            cached = self.fleet.index.match(entry.prompt).cached_tokens(np.array([slot]))
-            uncached = max(entry.prompt.prompt_tokens - round(float(cached[0])), 0)
+            cached = float(self.fleet.index.match(entry.prompt).cached_tokens(np.array([slot]))[0])
+            uncached = self.fleet.calibration.to_prefill(slot, entry.prompt.prompt_tokens, cached)
             self.fleet.index.insert(slot, entry.prompt)
-        self.fleet.ledger.move(decision_id, slot, uncached)
+        self.fleet.ledger.move(decision_id, slot, round(uncached))
 
     def travelled(self, decision_id: str, told: Travelled) -> None:
         """What its connection was like; an unknown decision is fine."""

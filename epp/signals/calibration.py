@@ -119,6 +119,10 @@ class CounterCalibration:
         """
         return self._ratio
 
+    def to_prefill(self, slot: int, prompt_tokens: int, cached_tokens: float) -> float:
+        """Tokens of a prompt that the slot's engine has to prefill, by its hit ratio and the index's hits."""
+        return max(prompt_tokens - float(self._ratio[slot]) * cached_tokens, 0.0)
+
     def cached_or_left_out(self, slot: int, api: str, cached_tokens: int | None) -> int | None:
         """Cached tokens of an answer, 0 where they are left out by a process that tells them otherwise."""
         if cached_tokens is not None:

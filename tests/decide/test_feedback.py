@@ -137,6 +137,29 @@ def test_the_lease_goes_where_the_request_went() -> None:
     assert not ledger.block.any()
 
 
+def test_a_lease_holds_the_hits_that_its_engine_loses() -> None:
+    picker = picker_of()
+    first = picker.pick(ask_of(1), 0.0, WALL_S)
+    picker.end(first.id, "completed", 1.0)
+    slots = {endpoint.address: slot for slot, endpoint in picker.fleet.members}
+    for slot in slots.values():
+        for _ in range(200):
+            picker.fleet.calibration.cached(slot, 2560.0, 1280.0)
+    again = picker.pick(ask_of(1), 2.0, WALL_S)
+    assert again.endpoint == first.endpoint
+    ledger, ratio = picker.fleet.ledger, picker.fleet.calibration.hit_ratio
+    slot, elsewhere = slots[again.endpoint], next(s for a, s in slots.items() if a != again.endpoint)
+    assert ratio[slot] == pytest.approx(0.5, abs=0.02)
+    cached = again.request.prompt_tokens - again.uncached_tokens
+    lost = again.request.prompt_tokens - ratio[slot] * cached
+    assert ledger.pending_uncached_tokens[slot] == pytest.approx(lost, abs=1.0)
+    picker.served(again.id, next(a for a, s in slots.items() if s == elsewhere))
+    picker.served(again.id, again.endpoint)
+    assert ledger.pending_uncached_tokens[slot] == pytest.approx(lost, abs=1.0)
+    picker.end(again.id, "completed", 3.0)
+    assert not ledger.block.any()
+
+
 def test_a_retried_request_is_charged_what_the_second_endpoint_has_to_prefill() -> None:
     picker = picker_of()
     first = picker.pick(ask_of(1), 0.0, WALL_S)
