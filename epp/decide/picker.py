@@ -252,7 +252,7 @@ class Picker:
     def first_token(
         self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN, *, ago_s: float = 0.0
     ) -> bool:
-        """The first token came; False when the decision is unknown, ended, or had its first token before."""
+        """The first token came ``ago_s`` ago; False where it is known, or the decision unknown or ended."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
