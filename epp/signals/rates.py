@@ -71,8 +71,8 @@ _LONGEST_ITL_MS = 10_000.0
 #: An endpoint is slower than its class from this factor on, and equal again below the second one.
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
-#: Samples, two a request, that the evidence on an endpoint reaches back, and the fewest that make evidence. Who
-#: slows down for minutes has to be told within seconds; a third as many tell endpoints slow that are not
+#: Samples, two a request, that the evidence on an endpoint reaches back, and the fewest that make evidence.
+#: Who slows down for minutes has to be told within seconds; a third as many tell endpoints slow that are not
 #: (docs/gorgo-ms.md, Failures, other fleets).
 _EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 12.0
 #: Standard errors by which the evidence must be beyond equal.
