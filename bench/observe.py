@@ -112,7 +112,7 @@ def cell(values: list[float], base: list[float]) -> str:
 
 
 class _Nobody:
-    def first_token(self, decision_id: str, *, ago_s: float = 0.0) -> None:
+    def first_token(self, decision_id: str) -> None:
         """Take a first token."""
 
     def finished(self, report: Report) -> None:
@@ -123,7 +123,7 @@ async def receiver_cost(calls: int = 20_000) -> None:
     """Print the picker's CPU for one first token over a connection of its own, and for one report."""
     receiver = FirstTokenReceiver(_Nobody())
     call = (
-        b"POST /first-token/0123456789abcdef-1f/12000 HTTP/1.1\r\nhost: picker\r\nx-envoy-internal: true\r\n"
+        b"POST /first-token/0123456789abcdef-1f HTTP/1.1\r\nhost: picker\r\nx-envoy-internal: true\r\n"
         b"x-envoy-expected-rq-timeout-ms: 1000\r\ncontent-length: 0\r\n\r\n"
     )
     begun = time.process_time()

@@ -249,14 +249,12 @@ class Picker:
             slot, decision.endpoint, ask, now_s, seen.cached_tokens, distance, sent
         )
 
-    def first_token(
-        self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN, *, ago_s: float = 0.0
-    ) -> bool:
-        """The first token came ``ago_s`` ago; False where it is known, or the decision unknown or ended."""
+    def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
+        """The first token came; False when the decision is unknown, ended, or had its first token before."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
-        entry.first_token_s, entry.first_source = max(now_s - ago_s, entry.picked_s), source
+        entry.first_token_s, entry.first_source = now_s, source
         self.fleet.ledger.first_token(decision_id, now_s)
         return True
 

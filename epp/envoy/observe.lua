@@ -11,9 +11,7 @@
 --              "meta_info" object of each prompt of a batch (SGLang)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
--- says so. That an event stream has its first token is also told to the picker, by a call that nobody waits for
--- and with how long ago that was: it goes with a chunk that comes later, or with the end, because a call made
--- with the token itself would go out before it and wake the picker while the client waits.
+-- says so. An event stream's first chunk is also told to the picker at once, by a call that nobody waits for.
 --
 -- What is found does not depend on how the answer was cut. Kept of it are these objects, each of at most
 -- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
@@ -30,8 +28,6 @@ local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 local NAME_BYTES = 32
 -- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
 local MAX_BATCH = 16
--- Engines tell the role in a chunk of its own, with the first token hard behind it: that one goes first, too.
-local BEHIND_US = 2000
 local LAST_RESPONSES = { 'response.completed"', 'response.incomplete"', 'response.failed"' }
 
 local function note(handle, key, value)
@@ -49,26 +45,13 @@ local function ascii(text, limit)
   return (text:sub(1, limit):gsub("[^\32-\126]", " "))
 end
 
-local function now_us(handle)
-  return tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND))
-end
-
-local function call_picker(handle, path)
+local function tell_first_token(handle, id)
   handle:httpCall(
     CLUSTER,
-    { [":method"] = "POST", [":path"] = path, [":authority"] = "picker" },
+    { [":method"] = "POST", [":path"] = "/first-token/" .. id, [":authority"] = "picker" },
     "",
     { ["asynchronous"] = true, ["timeout_ms"] = TIMEOUT_MS, ["send_xff"] = false }
   )
-end
-
--- The clock may have been set in between: then it was just now.
-local function tell_first_token(handle, id, first_us)
-  local ago_us = math.max(now_us(handle) - first_us, 0)
-  local sent, why = pcall(call_picker, handle, string.format("/first-token/%s/%.0f", id, ago_us))
-  if not sent then
-    handle:logErr(tostring(why))
-  end
 end
 
 -- Where the object that opens at `from` closes, nil if not in this text, or farther away than is kept: names within
@@ -245,30 +228,39 @@ local function is_token(piece, comment)
   end
 end
 
+local function first_seen(handle, id, streamed)
+  note(handle, "first_us", tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND)))
+  if streamed and CLUSTER ~= "" then
+    local sent, why = pcall(tell_first_token, handle, id)
+    if not sent then
+      handle:logErr(tostring(why))
+    end
+  end
+end
+
 -- The chunks of one answer. `readable` is false where no usage can be found.
 local function watch(handle, id, streamed, readable)
-  local found, chunks, comment = new_found(streamed), 0, false
-  local first_us, untold = nil, streamed and CLUSTER ~= ""
+  local found, chunks, seen, comment = new_found(streamed), 0, false, false
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
       chunks = chunks + 1
-      local piece = readable and chunk:getBytes(0, length)
-      if not first_us then
-        local token = true
-        if readable and streamed then
-          token, comment = is_token(piece, comment)
-        end
-        if token then
-          first_us = now_us(handle)
-          note(handle, "first_us", first_us)
-        end
-      elseif untold and math.abs(now_us(handle) - first_us) >= BEHIND_US then
-        untold = false
-        tell_first_token(handle, id, first_us)
+      if not readable then
+        first_seen(handle, id, streamed)
+        return
       end
-      if HANDS_OVER or not readable then
-        if first_us and not untold then
+      local piece = chunk:getBytes(0, length)
+      if not seen then
+        seen = true
+        if streamed then
+          seen, comment = is_token(piece, comment)
+        end
+        if seen then
+          first_seen(handle, id, streamed)
+        end
+      end
+      if HANDS_OVER then
+        if seen then
           return
         end
       elseif found:feed(piece) then
@@ -276,10 +268,7 @@ local function watch(handle, id, streamed, readable)
       end
     end
   end
-  if untold and first_us then
-    tell_first_token(handle, id, first_us)
-  end
-  if (HANDS_OVER and readable) or (first_us and not readable) then
+  if HANDS_OVER and readable then
     return
   end
   note(handle, "chunks", chunks)

@@ -1,12 +1,11 @@
-"""Receives the first tokens that Envoy tells of while answers run: ``POST /first-token/<decision>/<us ago>``.
+"""Receives the first tokens that Envoy tells of while answers still run: ``POST /first-token/<decision>``.
 
 Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because this call comes once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
 for Envoy alone: whoever reaches it could release the tokens of a decision whose id it knows.
 
-Rules: every request is answered 204 and at once, whether or not anybody knows the decision; how long ago the
-token was may be left out, and then it was now; a request that is no such call is answered 404; a connection
-that speaks no HTTP, or sends a body or too long a head, is closed.
+Rules: every request is answered 204 and at once, whether or not anybody knows the decision; a request that is
+no such call is answered 404; a connection that speaks no HTTP, or sends a body or too long a head, is closed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 _END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.1\r\n")
-_PATH = re.compile(rb"/first-token/([^/]{1,%d})(?:/([0-9]{1,12}))?" % MAX_ID_BYTES)
+_CALL = b"/first-token/"
 _BODY = re.compile(rb"\r\n(?:transfer-encoding:|content-length:[ \t]*0*[1-9])", re.IGNORECASE)
 
 
@@ -119,12 +118,12 @@ class FirstTokenReceiver:
             self.malformed += 1
             return None
         method, path = line.groups()
-        called = _PATH.fullmatch(path)
-        if method != b"POST" or called is None:
+        decision_id = path.removeprefix(_CALL)
+        if method != b"POST" or decision_id == path or not 0 < len(decision_id) <= MAX_ID_BYTES:
             self.malformed += 1
             return _NOT_FOUND
         try:
-            self._reports.first_token(called[1].decode("ascii"), ago_s=int(called[2] or 0) / 1e6)
+            self._reports.first_token(decision_id.decode("ascii"))
         except Exception:
             self.failed += 1
             log.exception("a first token was lost")

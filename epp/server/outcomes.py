@@ -67,11 +67,9 @@ class Outcomes:
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
-    def first_token(
-        self, decision_id: str, source: Source = Source.FIRST_TOKEN, *, ago_s: float = 0.0
-    ) -> None:
+    def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """The first piece of the answer came; the end of a short one, or its report, may be here before."""
-        known = self._picker.first_token(decision_id, self._clock.mono_s(), source, ago_s=ago_s)
+        known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
         if not known and decision_id not in self._waiting:
             self._late(decision_id)
 

@@ -130,8 +130,8 @@ class Report:
 class Reports(Protocol):
     """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""
 
-    def first_token(self, decision_id: str, *, ago_s: float = 0.0) -> None:
-        """The first chunk of a streamed answer passed Envoy so long ago."""
+    def first_token(self, decision_id: str) -> None:
+        """The first chunk of a streamed answer has just passed Envoy."""
 
     def finished(self, report: Report) -> None:
         """A request has ended; for one that the picker did not decide the id is empty."""

@@ -84,16 +84,6 @@ def test_what_is_reserved_is_given_back_in_two_steps() -> None:
     assert not picker.first_token(decision.id, 3.0)
 
 
-@pytest.mark.parametrize(("ago_s", "ttft_ms"), [(0.02, 480.0), (7.0, 0.0)])
-def test_a_first_token_may_be_told_later_but_not_of_before_the_pick(ago_s: float, ttft_ms: float) -> None:
-    picker = build()
-    decision = picker.pick(Ask(prompt=prompt(1)), 1.0, 1.0)
-    assert picker.first_token(decision.id, 1.5, ago_s=ago_s)
-    outcome = picker.end(decision.id, "completed", 2.0)
-    assert outcome is not None
-    assert outcome.ttft_ms == pytest.approx(ttft_ms)
-
-
 def test_a_lease_that_is_never_ended_expires_and_is_told() -> None:
     picker = build()
     decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)

@@ -34,14 +34,12 @@ class Told:
     """What the receivers tell, in order, and a way to wait for it."""
 
     first_tokens: list[str] = field(default_factory=list)
-    ago_s: list[float] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _notes: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def first_token(self, decision_id: str, *, ago_s: float = 0.0) -> None:
+    def first_token(self, decision_id: str) -> None:
         self.first_tokens.append(decision_id)
-        self.ago_s.append(ago_s)
         self._wake()
 
     def finished(self, report: Report) -> None:

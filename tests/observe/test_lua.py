@@ -31,7 +31,7 @@ local TAIL_BYTES = {TAIL_BYTES}
 EnvoyTimestampResolution = {{ MICROSECOND = 1 }}
 """
 HARNESS = b"""
-function(pieces, kind, encoding, apart_us)
+function(pieces, kind, encoding)
   local notes, calls, read = {}, {}, 0
   local handle = {}
   function handle:streamInfo()
@@ -44,10 +44,8 @@ function(pieces, kind, encoding, apart_us)
     local headers = { [":status"] = "200", ["content-type"] = kind, ["content-encoding"] = encoding }
     return { get = function(_, name) return headers[name] end }
   end
-  function handle:timestampString()
-    return string.format("%.0f", 1700000000000000 + read * apart_us)
-  end
-  function handle:httpCall(_, headers) calls[#calls + 1] = { read, headers[":path"] } end
+  function handle:timestampString() return tostring(read) end
+  function handle:httpCall() calls[#calls + 1] = read end
   function handle:logErr(text) error(text) end
   function handle:bodyChunks()
     return function()
@@ -69,7 +67,7 @@ end
 @dataclass
 class Seen:
     notes: dict[str, Any]
-    calls: list[tuple[int, str]]
+    calls: list[int]
     read: int
 
     @property
@@ -89,18 +87,14 @@ class Lua:
         self._run = self._lua.eval(HARNESS)
 
     def __call__(
-        self,
-        pieces: Sequence[bytes],
-        kind: bytes = b"text/event-stream",
-        encoding: bytes | None = None,
-        apart_us: int = 10_000,
+        self, pieces: Sequence[bytes], kind: bytes = b"text/event-stream", encoding: bytes | None = None
     ) -> Seen:
-        notes, calls, read = self._run(self._lua.table_from(list(pieces)), kind, encoding, apart_us)
+        notes, calls, read = self._run(self._lua.table_from(list(pieces)), kind, encoding)
         plain = {
             key.decode(): value.decode("utf-8") if isinstance(value, bytes) else value
             for key, value in notes.items()
         }
-        return Seen(plain, [(call[1], call[2].decode()) for call in calls.values()], read)
+        return Seen(plain, list(calls.values()), read)
 
 
 LUA = Lua()
@@ -289,41 +283,15 @@ def test_garbage_raises_nothing_and_reads_the_same_in_any_cut(
 def test_comments_are_no_tokens_however_they_are_cut(data: st.DataObject) -> None:
     waiting = b": wait\n\n: keep-alive\r\n\r\n\n"
     pieces = [piece for piece in data.draw(cuts(waiting)) if piece]
-    told = "/first-token/d/10000"
-    assert LUA([*pieces, answers.token("a"), answers.DONE]).calls == [(len(pieces) + 2, told)]
-    seen = LUA([waiting + answers.token("a"), answers.DONE])
-    assert seen.calls == [(2, told)], "a token behind a comment is one"
+    assert LUA([*pieces, answers.token("a"), answers.DONE]).calls == [len(pieces) + 1]
+    assert LUA([waiting + answers.token("a"), answers.DONE]).calls == [1], "a token behind a comment is one"
     assert LUA(pieces).calls == []
 
 
-TOKENS = [answers.token(word) for word in "abcde"]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "apart_us", "with_chunk", "ago_us"),
-    [
-        ([*TOKENS, answers.DONE], 10_000, 2, 10_000),
-        ([*TOKENS, answers.DONE], 1_999, 3, 3_998),  # what is hard behind the first token does not wait, too
-        ([*TOKENS, answers.DONE], 1, 6, 5),  # all of it at once: told with the end
-        ([answers.token("a") + answers.DONE], 10_000, 1, 0),
-        (TOKENS[:1], 10_000, 1, 0),  # broken off
-        ([*TOKENS, answers.DONE], -10_000, 2, 0),  # the clock was set back
-    ],
-)
-def test_no_token_waits_for_the_call_that_tells_of_the_first(
-    pieces: list[bytes], apart_us: int, with_chunk: int, ago_us: int
-) -> None:
-    seen = LUA(pieces, apart_us=apart_us)
-    assert seen.calls == [(with_chunk, f"/first-token/d/{ago_us}")]
-    assert seen.notes["first_us"] == 1_700_000_000_000_000 + apart_us
-
-
-def test_of_what_cannot_be_read_nothing_is_looked_at_but_its_beginning() -> None:
+def test_what_cannot_be_read_is_looked_at_once() -> None:
     seen = LUA([b"\x1f\x8b", b"more", b"more"], encoding=b"gzip")
-    assert (seen.read, seen.calls, seen.notes["encoding"]) == (2, [(2, "/first-token/d/10000")], "gzip")
+    assert (seen.read, seen.calls, seen.notes["encoding"]) == (1, [1], "gzip")
     assert "usage" not in seen.notes
-    whole = LUA([b"\x1f\x8b", b"more", b"more"], b"application/json", b"gzip")
-    assert (whole.read, whole.calls) == (1, [])
 
 
 def test_names_within_names_that_nobody_closes_are_not_walked_to_the_end_for_each() -> None:

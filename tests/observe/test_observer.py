@@ -95,9 +95,6 @@ async def test_first_token_is_told_while_the_answer_runs(rig: Rig) -> None:
         await asyncio.sleep(0.05)
         assert rig.picker.ids[-1] not in rig.told.first_tokens
         writer.write(answers.chunk(answers.token("a")))
-        await asyncio.sleep(0.02)
-        assert rig.picker.ids[-1] not in rig.told.first_tokens
-        writer.write(answers.chunk(answers.token("b")))
         await go_on.wait()
         writer.write(answers.chunk(answers.DONE) + answers.chunk(b""))
 
@@ -110,7 +107,6 @@ async def test_first_token_is_told_while_the_answer_runs(rig: Rig) -> None:
     report = await rig.told.report(rig.picker.ids[-1])
     assert report.ttft_ms >= 50
     assert rig.told.first_tokens.count(rig.picker.ids[-1]) == 1
-    assert rig.told.ago_s[-1] >= 0.01
 
 
 async def test_whole_answer_has_usage_and_no_call(rig: Rig) -> None:

@@ -135,7 +135,7 @@ class Sink:
     def __init__(self) -> None:
         self.reports: list[str] = []
 
-    def first_token(self, decision_id: str, *, ago_s: float = 0.0) -> None:
+    def first_token(self, decision_id: str) -> None:
         raise NotImplementedError
 
     def finished(self, report: Report) -> None:
