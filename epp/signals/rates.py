@@ -71,14 +71,12 @@ _LONGEST_ITL_MS = 10_000.0
 #: An endpoint is slower than its class from this factor on, and equal again below the second one.
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
-#: Samples, two a request, that the evidence on an endpoint reaches back, and the fewest that make evidence.
-#: Who slows down for minutes has to be told within seconds; a third as many tell endpoints slow that are not
-#: (docs/gorgo-ms.md, Failures, other fleets).
-_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 12.0
+#: Samples that the evidence on an endpoint reaches back, and the fewest that make evidence.
+_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 60.0, 25.0
 #: Standard errors by which the evidence must be beyond equal.
-_SIGNIFICANT = 3.0
+_SIGNIFICANT = 4.0
 #: Samples of one endpoint between two judgements of it.
-_JUDGED_EVERY = 3
+_JUDGED_EVERY = 5
 #: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew:
 #: where load is low it is chosen no more, and nothing else would ever say that it is well again.
 _FORGIVEN_AFTER = 1000

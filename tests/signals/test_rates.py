@@ -181,30 +181,6 @@ def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_
     assert table.of(0).prefill_ms_per_token == pytest.approx(well.prefill_ms_per_token, rel=0.25)
 
 
-@pytest.mark.parametrize("equals", [0, 3])
-def test_who_slows_down_is_told_within_some_twenty_requests(equals: int) -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(1 + equals), "l40s"))
-    for part in range(10):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates, count=20, key=str(part))
-    assert not table.describe({0: "a:1"})["l40s"].slow
-    for part in range(7):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates if slot else _half_as_fast(rates), count=3, key=f"after {part}")
-    assert list(table.describe({0: "a:1"})["l40s"].slow) == ["a:1"]
-
-
-def test_a_few_slow_answers_tell_nobody_slow() -> None:
-    rates = PRIORS["l40s"]
-    table = _table({0: "l40s", 1: "l40s"})
-    _feed(table, 1, rates)
-    for part in range(40):  # one in five is served at half the speed, as where hits are lost
-        _feed(table, 0, _half_as_fast(rates), count=1, key=f"slow {part}")
-        _feed(table, 0, rates, count=4, key=str(part))
-        assert table.of(0) == table.of(1)
-
-
 def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
     table = _table({0: "x", 1: "x"})
     _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
