@@ -81,6 +81,12 @@ class Line:
         self._solve()
         return error
 
+    def halve(self) -> None:
+        """Let all samples so far count half, so that the prior weighs more."""
+        uu, ux, xx, uy, xy = self._data
+        self._data = uu / 2.0, ux / 2.0, xx / 2.0, uy / 2.0, xy / 2.0
+        self._solve()
+
     def _solve(self) -> None:
         uu, ux, xx, uy, xy = self._data
         prior = self._prior

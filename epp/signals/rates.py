@@ -4,8 +4,9 @@ Owns the rates, learned from outcomes. Rates belong to an engine class and are p
 wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
 between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
 from its class, or where it is alone in it from what it was, only when the evidence that it is slow is
-strong. Without measurements a class stays on its priors, those that no engine gives are refused, rates keep
-within a factor of their priors, and `describe` says which of it is so.
+strong. Without measurements a class stays on its priors, and returns there when it is asked no more; times
+that no engine gives are refused, rates keep within a factor of their priors, and `describe` says which of it
+is so.
 
 Rules: samples are attributed to the state of the endpoint when the request was sent; what waits, batches and
 prefills at the same time errs to one side, so samples taken under load count less.
@@ -71,26 +72,31 @@ _LONGEST_ITL_MS = 10_000.0
 #: An endpoint is slower than its class from this factor on, and equal again below the second one.
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
-#: Samples that the evidence on an endpoint reaches back, and the fewest that make evidence.
-_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 60.0, 25.0
+#: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
+#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And the
+#: fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new, because one process that
+#: stalls at its start delays all that it has at hand.
+_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 24.0
 #: Standard errors by which the evidence must be beyond equal.
-_SIGNIFICANT = 4.0
+_SIGNIFICANT = 3.0
 #: Samples of one endpoint between two judgements of it.
-_JUDGED_EVERY = 5
-#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew:
-#: where load is low it is chosen no more, and nothing else would ever say that it is well again.
+_JUDGED_EVERY = 3
+#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew, and
+#: a class of which none came believes half of what it had learned: where load is low they are chosen no more, and
+#: nothing else would ever say that they are well again.
 _FORGIVEN_AFTER = 1000
 
 
 class _Class:
     """The two lines of one engine class."""
 
-    __slots__ = ("decode", "prefill", "refused", "rows", "slots")
+    __slots__ = ("decode", "last", "prefill", "refused", "rows", "slots")
 
     def __init__(self, prior: Rates) -> None:
         self.prefill = Line(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
         self.decode = Line(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
         self.refused = 0
+        self.last = 0  # samples of the whole fleet at its last one
         self.set_slots([])
 
     def set_slots(self, slots: list[int]) -> None:
@@ -276,18 +282,28 @@ class RateTable:
         self._weight[slot] = weight
         samples = self._samples[slot] = self._samples.get(slot, 0) + 1
         self._seen += 1
-        self._last[slot] = self._seen
+        self._last[slot] = known.last = self._seen
         if samples % _JUDGED_EVERY == 0:
             self._judge(slot, known)
         self._changed.add(self._of[slot])
         if self._slow:
             self._forgive()
+        if self._seen % _FORGIVEN_AFTER == 0:
+            self._doubt_unheard_classes()
 
     def _forgive(self) -> None:
         """Judge anew those who were told slow and have not been heard of for long."""
         for slot in [slot for slot in self._slow if self._seen - self._last[slot] >= _FORGIVEN_AFTER]:
             self._forget_evidence(slot)
             self._changed.add(self._of[slot])
+
+    def _doubt_unheard_classes(self) -> None:
+        """Bring those of which nothing was heard for long halfway back to their priors."""
+        for name, known in self._classes.items():
+            if self._seen - known.last >= _FORGIVEN_AFTER:
+                known.prefill.halve()
+                known.decode.halve()
+                self._changed.add(name)
 
     def _forget_evidence(self, slot: int) -> None:
         self._samples.pop(slot, None)

@@ -145,8 +145,24 @@ def test_one_told_slow_that_is_asked_no_more_is_judged_anew() -> None:
     assert table.of(0) != table.of(1), "400 samples of others are not long"
     _feed(table, 3, PRIORS["h100"], count=310)
     assert table.of(0) == table.of(1)
-    _feed(table, 0, _half_as_fast(rates), count=20)
+    _feed(table, 0, _half_as_fast(rates), count=25)
     assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token, "and told again"
+
+
+def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:
+    prior = PRIORS["l40s"]
+    crawling = Rates(*(10.0 * value for value in dataclasses.astuple(prior)))
+    table = _table({0: "l40s", 1: "h100"})
+    _feed(table, 0, crawling)
+    learned = table.of(0)
+    assert learned.prefill_ms_per_token > 5.0 * prior.prefill_ms_per_token
+    _feed(table, 1, PRIORS["h100"], count=400)
+    assert table.of(0) == learned, "800 samples of others are not long"
+    _feed(table, 1, PRIORS["h100"], count=5_000, key="long")
+    assert table.of(0).prefill_ms_per_token < 1.5 * prior.prefill_ms_per_token
+    assert table.of(0).decode_base_ms < 1.5 * prior.decode_base_ms
+    _feed(table, 0, crawling, count=100, key="again")
+    assert table.of(0).prefill_ms_per_token > 3.0 * prior.prefill_ms_per_token, "and learned again"
 
 
 def test_equals_of_whom_little_is_known_say_nothing() -> None:
@@ -179,6 +195,41 @@ def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_
     _feed(table, 0, rates, count=80, key="well")
     assert not table.describe({0: "a:1"})["h100"].slow
     assert table.of(0).prefill_ms_per_token == pytest.approx(well.prefill_ms_per_token, rel=0.25)
+
+
+@pytest.mark.parametrize("equals", [0, 3])
+def test_who_slows_down_is_told_within_some_twenty_requests(equals: int) -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(1 + equals), "l40s"))
+    for part in range(10):
+        for slot in range(1 + equals):
+            _feed(table, slot, rates, count=20, key=str(part))
+    assert not table.describe({0: "a:1"})["l40s"].slow
+    for part in range(7):
+        for slot in range(1 + equals):
+            _feed(table, slot, rates if slot else _half_as_fast(rates), count=3, key=f"after {part}")
+    assert list(table.describe({0: "a:1"})["l40s"].slow) == ["a:1"]
+
+
+def test_who_stalls_at_its_start_is_not_told_slow() -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(3), "l40s"))
+    for slot in range(3):  # as many at once as a batch holds
+        _feed(table, slot, rates if slot else _half_as_fast(_half_as_fast(rates)), count=16, key="first")
+    for part in range(20):
+        assert len({table.of(slot) for slot in range(3)}) == 1
+        for slot in range(3):
+            _feed(table, slot, rates, count=3, key=str(part))
+
+
+def test_a_few_slow_answers_tell_nobody_slow() -> None:
+    rates = PRIORS["l40s"]
+    table = _table({0: "l40s", 1: "l40s"})
+    _feed(table, 1, rates)
+    for part in range(40):  # one in five is served at half the speed, as where hits are lost
+        _feed(table, 0, _half_as_fast(rates), count=1, key=f"slow {part}")
+        _feed(table, 0, rates, count=4, key=str(part))
+        assert table.of(0) == table.of(1)
 
 
 def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
