@@ -73,17 +73,17 @@ _LONGEST_ITL_MS = 10_000.0
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
-#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And the
-#: fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new, because one process that
-#: stalls at its start delays all that it has at hand.
+#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And
+#: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new, because a process
+#: that stalls at its start delays all that it has at hand.
 _EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 24.0
 #: Standard errors by which the evidence must be beyond equal.
 _SIGNIFICANT = 3.0
 #: Samples of one endpoint between two judgements of it.
 _JUDGED_EVERY = 3
-#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew, and
-#: a class of which none came believes half of what it had learned: where load is low they are chosen no more, and
-#: nothing else would ever say that they are well again.
+#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew,
+#: and a class of which none came believes half of what it had learned: where load is low they are chosen no
+#: more, and nothing else would ever say that they are well again.
 _FORGIVEN_AFTER = 1000
 
 
