@@ -72,7 +72,8 @@ class MetricsReader:
 
     While a page has as many lines as the one before, or nearly as many bytes, and each wanted line begins as
     it did there and comes in the same order, only the numbers are read. A wanted series that takes the place
-    of another line is so noticed `REMEMBERED_READINGS` readings later at the latest: then everything is read.
+    of another line, or of a short one that had left before, is so noticed `REMEMBERED_READINGS` readings
+    later at the latest: then everything is read.
     """
 
     def __init__(self) -> None:
