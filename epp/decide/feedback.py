@@ -102,9 +102,11 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
         fleet.answers.observe(entry.ask.model, answer)
     if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
         return
+    ended_s = entry.picked_s + outcome.e2e_ms / 1e3
     if not math.isnan(outcome.ttft_ms) and not math.isnan(sent.rtt_ms):
         fleet.rates.observe_prefill(
             slot,
+            ended_s=ended_s,
             requests=prefills(sent.pending_requests),
             tokens=_uncached(entry, usage, fleet, slot) + sent.pending_uncached_tokens,
             ttft_ms=max(outcome.ttft_ms - _network_ms(entry, sent), _LEAST * outcome.ttft_ms),
@@ -114,7 +116,7 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
     if math.isnan(itl_ms) and answer is not None and answer > 1:
         itl_ms = (outcome.e2e_ms - outcome.ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
-        fleet.rates.observe_decode(slot, beside=sent.running_requests, itl_ms=itl_ms)
+        fleet.rates.observe_decode(slot, ended_s=ended_s, beside=sent.running_requests, itl_ms=itl_ms)
 
 
 def _network_ms(entry: InFlight, sent: Sent) -> float:

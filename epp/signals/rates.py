@@ -74,9 +74,11 @@ _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
 #: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And
-#: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new, because a process
-#: that stalls at its start delays all that it has at hand.
+#: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new.
 _EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 24.0
+#: Samples of an endpoint that count as evidence at once, and in each second: requests that wait and run
+#: together are delayed together, by a process that stalls as by a prompt that none of them foresaw.
+_AT_ONCE, _IN_A_SECOND = 2.0, 2.0
 #: Standard errors by which the evidence must be beyond equal.
 _SIGNIFICANT = 3.0
 #: Samples of one endpoint between two judgements of it.
@@ -153,6 +155,8 @@ class RateTable:
         # samples, their mean, the sum of squares around it, and the factor that follows.
         # Lists: they are read and written one by one, where an array's element costs an object.
         self._weight: list[float] = []
+        self._open: list[float] = []  # samples that may count, as of
+        self._open_s: list[float] = []  # that time
         self._mean: list[float] = []
         self._square: list[float] = []
         self._factor = np.zeros(0, np.float64)
@@ -164,7 +168,7 @@ class RateTable:
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self._block = grown(self._block, capacity, 1.0)
-        for column in (self._weight, self._mean, self._square):
+        for column in (self._weight, self._mean, self._square, self._open, self._open_s):
             column.extend([0.0] * (capacity - len(column)))
         self._factor = grown(self._factor, capacity, 1.0)
 
@@ -199,12 +203,20 @@ class RateTable:
         return Rates(*self.block()[:, slot].tolist())
 
     def observe_prefill(
-        self, slot: int, *, requests: float, tokens: float, ttft_ms: float, busy: float = 0.0
+        self,
+        slot: int,
+        *,
+        ended_s: float,
+        requests: float,
+        tokens: float,
+        ttft_ms: float,
+        busy: float = 0.0,
     ) -> bool:
         """A first token came.
 
         Args:
             slot: who sent it.
+            ended_s: when the request was over, on one clock for all.
             requests: prefills that it waited for, its own included.
             tokens: uncached tokens of them together, its own included.
             ttft_ms: time to first token without the network's part.
@@ -220,14 +232,15 @@ class RateTable:
             known.refused += 1
             return False
         error = known.prefill.observe(requests, max(tokens, 1.0), ttft_ms, 1.0 / (1.0 + busy))
-        self._compare(slot, known, error)
+        self._compare(slot, known, error, ended_s)
         return True
 
-    def observe_decode(self, slot: int, *, beside: float, itl_ms: float) -> bool:
+    def observe_decode(self, slot: int, *, ended_s: float, beside: float, itl_ms: float) -> bool:
         """An answer ended.
 
         Args:
             slot: who sent it.
+            ended_s: when it was over, on one clock for all.
             beside: answers that shared the batch with it.
             itl_ms: mean time between its tokens.
 
@@ -241,7 +254,7 @@ class RateTable:
             known.refused += 1
             return False
         error = known.decode.observe(1.0, max(beside, 0.1), itl_ms)
-        self._compare(slot, known, error)
+        self._compare(slot, known, error, ended_s)
         return True
 
     def describe(self, addresses: Mapping[int, str]) -> dict[str, ClassRates]:
@@ -271,15 +284,17 @@ class RateTable:
         name = self._of.get(slot)
         return None if name is None else self._classes[name]
 
-    def _compare(self, slot: int, known: _Class, error: float) -> None:
+    def _compare(self, slot: int, known: _Class, error: float, now_s: float) -> None:
         """Add to the evidence on one endpoint, and judge it now and then."""
-        keep = 1.0 - 1.0 / _EVIDENCE_MEMORY
+        counts = self._counts(slot, now_s)
+        keep = 1.0 - counts / _EVIDENCE_MEMORY
         log_ratio = math.log(max(1.0 + error, 0.02))
-        weight = keep * self._weight[slot] + 1.0
-        away = log_ratio - self._mean[slot]
-        self._square[slot] = keep * self._square[slot] + away * away * (1.0 - 1.0 / weight)
-        self._mean[slot] += away / weight
-        self._weight[slot] = weight
+        weight = keep * self._weight[slot] + counts
+        if weight:
+            away = log_ratio - self._mean[slot]
+            self._square[slot] = keep * self._square[slot] + counts * away * away * (1.0 - counts / weight)
+            self._mean[slot] += counts * away / weight
+            self._weight[slot] = weight
         samples = self._samples[slot] = self._samples.get(slot, 0) + 1
         self._seen += 1
         self._last[slot] = known.last = self._seen
@@ -290,6 +305,16 @@ class RateTable:
             self._forgive()
         if self._seen % _FORGIVEN_AFTER == 0:
             self._doubt_unheard_classes()
+
+    def _counts(self, slot: int, now_s: float) -> float:
+        """How much a sample counts that comes now, 0..1."""
+        left, since_s = self._open[slot], now_s - self._open_s[slot]
+        if since_s > 0.0:
+            left = min(left + since_s * _IN_A_SECOND, _AT_ONCE)
+            self._open_s[slot] = now_s
+        counts = min(left, 1.0)
+        self._open[slot] = left - counts
+        return counts
 
     def _forgive(self) -> None:
         """Judge anew those who were told slow and have not been heard of for long."""

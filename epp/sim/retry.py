@@ -199,6 +199,7 @@ class RetrySim(FleetSim):
                 batches = -(-tokens // cls.chunk_tokens)
                 ttft_ms = cls.arrival_delay_ms(tokens) + cls.prefill_ms_per_token * tokens
                 ttft_ms += batches * cls.prefill_base_ms
-                rates.observe_prefill(slot, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
+                rates.observe_prefill(slot, ended_s=0.0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
                 for beside in (0, 1, 3):
-                    rates.observe_decode(slot, beside=beside, itl_ms=cls.decode_step_ms(1 + beside))
+                    itl_ms = cls.decode_step_ms(1 + beside)
+                    rates.observe_decode(slot, ended_s=0.0, beside=beside, itl_ms=itl_ms)

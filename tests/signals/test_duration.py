@@ -60,15 +60,17 @@ def test_what_is_learned_is_foretold_and_an_endpoint_that_leaves_is_forgotten() 
     rates.assign(0, "x")
     for number in range(400):
         tokens, running = float(number % 20 * 200), float(number % 8)
-        rates.observe_prefill(0, requests=prefills(0.0), tokens=tokens, ttft_ms=40.0 + 0.2 * tokens)
-        rates.observe_decode(0, beside=running, itl_ms=6.0 + 0.5 * running)
+        rates.observe_prefill(
+            0, ended_s=1.0, requests=prefills(0.0), tokens=tokens, ttft_ms=40.0 + 0.2 * tokens
+        )
+        rates.observe_decode(0, ended_s=1.0, beside=running, itl_ms=6.0 + 0.5 * running)
     known = {name: getattr(rates.of(0), name) for name in RATES}
     expected = duration(running_requests=4.0, decoding_requests=4.0, **known)
     assert expected.first_token_s == pytest.approx(0.1 + 0.04 + 0.2 * 0.8, rel=0.1)
     assert expected.end_s - expected.first_token_s == pytest.approx(0.8, rel=0.1)
     rates.forget(0)
     assert rates.describe({}) == {}
-    assert not rates.observe_decode(0, beside=1.0, itl_ms=5.0), "nobody is there to learn of"
+    assert not rates.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=5.0), "nobody is there to learn of"
     rates.assign(0, "y")
     assert rates.of(0) == DEFAULT_PRIOR
 
@@ -80,8 +82,8 @@ def test_nothing_that_is_seen_makes_a_lease_absurd(seen: list[tuple[float, float
     rates.assign(0, "x")
     for tokens, ttft_ms, itl_ms in seen:
         if not math.isnan(tokens) and tokens < 1e6:
-            rates.observe_prefill(0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
-        rates.observe_decode(0, beside=1.0, itl_ms=itl_ms)
+            rates.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
+        rates.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=itl_ms)
     block = rates.block()[:, 0]
     assert bool((np.isfinite(block) & (block > 0.0)).all())
     expected = duration(**dict(zip(RATES, block.tolist(), strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -11,6 +12,8 @@ from epp.draw import draw
 from epp.signals.line import BOUND, Line
 from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
+#: When requests end: one a second.
+_SECONDS = itertools.count(1.0)
 DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
 
 
@@ -28,15 +31,22 @@ def _table(classes: dict[int, str]) -> RateTable:
     return table
 
 
-def _feed(table: RateTable, slot: int, rates: Rates, count: int = 400, key: str = "") -> None:
+def _feed(
+    table: RateTable, slot: int, rates: Rates, count: int = 400, key: str = "", *, at_once: bool = False
+) -> None:
+    ended_s = next(_SECONDS)
     for index in range(count):
+        ended_s = ended_s if at_once else next(_SECONDS)
         tokens = 50.0 + 12_000.0 * draw(2, f"{slot}{key}{index}", "tokens") ** 2
         ttft_ms = rates.prefill_base_ms + rates.prefill_ms_per_token * tokens
         noise = _noise(f"{slot}{key}{index}")
-        assert table.observe_prefill(slot, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise)
+        assert table.observe_prefill(
+            slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise
+        )
         beside = 1.0 + 20.0 * draw(2, f"{slot}{key}{index}", "beside")
         itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
-        assert table.observe_decode(slot, beside=beside, itl_ms=itl_ms * _noise(f"{slot}{key}i{index}"))
+        itl_ms *= _noise(f"{slot}{key}i{index}")
+        assert table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
 
 
 def test_a_line_starts_on_its_prior_and_finds_another() -> None:
@@ -92,8 +102,8 @@ def test_given_priors_win() -> None:
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
 def test_absurd_times_are_refused_and_counted(ttft_ms: float) -> None:
     table = _table({0: "l40s"})
-    assert not table.observe_prefill(0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
-    assert not table.observe_decode(0, beside=1.0, itl_ms=ttft_ms)
+    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
+    assert not table.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=ttft_ms)
     assert table.of(0) == PRIORS["l40s"]
     assert table.describe({0: "a:1"})["l40s"].refused == 2
 
@@ -172,7 +182,7 @@ def test_equals_of_whom_little_is_known_say_nothing() -> None:
         _feed(table, slot, rates, count=60)
     table.assign(1, "l40s")  # another process is behind it, and its first answer is a quick one
     quick_ms = 0.3 * (rates.prefill_base_ms + rates.prefill_ms_per_token * 2000.0)
-    assert table.observe_prefill(1, requests=1.0, tokens=2000.0, ttft_ms=quick_ms)
+    assert table.observe_prefill(1, ended_s=1.0, requests=1.0, tokens=2000.0, ttft_ms=quick_ms)
     _feed(table, 0, rates, count=10, key="after")
     assert table.of(0) == table.of(1)
 
@@ -214,12 +224,24 @@ def test_who_slows_down_is_told_within_some_twenty_requests(equals: int) -> None
 def test_who_stalls_at_its_start_is_not_told_slow() -> None:
     rates = PRIORS["l40s"]
     table = _table(dict.fromkeys(range(3), "l40s"))
-    for slot in range(3):  # as many at once as a batch holds
+    for slot in range(3):
         _feed(table, slot, rates if slot else _half_as_fast(_half_as_fast(rates)), count=16, key="first")
     for part in range(20):
         assert len({table.of(slot) for slot in range(3)}) == 1
         for slot in range(3):
             _feed(table, slot, rates, count=3, key=str(part))
+
+
+def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
+    rates = PRIORS["l40s"]
+    table = _table(dict.fromkeys(range(3), "l40s"))
+    for slot in range(3):
+        _feed(table, slot, rates)
+    crawling = Rates(*(5.0 * value for value in dataclasses.astuple(rates)))
+    _feed(table, 0, crawling, count=200, key="stall", at_once=True)
+    assert not table.describe(dict.fromkeys(range(3), "a:1"))["l40s"].slow
+    _feed(table, 0, crawling, count=50, key="slow")
+    assert table.describe(dict.fromkeys(range(3), "a:1"))["l40s"].slow
 
 
 def test_a_few_slow_answers_tell_nobody_slow() -> None:
@@ -237,7 +259,7 @@ def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
     _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
     learned = table.of(1)
     table.forget(0)
-    assert not table.observe_prefill(0, requests=1.0, tokens=10.0, ttft_ms=50.0)
+    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=10.0, ttft_ms=50.0)
     table.assign(0, "x")
     assert table.of(0) == learned
 
@@ -245,8 +267,8 @@ def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
 def test_measurements_that_fit_no_engine_are_told_as_such() -> None:
     table = _table({0: "h100"})
     for index in range(3_000):
-        table.observe_decode(0, beside=float(index % 9), itl_ms=9_000.0)
+        table.observe_decode(0, ended_s=1.0, beside=float(index % 9), itl_ms=9_000.0)
     assert table.describe({0: "a:1"})["h100"].state is State.AT_BOUND
     for index in range(6_000):
-        table.observe_decode(0, beside=float(index % 9), itl_ms=5.0 + 0.8 * (index % 9))
+        table.observe_decode(0, ended_s=1.0, beside=float(index % 9), itl_ms=5.0 + 0.8 * (index % 9))
     assert table.describe({0: "a:1"})["h100"].state is State.MEASURED
