@@ -77,9 +77,15 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "sglang-cache-aware-library": SglangCacheAwareLibrary,
 }
 
+_PARAMS = "policy.params"
+
 
 def create(
-    name: str, params: Mapping[str, object] | None = None, *, source: str = "<text>", key: str = "policy"
+    name: str,
+    params: Mapping[str, object] | None = None,
+    *,
+    source: str = "<text>",
+    key: str = "policy.name",
 ) -> Policy:
     """The policy of that name with the given parameters (fields of its class).
 
@@ -87,7 +93,7 @@ def create(
         name: a key of `POLICIES`.
         params: parameters by name; those left out keep their defaults.
         source: file that names the policy, for the error.
-        key: dotted path of the place in that file, for the error.
+        key: dotted path of the name in that file, for the error; parameters stand in `policy.params`.
 
     Raises:
         ConfigError: unknown policy or parameter, or a value that the policy refuses; names the nearest right
@@ -102,15 +108,15 @@ def create(
     for param in params or {}:
         if param not in known:
             problem = f"policy {name} has no parameter {param!r}"
-            raise ConfigError(source, f"{key}.{param}", problem, _nearest(param, known))
+            raise ConfigError(source, f"{_PARAMS}.{param}", problem, _nearest(param, known))
     try:
         return factory(**(params or {}))
     except ValueError as error:
-        raise ConfigError(source, key, f"policy {name}: {error}") from error
+        raise ConfigError(source, _PARAMS, f"policy {name}: {error}") from error
     except TypeError as error:
         # A compiled policy tells the type that it would have, but not of what.
         problem = f"policy {name}: {_of_wrong_type(factory, params or {})}: {error}"
-        raise ConfigError(source, key, problem) from error
+        raise ConfigError(source, _PARAMS, problem) from error
 
 
 def params_of(policy: Policy) -> dict[str, object]:

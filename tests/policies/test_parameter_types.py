@@ -28,7 +28,7 @@ WRONG: list[Any] = [[], {"a": "b"}, "no such word"]
 )
 def test_the_parameter_is_named(name: str, parameter: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=parameter) as caught:
-        create(name, {parameter: value}, source="epp.yaml", key="policy.params")
+        create(name, {parameter: value}, source="epp.yaml")
     assert (caught.value.source, caught.value.key) == ("epp.yaml", "policy.params")
     others = {other: getattr(create(name), other) for of, other in PARAMETERS if of == name}
     with pytest.raises(ConfigError, match=parameter):

@@ -28,7 +28,7 @@ def test_creates_by_name() -> None:
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        create(name, source="epp.yaml", key="policy.name")
+        create(name, source="epp.yaml")
     assert caught.value.source == "epp.yaml"
     assert caught.value.key == "policy.name"
 
@@ -36,6 +36,9 @@ def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
 def test_an_unknown_parameter_is_named() -> None:
     with pytest.raises(ConfigError, match="gorgo has no parameter 'rtt'"):
         create("gorgo", {"rtt": 1})
+    with pytest.raises(ConfigError) as caught:
+        create("gorgo", {"rtt": 1}, source="epp.yaml")
+    assert caught.value.key == "policy.params.rtt"
 
 
 @dataclass(frozen=True, slots=True)
