@@ -16,6 +16,8 @@ def split_address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: saying what is wrong.
     """
+    if "://" in text:
+        raise ValueError(f"{text!r} is a URL; write host:port alone")
     host, colon, port_text = text.rpartition(":")
     if not colon or not host:
         raise ValueError(f"{text!r} is not host:port")

@@ -18,6 +18,14 @@ from epp.errors import ConfigError
 T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `str`")
+#: What to write where a text stands that is no such value: `100ms`, `32MiB`, `1e6` (a text in YAML), `"yes"`.
+_FIXES = {
+    "int": "a whole number in digits, without a unit, e.g. 1000",
+    "float": "a number without a unit, e.g. 2.5",
+    "bool": "true or false, without quotes",
+    "array": "a list, e.g. [a, b]",
+}
 _AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
@@ -91,14 +99,34 @@ def _explain(text: str, value: object, kind: type, source: str) -> ConfigError:
     if unknown:
         path, field = unknown["path"] or "$", unknown["field"]
         known = _fields_at(kind, path)
+        path = _name_entry(path, text, value, kind)
         near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return ConfigError(source, _dotted(path, field), "unknown key", fix)
     parts = _AT.match(text)
     problem, path = (parts["problem"], parts["path"] or "$") if parts else (text, "$")
+    fix = _fix(problem, kind, path)
     path = _name_entry(path, text, value, kind)
     problem = problem.replace("`", "'").replace("Object missing", "missing").replace("Expected", "expected")
-    return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:])
+    return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:], fix)
+
+
+def _fix(problem: str, kind: type, path: str) -> str:
+    """What to write instead, where that can be told from the type."""
+    if problem.startswith("Invalid enum value"):
+        words = [word for option in _options(_type_at(kind, path)) for word in _words(option)]
+        return f"one of: {', '.join(words)}" if words else ""
+    wrong = _WRONG_TYPE.match(problem)
+    wanted = wrong["wanted"].split(" | ") if wrong else []
+    return next((_FIXES[name] for name in wanted if name in _FIXES), "")
+
+
+def _words(info: msgspec.inspect.Type) -> list[str]:
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return [repr(word) if word == "" else str(word) for word in info.values]
+    if isinstance(info, msgspec.inspect.EnumType):
+        return [str(member.value) for member in info.cls]
+    return []
 
 
 def _name_entry(path: str, text: str, value: object, kind: type) -> str:
@@ -131,13 +159,17 @@ def _dotted(path: str, field: str = "") -> str:
 
 def _fields_at(kind: object, path: str) -> list[str]:
     """Names of the keys that are allowed at a msgspec path such as ``$.pool.endpoints[...]``."""
-    here = msgspec.inspect.type_info(kind)
-    for step in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
-        here = _descend(here, step[0])
-    for option in _options(here):
+    for option in _options(_type_at(kind, path)):
         if isinstance(option, msgspec.inspect.StructType):
             return [field.encode_name for field in option.fields]
     return []
+
+
+def _type_at(kind: object, path: str) -> msgspec.inspect.Type:
+    here = msgspec.inspect.type_info(kind)
+    for step in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
+        here = _descend(here, step[0])
+    return here
 
 
 def _options(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
