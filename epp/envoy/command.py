@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--variant",
-        type=Variant,
-        choices=list(Variant),
-        default=Variant.STANDALONE,
+        choices=[str(variant) for variant in Variant],
+        default=str(Variant.STANDALONE),
         metavar="VARIANT",
         help=f"one of {', '.join(Variant)} (default: %(default)s)",
     )
@@ -132,7 +131,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tier == GLOBAL:
         text = render(settings)
     else:
-        text = render_relay(settings, arguments.tier.removeprefix(RELAY))
+        region = arguments.tier.removeprefix(RELAY)
+        regions = settings.relays.regions if settings.relays else {}
+        if region not in regions:
+            fix = f"one of: {', '.join(regions)}" if regions else "there are none: write host:port by region"
+            raise ConfigError(str(arguments.config), "relays.regions", f"no relay for {region!r}", fix)
+        text = render_relay(settings, region)
     try:
         if arguments.eds:
             write(arguments.eds, render_endpoints(settings.endpoints))
@@ -160,7 +164,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
     settings = replace(
         settings,
-        variant=arguments.variant,
+        variant=Variant(arguments.variant),
         upstream_ca_file=arguments.upstream_ca,
         health_check_path=arguments.health_check,
         access_log=arguments.access_log,

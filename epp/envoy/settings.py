@@ -212,8 +212,11 @@ class EnvoySettings:
             raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
         if not 0 <= self.retries <= 16:
             raise ConfigError("envoy", "retries", "must be from 0 to 16")
-        if not 0 <= self.first_token_port <= 65535:
-            raise ConfigError("envoy", "first_token_port", "must be a port, or 0 for none")
+        for name in ("listener_port", "admin_port", "picker_port", "first_token_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError("envoy", name, "must be a port, from 0 to 65535")
+        if self.health_check_path and not self.health_check_path.startswith("/"):
+            raise ConfigError("envoy", "health_check_path", "must begin with /", "e.g. /health")
         if not 256 <= self.usage_tail_bytes <= 65536:
             raise ConfigError("envoy", "usage_tail_bytes", "must be from 256 to 65536")
         if self.variant is not Variant.STANDALONE and self.relays is not None:

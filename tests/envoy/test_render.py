@@ -171,6 +171,15 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     config = config_folder(tmp_path)
     assert main(["envoy", "render", "--config", str(config), "--listen", "nowhere"]) == 2
     assert "--listen" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--admin-port", "99999"]) == 2
+    assert "admin_port: must be a port" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--health-check", "health"]) == 2
+    assert "health_check_path: must begin with /" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--tier", "relay:eu"]) == 2
+    assert f"{config}: relays.regions: no relay for 'eu'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["envoy", "render", "--config", str(config), "--variant", "standalon"])
+    assert "choose from" in capsys.readouterr().err
 
 
 def test_missing_binary_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
