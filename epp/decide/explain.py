@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from epp.decide.feedback_command import reason
 from epp.decide.record_files import read_records
 from epp.decide.record_query import DEFAULT_FOLDER, number
+from epp.decide.wide_console import wide_console
 from epp.errors import EppError
 from epp.policies.lodestar import FALLBACKS
 
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**record, "outcome": outcome}, indent=2))
         return 0
-    console = Console()
+    console = wide_console()
     for part in explain(record, outcome):
         console.print(part)
     return 0
@@ -81,6 +82,8 @@ def _ask(url: str, decision_id: str) -> dict[str, Any]:
     try:
         with urlopen(address, timeout=5) as answer:  # noqa: S310  # scheme checked above
             record: dict[str, Any] = json.load(answer)
+    except HTTPError as error:
+        raise EppError(f"{address}: {reason(error)}") from error
     except (URLError, OSError, ValueError) as error:
         raise EppError(f"{address}: {error}") from error
     return record

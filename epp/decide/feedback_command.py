@@ -41,12 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310  # scheme checked above
             return 0
     except HTTPError as error:
-        raise EppError(f"{address}: {_reason(error)}") from error
+        raise EppError(f"{address}: {reason(error)}") from error
     except (URLError, OSError) as error:
         raise EppError(f"{address}: {error}") from error
 
 
-def _reason(error: HTTPError) -> str:
+def reason(error: HTTPError) -> str:
+    """What a picker says of a request that it refused, in its own words where it gave any."""
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

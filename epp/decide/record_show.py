@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from epp.decide.record_files import read_records
@@ -19,6 +18,7 @@ from epp.decide.record_query import (
     served,
 )
 from epp.decide.record_schema import join
+from epp.decide.wide_console import wide_console
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         heapq.heappush(newest, (request.decision["at"], total, request))
         if len(newest) > max(arguments.limit, 0):
             heapq.heappop(newest)
-    console = Console()
+    console = wide_console()
     console.print(requests_table([request for _, _, request in sorted(newest, key=lambda entry: entry[:2])]))
     console.print(f"{len(newest)} of {total} requests; `epp explain ID` tells why one went where it did")
     return 0

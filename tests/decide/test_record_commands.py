@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +76,16 @@ def test_filter_by_endpoint_and_read_its_output(
             command(record_verify, tmp_path / "some.jsonl")
             assert "all identical" in capsys.readouterr().out
     assert sum(len(part) for part in found.values()) == 40
+
+
+def test_what_is_no_terminal_gets_whole_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert command(record_show, folder, "--limit", 1, "--policy", "gorgo", "--cause", "completed") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"10\.0\.0\.\d:8000", text)
+    assert "completed" in text
 
 
 def test_show(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

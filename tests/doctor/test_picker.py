@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from epp.cli import main
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config
 from epp.server.doctor.findings import Report
@@ -131,3 +132,11 @@ def test_another_page_is_not_taken_for_a_pickers() -> None:
 
 def test_a_real_page_reads() -> None:
     assert Page(generate_latest(example().registry).decode()).total("epp_decisions_total") == 1
+
+
+@pytest.mark.parametrize("flag", ["--picker", "--envoy-admin"])
+def test_an_address_without_http_is_called_so_and_not_a_picker_that_does_not_answer(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--config", "deploy/epp.example.yaml", flag, "127.0.0.1:9090"]) == 2
+    assert f"{flag}: 127.0.0.1:9090 is not an http address" in capsys.readouterr().err

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from epp.config.load import parse_config
-from epp.decide import feedback_command
+from epp.decide import explain, feedback_command
 from epp.decide.record_files import read_records
 from epp.decide.recorder import FileRecorder
 from epp.decide.records import to_record
+from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.server.app import App
 from epp.server.core import Decided
@@ -172,6 +173,13 @@ async def test_without_records_there_is_nowhere_to_put_it() -> None:
         answer = await http.post("/decisions/ab-1/feedback", data=b'{"correct": true}')
         assert answer.status == 409
         assert "records.folder" in (await answer.json())["error"]
+
+
+async def test_explain_says_in_the_picker_s_words_why_there_is_no_such_decision() -> None:
+    async with client() as http:
+        url = str(http.make_url("/"))
+        with pytest.raises(EppError, match="no such decision among the recent ones"):
+            await asyncio.to_thread(command, explain, "gone", "--url", url)
 
 
 async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path) -> None:

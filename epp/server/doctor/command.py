@@ -17,6 +17,7 @@ from epp.config.address import is_ip, join_address, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.decide.record_files import read_records, record_files
+from epp.errors import EppError
 from epp.server.doctor.engines import SKEW_S, check_engines
 from epp.server.doctor.envoy import LOOPBACK, check_envoy
 from epp.server.doctor.fetch import fetch
@@ -54,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print; 1 when there are findings.
 
     Raises:
-        EppError: the configuration or the folder of records cannot be read.
+        EppError: the configuration or the folder of records cannot be read, or a URL is none.
     """
+    for flag, url in (("--picker", arguments.picker), ("--envoy-admin", arguments.envoy_admin)):
+        if url and not url.startswith(("http://", "https://")):
+            raise EppError(f"{flag}: {url} is not an http address, e.g. http://{url}")
     config, specs = _load(arguments.config)
     folder = arguments.records
     if folder is None and config.records.folder:
