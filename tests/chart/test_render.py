@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,8 +14,10 @@ import yaml
 from epp import __version__
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
+from epp.config.schema import Config
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import translate
+from epp.policies.registry import create
 from tests.kit.chart import (
     EXAMPLE_NAMES,
     container,
@@ -49,6 +52,13 @@ def test_every_example_passes_lint(name: str) -> None:
 def test_the_chart_is_of_the_program_s_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["appVersion"], chart["version"]) == (__version__, __version__)
+
+
+def test_the_weight_that_values_name_as_an_example_is_one_of_the_default_policy() -> None:
+    (shown,) = re.findall(r"pinned by the operator.*: (\{.*\})", (CHART / "values.yaml").read_text())
+    policy = create(Config().policy.name)
+    bounds = {name: (spec.low, spec.high) for name, spec in policy.weight_specs.items()}
+    assert parse_weights(f"weights: {shown}", "values.yaml", policy=policy.name, bounds=bounds)
 
 
 def test_what_comes_from_elsewhere_in_the_tree_is_fresh() -> None:

@@ -112,7 +112,8 @@ def test_the_global_tier_may_speak_to_relays() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ((*BASE, "tier=relay", "region=us"), "region"),
+        ((*BASE, "tier=relay", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
+        (("tier=relay", "endpoints.matchLabels.app=vllm"), 'region "" has no relay'),
         ((*BASE, "relays.secretName="), "relays.secretName"),
         ((*BASE, "endpoints.list[0].region=us"), "which has no relay"),
         ((*BASE, "standalone.enabled=false"), "standalone.enabled"),
