@@ -243,6 +243,10 @@ def _check(arguments: argparse.Namespace) -> None:
         "load": 1e-9,
         "learn_first": 1,
         "learn_every": 1,
+        "warmup": 0,
+        "scale": 0,
+        "max_prompt_tokens": 0,
+        "max_in_flight": 0,
     }
     for name, low in least.items():
         value = getattr(arguments, name)
@@ -253,12 +257,12 @@ def _check(arguments: argparse.Namespace) -> None:
 def _list(console: Console) -> None:
     console.print("[bold]workloads[/bold]")
     for workload in WORKLOADS.values():
-        console.print(f"  {workload.name:<18}{workload.help}", highlight=False)
+        console.print(f"  {workload.name:<24}{workload.help}", highlight=False)
     for name, text in kv_retry.HELP.items():
-        console.print(f"  {name:<18}{text}", highlight=False)
+        console.print(f"  {name:<24}{text}", highlight=False)
     console.print("[bold]fleets[/bold]")
     for name, (text, _) in FLEETS.items():
-        console.print(f"  {name:<18}{text}", highlight=False)
+        console.print(f"  {name:<24}{text}", highlight=False)
     console.print("[bold]policies[/bold]")
     console.print("  " + ", ".join(POLICIES), highlight=False)
     console.print("[bold]yardsticks[/bold] (see what no picker can)")

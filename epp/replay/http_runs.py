@@ -73,7 +73,7 @@ def compare_gateways(arguments: argparse.Namespace, console: Console) -> Documen
     entries = []
     for cell in cells:
         requests = cell.source.requests(seed)
-        duration_s = requests[-1].at_ms * cell.pace / 1000.0
+        duration_s, warmup_s = requests[-1].at_ms * cell.pace / 1000.0, cell.warmup(requests)
         console.print(f"{cell.name}: {len(requests)} requests, {duration_s:,.0f} s for each gateway")
         outcomes: dict[str, list[Outcome]] = {}
         for name, url in gateways.items():
@@ -92,7 +92,7 @@ def compare_gateways(arguments: argparse.Namespace, console: Console) -> Documen
                 load,
                 outcomes,
                 {},
-                warmup_s=cell.warmup(requests),
+                warmup_s=warmup_s,
                 candidate=candidate,
                 margin=arguments.margin / 100.0,
                 by_request=True,

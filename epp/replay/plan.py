@@ -177,7 +177,16 @@ class Cell:
         return self.time_scale / self.load
 
     def warmup(self, requests: tuple[TraceRequest, ...]) -> float:
-        """Seconds dropped at the start."""
-        if self.warmup_s is not None:
-            return self.warmup_s
-        return min(WARMUP_S, _WARMUP_SHARE * requests[-1].at_ms * self.pace / 1000.0)
+        """Seconds dropped at the start.
+
+        Raises:
+            EppError: nothing would be left to judge.
+        """
+        last_s = requests[-1].at_ms * self.pace / 1000.0
+        if self.warmup_s is None:
+            return min(WARMUP_S, _WARMUP_SHARE * last_s)
+        if self.warmup_s > last_s:
+            raise EppError(
+                f"{self.name}: a warm-up of {self.warmup_s:g} s leaves nothing to judge of {last_s:.1f} s"
+            )
+        return self.warmup_s

@@ -50,7 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures of a trace."""
+    """Print the figures of a trace.
+
+    Raises:
+        EppError: no such trace, or a flag that makes no sense.
+    """
+    for name in ("scale", "max_prompt_tokens"):
+        if getattr(arguments, name) < 0:
+            raise EppError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(arguments, name)}")
     is_workload = arguments.trace in WORKLOADS
     source = Source(
         workload=arguments.trace if is_workload else "",

@@ -183,6 +183,9 @@ class TestReplay:
             (("--workload", "demo", "--policy", "random", "--candidate", "gorgo"), "not among"),
             (("--workload", "demo", "--seeds", "0"), "seeds"),
             (("--workload", "demo", "--lost-hits", "3"), "lost-hits"),
+            (("--workload", "demo", "--policy", "random", "--warmup", "900"), "leaves nothing to judge of"),
+            (("--workload", "demo", "--warmup", "-1"), "--warmup must be at least 0"),
+            (("--trace", "x.jsonl", "--scale", "-2"), "--scale must be at least 0"),
             (("--trace", "nowhere.jsonl", "--policy", "random"), "nowhere.jsonl"),
             (("--workload", "demo", "--over-http", "ftp://x"), "not a URL"),
             (("--workload", "demo", "--over-http", "http://x", "--tune", "3"), "simulated"),
@@ -217,6 +220,7 @@ class TestReplay:
         text = capsys.readouterr().out
         for name in ("art-chat-apr-7", "paper-exact", "gorgo", "greedy-oracle-total"):
             assert name in text
+        assert "toolagent-like-prefill  " in text
 
 
 class TestTraceStats:
