@@ -37,4 +37,7 @@ class CapabilityFeed:
             return
         self._metrics.file_good("capability")
         self._table.replace(chances)
+        if text is None:
+            log.warning("no capability file in %s: all models count as equally right", self._source)
+            return
         log.info("capability of %d models", len(chances))
