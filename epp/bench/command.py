@@ -97,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not instructions_offered():
         print("no instruction counts: perf stat is missing, not permitted, or has no counter here")
     found, before = Figures(), None
+    # Now, because a file that cannot be read would cost all that was measured until then.
+    saved = None if arguments.baseline is None else figures.load(arguments.baseline)
     if arguments.against is not None:
         before = Figures()
         for number in range(arguments.rounds or _ROUNDS[names[0]]):
@@ -109,8 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
             _measure(found, name, arguments)
         if "core/200/3/answer" in found.found and "server/above bare/200 tokens" in found.found:
             _split(found)
-    if arguments.baseline is not None:
-        before, taken = figures.load(arguments.baseline)
+    if saved is not None:
+        before, taken = saved
         print("baseline: " + ", ".join(f"{name} {value}" for name, value in taken.items()))
     print(found.table(before, paired=arguments.against is not None))
     print(f"{time.monotonic() - begun_s:.0f} s; others on this machine are in none of it, but slow all of it")
@@ -135,6 +137,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
     if arguments.rounds is not None and arguments.rounds < 1:
         raise EppError("--rounds must be 1 or more")
+    sizes = arguments.endpoints.split(",")
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise EppError(f"--endpoints: {arguments.endpoints!r} are no sizes of a fleet, e.g. 3,100")
     for flag, known in (("sizes", set(core.SIZES)), ("modes", {mode.value for mode in recorded.Mode})):
         unknown = set(getattr(arguments, flag).split(",")) - known
         if unknown:

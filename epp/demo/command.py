@@ -20,6 +20,7 @@ from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
+from epp.policies.registry import create
 from epp.replay.compare import Metric, compare, interval, sentence
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.resample import Statistic
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     requests = load_of(arguments)
     policies = [arguments.policy, *(name for name in arguments.against.split(",") if name)]
+    for place, name in enumerate(policies):  # now, and not when the runs before it are over
+        create(name, source="command line", key="--against" if place else "--policy")
     prepare(arguments.out)
     console.print(
         f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "

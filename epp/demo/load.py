@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
     """The load that the arguments ask for.
 
     Raises:
-        EppError: the trace cannot be read, or there is nothing to send.
+        EppError: the trace cannot be read, or there is nothing to send, or a flag that makes no sense.
     """
+    if not (0 < arguments.seconds < math.inf and 0 < arguments.rate < math.inf):
+        raise EppError("--seconds and --rate must be above 0")
     if arguments.trace is None:
         parameters = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
         requests: Sequence[TraceRequest] = generate(parameters, arguments.seed)

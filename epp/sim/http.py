@@ -79,6 +79,8 @@ class SimConfig:
         Raises:
             ValueError: a value makes no sense.
         """
+        if not 0 <= self.port <= 65535:  # the system would take the rest of a division
+            raise ValueError(f"{self.name}: port {self.port} is not a number from 0 to 65535")
         if self.rtt_ms < 0:
             raise ValueError(f"{self.name}: rtt_ms must not be negative")
         if self.engine not in metrics.ENGINES:

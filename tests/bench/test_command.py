@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         (["core", "--address", "127.0.0.1:9002", "--pid", "1"], "measure this picker"),
         (["core", "--rounds", "0"], "1 or more"),
         (["core", "--sizes", "18k,2m"], "no 2m"),
+        (["core", "--endpoints", "3,x"], "'3,x' are no sizes of a fleet"),
         (["server", "--modes", "duplex,psychic"], "no psychic"),
         (["core", "--against", "/nowhere"], "no source tree"),
     ],
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 def test_flags_that_do_not_fit(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_baseline_that_cannot_be_read_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "core", "--baseline", str(tmp_path / "gone")]) == 2
+    said = capsys.readouterr()
+    assert "cannot read the baseline" in said.err
+    assert "core ..." not in said.out
 
 
 def test_a_run_prints_goals_saves_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from epp.cli import main
 from epp.demo.command import tuner_lines
+from tests.kit.envoy import require_envoy
 from tests.kit.tunework import World
 
 if TYPE_CHECKING:
@@ -20,6 +24,24 @@ def test_how_much_evidence_is_missing_is_said(tmp_path: Path) -> None:
     said = "\n".join(tuner_lines(tmp_path))
     assert "The tuner ran beside it, in phase baseline: not enough evidence (50 of 200 requests, " in said
     assert f"epp tune status --config {tmp_path}/epp.yaml" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rate", "-1"], "--seconds and --rate must be above 0"),
+        (["--seconds", "nan"], "--seconds and --rate must be above 0"),
+        (["--policy", "gorgo-mss"], "--policy: unknown policy 'gorgo-mss' (did you mean 'gorgo-ms'?)"),
+        (["--against", "random,least"], "--against: unknown policy 'least'"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_before_anything_runs(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_envoy()
+    assert main(["demo", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_a_tuner_nothing_is_said_of_one(tmp_path: Path) -> None:

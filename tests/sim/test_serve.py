@@ -76,6 +76,8 @@ def test_several_replicas_take_what_they_leave_out_from_the_options() -> None:
         (["--replica", "name=x,class=b200"], "class: 'b200' .*h100, l20, l40s-x2"),
         (["--replica", "name=x", "--replica", "name=y,port=1"], "port: missing"),
         (["--region-rtt-ms", "-1"], "rtt_ms must not be negative"),
+        (["--port", "99999"], "port 99999 is not a number from 0 to 65535"),
+        (["--replica", "name=x,port=70000"], "x: port 70000 is not"),
     ],
 )
 def test_wrong_options_are_named_with_the_fix(argv: list[str], words: str) -> None:
