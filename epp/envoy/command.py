@@ -159,6 +159,11 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     """
     config_file: Path = arguments.config
     config = parse_config(_read(config_file), str(config_file))
+    if config.pool.kubernetes is not None:
+        raise ConfigError(
+            str(config_file), "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
+            "the Helm chart has one, standalone.enabled; or list endpoints in pool.file",
+        )  # fmt: skip
     pool_file = config_file.parent / config.pool.file
     pool = parse_pool(_read(pool_file), str(pool_file))
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client import generate_latest
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config
+from epp.server.doctor.command import examine, load
 from epp.server.doctor.findings import Report
 from epp.server.doctor.picker import Page, check_picker
 from tools.gen_metrics_docs import example, families
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SPECS = {
     "a:1": EndpointSpec(address="a:1", region="east", rtt_ms=20.0),
@@ -140,3 +146,23 @@ def test_an_address_without_http_is_called_so_and_not_a_picker_that_does_not_ans
 ) -> None:
     assert main(["doctor", "--config", "deploy/epp.example.yaml", flag, "127.0.0.1:9090"]) == 2
     assert f"{flag}: 127.0.0.1:9090 is not an http address" in capsys.readouterr().err
+
+
+async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: Path) -> None:
+    """There is no endpoints file then, and none is asked for."""
+    file = tmp_path / "epp.yaml"
+    file.write_text("pool: {kubernetes: {pool_name: llama}}\n")
+    config, specs = load(file)
+    served = page(**{"epp_endpoint_ejected{endpoint='c:1'}": 1})
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=served if request.path == "/metrics" else "ok")
+
+    site = web.Application()
+    site.router.add_get("/{path}", answer)
+    async with TestServer(site) as server:
+        report = await examine(config, specs, picker=str(server.make_url("")), ask=False)
+    said = [finding.what for finding in report.findings]
+    assert "ejected: c:1" in said
+    assert any(what.startswith("no metrics from a:1/metrics") for what in said)
+    assert "3 endpoints from the cluster, as the picker tells them" in str(report.notes)

@@ -177,6 +177,9 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "health_check_path: must begin with /" in capsys.readouterr().err
     assert main(["envoy", "render", "--config", str(config), "--tier", "relay:eu"]) == 2
     assert f"{config}: relays.regions: no relay for 'eu'" in capsys.readouterr().err
+    config.write_text("pool: {kubernetes: {pool_name: llama}}\n")
+    assert main(["envoy", "render", "--config", str(config)]) == 2
+    assert "pool.kubernetes: an Envoy cannot be rendered" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["envoy", "render", "--config", str(config), "--variant", "standalon"])
     assert "choose from" in capsys.readouterr().err

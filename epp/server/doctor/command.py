@@ -15,7 +15,7 @@ import aiohttp
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.load import parse_config
-from epp.config.pool import parse_pool
+from epp.config.pool import EndpointSpec, parse_pool
 from epp.decide.record_files import read_records, record_files
 from epp.errors import EppError
 from epp.server.doctor.engines import SKEW_S, check_engines
@@ -31,7 +31,7 @@ from epp.server.files import required_file
 if TYPE_CHECKING:
     import argparse
 
-    from epp.config.pool import EndpointSpec
+    from epp.config.kubernetes import Kubernetes
     from epp.config.schema import Config
     from epp.server.doctor.network import Far
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, url in (("--picker", arguments.picker), ("--envoy-admin", arguments.envoy_admin)):
         if url and not url.startswith(("http://", "https://")):
             raise EppError(f"{flag}: {url} is not an http address, e.g. http://{url}")
-    config, specs = _load(arguments.config)
+    config, specs = load(arguments.config)
     folder = arguments.records
     if folder is None and config.records.folder:
         configured = arguments.config.resolve().parent / config.records.folder
@@ -92,7 +92,7 @@ async def examine(
 
     Args:
         config: the picker's configuration.
-        specs: its pool.
+        specs: its pool; where that is a cluster's, whatever the picker says that it has.
         picker: URL of its HTTP listener, empty when that is not known.
         envoy_admin: URL of Envoy's admin interface, None to leave Envoy out.
         records: folder of records, None to leave the traffic out.
@@ -104,9 +104,12 @@ async def examine(
     report = Report()
     traffic = _traffic(report, records, config)
     async with aiohttp.ClientSession() as http:
-        page = await _picker(report, http, picker, config, specs)
+        page = await _picker(report, http, picker)
+        if config.pool.kubernetes is not None:
+            specs = _in_cluster(report, page, config.pool.kubernetes)
         far = far_regions(page, config, specs) if page is not None else {}
         if page is not None:
+            check_picker(report, page, config, specs)
             check_paths(report, page, far)
         known = traffic.cached_known & specs.keys() if traffic is not None else frozenset()
         await check_engines(report, http, config, specs, known=known, ask=ask)
@@ -118,9 +121,16 @@ async def examine(
     return report
 
 
-def _load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
+def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
+    """The configuration and its pool, which is empty where a cluster has the endpoints.
+
+    Raises:
+        ConfigError: either cannot be read.
+    """
     text = required_file(path)
     config = parse_config(text, str(path))
+    if config.pool.kubernetes is not None:
+        return config, {}
     pool = path.resolve().parent / config.pool.file
     return config, parse_pool(required_file(pool), str(pool))
 
@@ -153,13 +163,14 @@ def _newest(folder: Path) -> list[Path]:
     return chosen[::-1]
 
 
-async def _picker(
-    report: Report,
-    http: aiohttp.ClientSession,
-    url: str,
-    config: Config,
-    specs: dict[str, EndpointSpec],
-) -> Page | None:
+def _in_cluster(report: Report, page: Page | None, cluster: Kubernetes) -> dict[str, EndpointSpec]:
+    """The picker's own endpoints: the configuration names none where a cluster has them."""
+    known = page.by("epp_endpoint_ejected", "endpoint") if page is not None else {}
+    report.note("picker", f"{len(known)} endpoints from the cluster, as the picker tells them")
+    return {address: EndpointSpec(address=address, tls=cluster.tls) for address in known}
+
+
+async def _picker(report: Report, http: aiohttp.ClientSession, url: str) -> Page | None:
     if not url:
         report.note("picker", "listen.http has port 0: tell where it listens with --picker, to look at it")
         return None
@@ -199,7 +210,6 @@ async def _picker(
             "say where the picker listens with --picker",
         )
         return None
-    check_picker(report, page, config, specs)
     return page
 
 
