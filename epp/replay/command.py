@@ -19,7 +19,7 @@ from epp.replay.comparison import Comparer, Plan
 from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
 from epp.replay.evidence import MIN_UNITS
-from epp.replay.files import save_report
+from epp.replay.files import check_folder, save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
 from epp.replay.kv_retry import command as kv_retry
@@ -115,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         _list(console)
         return 0
     _check(arguments)
+    check_folder(arguments.out)
     if arguments.workload in kv_retry.WORKLOADS:
         return kv_retry.run(arguments, policies_of(arguments.policy, yardsticks=False), console)
     document = compare_gateways(arguments, console) if arguments.over_http else _simulated(arguments)
@@ -233,6 +234,9 @@ def fleet_of(arguments: argparse.Namespace) -> FleetSpec:
 def _check(arguments: argparse.Namespace) -> None:
     if bool(arguments.workload) == bool(arguments.trace):
         raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
+    names = {name.strip() for name in (arguments.workload or "").split(",")}
+    if len(names) > 1 and (alone := sorted(names & kv_retry.WORKLOADS.keys())):
+        raise EppError(f"--workload {alone[0]} runs alone: its questions and figures are of another kind")
     if arguments.sweep and arguments.shape:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
     least = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,18 @@ def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
     data = "".join(f"{line}\n" for line in dump(requests)).encode()
     path = Path(path)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def check_folder(folder: Path) -> None:
+    """Whether a report can be written there, asked before the runs that it is to hold; makes nothing.
+
+    Raises:
+        EppError: it cannot.
+    """
+    whole = folder.absolute()
+    there = next(path for path in (whole, *whole.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise EppError(f"--out {folder}: {there} is no folder that can be written to")
 
 
 def save_report(folder: Path, results: bytes, page: str) -> str:

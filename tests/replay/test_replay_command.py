@@ -184,6 +184,7 @@ class TestReplay:
             (("--workload", "demo", "--seeds", "0"), "seeds"),
             (("--workload", "demo", "--lost-hits", "3"), "lost-hits"),
             (("--workload", "demo", "--policy", "random", "--warmup", "900"), "leaves nothing to judge of"),
+            (("--workload", "kv-retry,demo"), "kv-retry runs alone"),
             (("--workload", "demo", "--warmup", "-1"), "--warmup must be at least 0"),
             (("--trace", "x.jsonl", "--scale", "-2"), "--scale must be at least 0"),
             (("--trace", "nowhere.jsonl", "--policy", "random"), "nowhere.jsonl"),
@@ -196,6 +197,14 @@ class TestReplay:
     ) -> None:
         with pytest.raises(EppError, match=says):
             run(*words, "--out", str(tmp_path / "out"))
+
+    def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(EppError, match="is no folder that can be written to"):
+            run("--workload", "demo", "--policy", "random", "--out", str(tmp_path / "file" / "out"))
+        assert capsys.readouterr().out == ""
 
     @pytest.mark.parametrize(
         ("words", "seeds"),
