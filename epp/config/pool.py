@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import NotNegative, PositiveInt, Section
+from epp.config.section import PositiveInt, Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
-from epp.signals.endpoint import Endpoint
+from epp.signals.endpoint import MAX_RTT_MS, Endpoint
 
 #: Longest model name, public or an engine's.
 MAX_NAME_CHARS = 256
+#: Longest round trip that may be stated.
+MOST_RTT_MS = MAX_RTT_MS
+
+Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
 
 
 class EndpointSpec(Section, frozen=True):
@@ -46,7 +52,7 @@ class EndpointSpec(Section, frozen=True):
     adapters: list[str] | dict[str, str] = []
     context_tokens: PositiveInt | None = None
     kv_capacity_tokens: PositiveInt | None = None
-    rtt_ms: NotNegative | None = None
+    rtt_ms: Rtt | None = None
     draining: bool = False
     bearer_token_file: str = ""
     ca_file: str = ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from epp.config.pool import MOST_RTT_MS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -36,8 +38,8 @@ def _milliseconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0.0 <= number < 1e6:
-        raise ValueError("is not a number of milliseconds")
+    if not 0.0 <= number <= MOST_RTT_MS:
+        raise ValueError(f"is not a number of milliseconds from 0 to {MOST_RTT_MS:g}")
     return number
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: No network takes this long: stated it is a mistake, measured a fault of clock or prober.
+MAX_RTT_MS = 60_000.0
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.signals.endpoint import MAX_RTT_MS
 from epp.signals.slots import grown
 from epp.view import RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: No network takes this long; such a sample is a fault of clock or prober.
-_ABSURD_MS = 60_000.0
 _NAN = math.nan
 #: A connect that is quicker than this share of the probes ended at something in between.
 _SAME_PEER = 0.5
@@ -127,7 +126,7 @@ class RttTable:
         Raises:
             ValueError: not a time.
         """
-        if rtt_ms is not None and not 0.0 <= rtt_ms <= _ABSURD_MS:
+        if rtt_ms is not None and not 0.0 <= rtt_ms <= MAX_RTT_MS:
             raise ValueError(f"not a round-trip time: {rtt_ms} ms")
         self._prior[slot] = _NAN if rtt_ms is None else rtt_ms
         self._show(slot)
@@ -162,7 +161,7 @@ class RttTable:
         return now_s - np.fmax(self._probes.observed_s, self._connects.observed_s)
 
     def _take(self, table: _Filtered, slot: int, rtt_ms: float, now_s: float) -> bool:
-        if not 0.0 <= rtt_ms <= _ABSURD_MS:
+        if not 0.0 <= rtt_ms <= MAX_RTT_MS:
             self.rejected += 1
             return False
         table.observe(slot, rtt_ms, now_s)

@@ -230,6 +230,7 @@ def test_a_pod_says_what_the_endpoints_file_would() -> None:
         ("context-tokens", "0"),
         ("rtt-ms", "-1"),
         ("rtt-ms", "nan"),
+        ("rtt-ms", "60001"),
         ("draining", "yes"),
         ("tls", "1"),
     ],
