@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
@@ -210,24 +211,37 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        connections = []
-        loops = []
+        works: list[Callable[[Connection], Awaitable[None]]] = []
+        for interval_s, salt, once, beat in (
+            (self._probe.interval_s, "probe", self._probe_once, self._beats.probe),
+            (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape),
+        ):
+            if interval_s:
+                works.append(partial(self._every, interval_s, salt, once, beat))
+        if self._probe.interval_s and self._target.engine_names:
+            works.append(self._check_models)
+        connections = [await self._connected() for _ in works]  # opened when first asked
         try:
-            for interval_s, salt, once, beat in (
-                (self._probe.interval_s, "probe", self._probe_once, self._beats.probe),
-                (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape),
-            ):
-                if interval_s:
-                    connections.append(self._connection())
-                    loops.append(self._every(interval_s, salt, once, connections[-1], beat))
-            if self._probe.interval_s and self._target.engine_names:
-                connections.append(self._connection())
-                loops.append(self._check_models(connections[-1]))
-            await asyncio.gather(*loops)
+            await asyncio.gather(
+                *(work(connection) for work, connection in zip(works, connections, strict=True))
+            )
         finally:
             for connection in connections:
                 connection.close()
             await asyncio.sleep(0)  # sockets close one turn of the loop later
+
+    async def _connected(self) -> Connection:
+        """A connection, as soon as the certificates that it needs can be read."""
+        while True:
+            try:
+                return self._connection()
+            except OSError as error:
+                problem = _problem(error)
+            if self._probe.interval_s:
+                self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())
+            if self._scrape.interval_s:
+                self._failed_scrape(problem)
+            await asyncio.sleep(self._probe.interval_s or self._scrape.interval_s)
 
     def _connection(self) -> Connection:
         target, tls = self._target, None
@@ -243,7 +257,7 @@ class Poller:
         )
 
     async def _every(
-        self, interval_s: float, salt: str, work: _Work, connection: Connection, beat: Beat
+        self, interval_s: float, salt: str, work: _Work, beat: Beat, connection: Connection
     ) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         share = draw(0, self._target.address, salt)

@@ -35,6 +35,7 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
+from tests.kit import certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -169,6 +170,19 @@ async def test_a_missing_token_file_is_a_failure_not_an_end(tmp_path: Path) -> N
             await seen.until("failures", 1)
             (tmp_path / "token").write_text("late")
             await seen.until("rtts", 1)
+
+
+async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    spec = EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path))
+    async with polling(spec.address, spec) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 2)
+        assert "FileNotFoundError" in seen.failures[0]
+        certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
+        async with asyncio.timeout(10):
+            while "Cannot connect" not in seen.failures[-1]:
+                await asyncio.sleep(0.01)
 
 
 def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
