@@ -40,8 +40,10 @@ class EngineMetrics:
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
         self._failures: dict[int, int] = {}
-        #: Changes with every value that anybody can see.
+        #: Changes with every value that anybody can see, but for ages of what was told once more.
         self.version = 0
+        #: Samples that told nothing new: all that they change is how old what is known is.
+        self.repeats = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
@@ -58,6 +60,7 @@ class EngineMetrics:
         """
         if sample is self._last.get(slot) and now_s - self._updated_s[slot] <= self._stale_after_s:
             self._updated_s[slot] = now_s  # the block has it
+            self.repeats += 1
             self._failures.pop(slot, None)
             return False
         restarted = self._is_restart(slot, sample)

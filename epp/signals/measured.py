@@ -68,13 +68,18 @@ class Measured:
     def __init__(self, rtt: RttTable, engine: EngineMetrics) -> None:
         self._rtt, self._engine = rtt, engine
         self._kept: Columns | None = None
+        self._repeats = 0
 
     def columns(self, rows: Rows, now_s: float) -> Columns:
         """The columns of these rows; ``rows`` is compared by identity."""
         rtt, engine, kept = self._rtt, self._engine, self._kept
         rtt_ms, block = rtt.rtt_ms(now_s), engine.block(now_s)  # what is stale by now goes, and is a change
         if kept is not None and kept.rows is rows and kept.versions == (rtt.version, engine.version):
+            if self._repeats != engine.repeats:  # the same numbers again, and younger
+                self._repeats = engine.repeats
+                kept.updated_s[:] = engine.updated_s[rows]
             return kept
+        self._repeats = engine.repeats
         updated_s = taken(engine.updated_s, rows)
         values = np.empty((len(_FILLABLE), len(updated_s)))
         values[0] = rtt_ms[rows]
