@@ -160,6 +160,7 @@ class FileRecorder:
             stopping = self._stop.wait(FLUSH_S)
             if not stopping:
                 self._wake.clear()
+                stopping = self._stop.is_set()  # in between: nobody would wake this thread again
             while self._entries:
                 self._write_chunk()
                 if not self._stop.is_set():

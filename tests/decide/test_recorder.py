@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -281,3 +282,30 @@ def test_a_record_that_cannot_be_encoded_costs_itself_only(tmp_path: Path) -> No
     assert request.decision["id"] == good.id
     assert request.outcome is not None
     assert request.outcome["ttft_ms"] is None
+
+
+def test_a_stop_between_two_looks_ends_the_writer_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, stopped = threading.Event(), threading.Event()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            found = super().wait(timeout)
+            if not found and threading.current_thread().name == "recorder":
+                looked.set()
+                stopped.wait(10.0)  # the stop comes after the look, and before the wake is cleared
+            return found
+
+    made = iter((threading.Event(), Stop()))
+    parts = SimpleNamespace(Event=made.__next__, Thread=threading.Thread)
+    monkeypatch.setattr(recorder, "threading", parts)
+    with recorder_to(tmp_path) as (records, _):
+        records.decision(*decided(1)[0])
+        assert looked.wait(10.0)
+        records._stop.set()
+        records._wake.set()
+        stopped.set()
+        records._thread.join(2.0)
+        ended = not records._thread.is_alive()
+    assert ended
