@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from epp.tuner.plan import Trial
 
 _NO_PLAN = Plan()
-#: Under which decisions are counted that belong to no trial.
+#: Under which decisions during a trial are counted that belong to neither arm.
 NO_ARM = "none"
 
 
@@ -101,7 +101,7 @@ class WeightBook:
         self._overrides: Mapping[str, float] = {}
         self.current = self._merge(self._plan.weights)
         self._arm_weights = self.current
-        #: Decisions so far by arm; those outside of trials under `NO_ARM`.
+        #: Decisions during trials so far, by arm; those of no arm (`epp.tuner.plan.assign`) under `NO_ARM`.
         self.decided: dict[str, int] = {NO_ARM: 0}
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from epp.decide.weights import NO_ARM
 from epp.tuner.plan import CANDIDATE, INCUMBENT, PREVIOUS, Split
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def weight_families(book: WeightBook) -> Iterator[Metric]:
         "Decisions during trials, by arm; none: the request belongs to neither.",
         labels=["arm"],
     )
-    for arm in (INCUMBENT, CANDIDATE, PREVIOUS, "none"):
+    for arm in (INCUMBENT, CANDIDATE, PREVIOUS, NO_ARM):
         decided.add_metric([arm], float(book.decided.get(arm, 0)))
     yield decided
 
