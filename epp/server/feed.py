@@ -95,6 +95,9 @@ class SignalFeed:
                 ", ".join(sorted(listed)[:_NAMED]),
             )
         self._unknown[address] = unknown
+        if len(self._unknown) > len(self._fleet):  # some of them left
+            here = {endpoint.address for _, endpoint in self._fleet.members}
+            self._unknown = {name: told for name, told in self._unknown.items() if name in here}
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""

@@ -258,6 +258,15 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     assert shown() is None
 
 
+def test_lists_of_endpoints_that_left_are_forgotten() -> None:
+    fleet = Fleet(PrefixIndex())
+    feed = SignalFeed(fleet, Metrics())
+    for number in range(20):
+        fleet.apply([Endpoint(f"10.0.0.{number}:1"), Endpoint("a:1")], float(number))
+        feed.models_listed(f"10.0.0.{number}:1", frozenset({"m"}), frozenset())
+    assert len(feed._unknown) <= len(fleet)
+
+
 def test_a_manual_clock_does_not_run_backwards() -> None:
     clock = ManualClock(5.0, wall_s=100.0)
     clock.advance(2.5)
