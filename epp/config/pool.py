@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import PositiveInt, Section
+from epp.config.section import Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
 from epp.signals.endpoint import MAX_RTT_MS, Endpoint
@@ -16,7 +16,10 @@ from epp.signals.endpoint import MAX_RTT_MS, Endpoint
 MAX_NAME_CHARS = 256
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS
+#: Most tokens that may be stated; what is larger by far fits no column of numbers.
+MOST_TOKENS = 1_000_000_000_000
 
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
 
 
@@ -50,8 +53,8 @@ class EndpointSpec(Section, frozen=True):
     engine_class: str = ""
     models: list[str] | dict[str, str] = []
     adapters: list[str] | dict[str, str] = []
-    context_tokens: PositiveInt | None = None
-    kv_capacity_tokens: PositiveInt | None = None
+    context_tokens: Tokens | None = None
+    kv_capacity_tokens: Tokens | None = None
     rtt_ms: Rtt | None = None
     draining: bool = False
     bearer_token_file: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epp.config.pool import MOST_RTT_MS
+from epp.config.pool import MOST_RTT_MS, MOST_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,9 +28,14 @@ def _truth(text: str) -> bool:
 
 
 def _tokens(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError("is not a positive whole number")
+    if not text.isdecimal() or len(text) > len(str(MOST_TOKENS)) or not 0 < int(text) <= MOST_TOKENS:
+        raise ValueError(f"is not a whole number from 1 to {MOST_TOKENS}")
     return int(text)
+
+
+def _port(text: str) -> int | None:
+    """None for what is no port: of thousands of digits `int` would raise."""
+    return int(text) if text.isdecimal() and len(text) <= len("65535") else None
 
 
 def _milliseconds(text: str) -> float:
@@ -89,8 +94,8 @@ def active_ports(meta: Meta, ports: tuple[int, ...], problems: list[str]) -> tup
     if key is None:
         return ports
     named = [part.strip() for part in annotations[key].split(",") if part.strip()]
-    odd = [part for part in named if not part.isdecimal() or int(part) not in ports]
+    odd = [part for part in named if _port(part) not in ports]
     if odd:
         problems.append(f"pod {meta.name}: {key}: {', '.join(odd)} is none of the pool's ports {list(ports)}")
-    active = {int(part) for part in named if part.isdecimal()}
+    active = {_port(part) for part in named}
     return tuple(port for port in ports if port in active)

@@ -111,6 +111,16 @@ def test_the_pool_file_reads_in_order_and_round_trips() -> None:
         ("endpoints: [{address: 'x:0'}]", "endpoints[0].address", "port 0"),
         ("endpoints: [{address: 'x:1'}, {address: 'X:1'}]", "endpoints[1].address", "listed twice"),
         ("endpoints: [{address: 'x:1', rtt_ms: -1}]", "endpoints[0].rtt_ms", ">= 0"),
+        (
+            f"endpoints: [{{address: 'x:1', context_tokens: 1{'0' * 12}1}}]",
+            "endpoints[0].context_tokens",
+            "<= 1",
+        ),
+        (
+            f"endpoints: [{{address: 'x:1', kv_capacity_tokens: {'9' * 400}}}]",
+            "endpoints[0].kv_capacity_tokens",
+            "<= 1",
+        ),
         ("endpoints: [{address: 'x:1', rtt_ms: 60001}]", "endpoints[0].rtt_ms", "<= 60000"),
         ("endpoints: [{address: 'x:1', rtt_ms: .inf}]", "endpoints[0].rtt_ms", "<= 60000"),
         ("endpoints: [{address: 'x:1', models: 7}]", "endpoints[0].models", "expected"),

@@ -85,6 +85,7 @@ def test_each_target_port_is_an_endpoint_with_its_rank() -> None:
         ({"llm-d.ai/active-ports": ""}, [], ""),
         ({"llm-d.ai/active-ports": "8001,9999"}, [8001], "9999 is none of the pool's ports [8000, 8001]"),
         ({"llm-d.ai/active-ports": "grpc"}, [], "grpc is none of"),
+        ({"llm-d.ai/active-ports": "8000," + "9" * 5000}, [8000], "99 is none of the pool's ports"),
     ],
 )
 def test_the_active_ports_annotation_chooses_among_the_ports(
@@ -228,6 +229,8 @@ def test_a_pod_says_what_the_endpoints_file_would() -> None:
     [
         ("context-tokens", "32k"),
         ("context-tokens", "0"),
+        ("context-tokens", "9" * 400),
+        ("kv-capacity-tokens", "1000000000001"),
         ("rtt-ms", "-1"),
         ("rtt-ms", "nan"),
         ("rtt-ms", "60001"),
