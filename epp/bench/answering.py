@@ -40,5 +40,8 @@ class Answering:
     def drained(self) -> None:
         """What was sent has left."""
 
+    def no_room(self) -> None:
+        """The status says it."""
+
     def cancelled(self) -> None:
         """The caller has gone."""

@@ -100,8 +100,9 @@ class Request(Section, frozen=True):
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
         max_held_body_bytes: what all bodies may hold together that wait for their rest (in full duplex they
-            come in pieces, as slowly as their clients send them); a piece beyond is answered with 503. At
-            least `max_body_bytes`.
+            come in pieces, as slowly as their clients send them); a piece beyond is answered with 503. On the
+            picker's own transport messages count, too, that have come in part, wait behind another, or wait
+            to be read; they may hold the longest message's length beside it. At least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``

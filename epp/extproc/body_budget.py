@@ -4,6 +4,9 @@ Owns the count of held bytes. One stream's limit bounds a body, not how many of 
 client decides how slowly it sends. A piece that finds no room has its request refused, which makes room at
 once; nothing waits for room, so nothing can wait for ever. What makes a body whole is always taken: it is
 decided upon now, and held no longer.
+
+The transport holds messages out of the same budget, by `take_part`: those that have not come whole, and those
+that wait behind another. Whoever speaks to us decides how slowly those come, too.
 """
 
 from __future__ import annotations
@@ -31,23 +34,37 @@ class BodyBudget:
         max_bytes: that may be held.
         refusal: from a request, without its body, to what its client is told where there is no room, so that
             the shell can word it as the request's API does.
+        beside_bytes: that parts of messages may hold beyond it. With the longest message's length one that
+            comes alone always finds room, though it is longer than the body in it.
 
     Attributes:
         held_bytes: that are held now.
         refusal: as given.
     """
 
-    __slots__ = ("_max_bytes", "held_bytes", "refusal")
+    __slots__ = ("_max_bytes", "_max_with_parts_bytes", "held_bytes", "refusal")
 
     def __init__(
-        self, max_bytes: int = 1 << 30, refusal: Callable[[HttpRequest], Refusal] = plain_no_room
+        self,
+        max_bytes: int = 1 << 30,
+        refusal: Callable[[HttpRequest], Refusal] = plain_no_room,
+        *,
+        beside_bytes: int = 0,
     ) -> None:
         self._max_bytes, self.refusal = max_bytes, refusal
+        self._max_with_parts_bytes = max_bytes + beside_bytes
         self.held_bytes = 0
 
     def take(self, size: int, *, last: bool) -> bool:
         """Hold a piece, of a body that is whole with its ``last``; False where there is no room."""
         if not last and self.held_bytes + size > self._max_bytes:
+            return False
+        self.held_bytes += size
+        return True
+
+    def take_part(self, size: int) -> bool:
+        """Hold so much of messages that nobody has taken yet; False where there is no room."""
+        if self.held_bytes + size > self._max_with_parts_bytes:
             return False
         self.held_bytes += size
         return True

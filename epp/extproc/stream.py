@@ -15,6 +15,7 @@ is one, last. Rules:
   | `refused`, or the body over its limit            | REFUSED        | is mute                      |
   | answered, to be left, response shown in pieces   | UNOBSERVED     | `Finish`, mute               |
   | a message out of order, a mode not spoken        | PROTOCOL_ERROR | `Abort`, mute                |
+  | `no_room` before there is a response             | REFUSED        | `Finish`, mute               |
   | `closed(cut=False)` before any of these          | STREAM_END     | is mute                      |
   | `closed(cut=True)` before any of these           | CLIENT_GONE    | is mute                      |
 
@@ -173,6 +174,14 @@ class Stream:
     def refused(self, refusal: Refusal) -> list[Output]:
         """Answer `PickNeeded` by answering the client; nothing but the end of the stream matters after it."""
         return self._spoken(self._refuse(refusal)) if self._deciding() else []
+
+    def no_room(self) -> list[Output]:
+        """What comes next finds no room, and its sender may take any time: the stream ends."""
+        request, response = self._request, self._response
+        if request is None or response is None or self._ended or response.phase is not ResponsePhase.WAITING:
+            self._mute = True  # there is no client to tell, or it has an answer
+            return [Abort("RESOURCE_EXHAUSTED", "there is no room for what comes")]
+        return [*self._spoken(self._refuse(self._bodies.refusal(request.without_body()))), Finish()]
 
     def closed(self, cut: bool) -> list[Event]:
         """The gRPC stream is over.

@@ -7,6 +7,9 @@ Owns what a call has told the other side so far. Rules:
 * A call's events end with `CallCancelled`, exactly once, unless the layer above called `Call.finish`.
 * The last message and the status are one write: they stand side by side in the output.
 * What is said about a call that is over is dropped.
+* What has come of a message is held out of a `Room` that calls share. A call that finds none there hears
+  `NoRoom`, and nothing after it but `CallCancelled`: the layer above ends it, in its own words. So is what
+  waits to be read: a call that finds no room for a message is over as soon as it sends it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from epp.http2.events import (
     StreamEnded,
     StreamReset,
 )
+from epp.http2.frames import ErrorCode
 from epp.http2.headers import encode
-from epp.http2.messages import MessageError, MessageReader, prefix
+from epp.http2.messages import UNBOUNDED, MessageError, MessageReader, NoRoomError, prefix
 from epp.http2.status import Status
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from epp.http2.events import Event
     from epp.http2.headers import RequestHead
     from epp.http2.limits import Limits
-    from epp.http2.messages import Message
+    from epp.http2.messages import Message, Room
     from epp.http2.stream import Stream
 
 #: Seconds of a unit of ``grpc-timeout``.
@@ -76,11 +80,14 @@ class Call:
         return bool(self._stream.waiting)
 
     def send(self, message: bytes) -> None:
-        """Send a message. One that is longer than allowed ends the call instead."""
+        """Send a message. One that is too long, or must wait and finds no room, ends the call instead."""
         if self.over or self._too_long(message):
             return
         self._begin()
-        self._calls.connection.send_data(self._stream, message, prefix=prefix(len(message)))
+        connection = self._calls.connection
+        if not connection.send_data(self._stream, message, prefix=prefix(len(message))):
+            connection.reset(self._stream, ErrorCode.ENHANCE_YOUR_CALM)
+            self._calls.end(self)
 
     def finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
         """End the call, with a last message where there is one."""
@@ -88,6 +95,8 @@ class Call:
             return
         if last is not None:
             self.send(last)
+            if self.over:  # it found no room
+                return
         self._calls.end(self)
         block = statuses.trailers if self._begun else statuses.trailers_only
         self._calls.connection.send_headers(self._stream, block(status, words), end=True)
@@ -99,6 +108,14 @@ class Call:
     def release(self) -> None:
         """They are taken again."""
         self._calls.connection.release(self._stream)
+
+    def keep(self, size: int) -> bool:
+        """Whether there is room for so many bytes of messages that are kept for later; `let_go` ends it."""
+        return self._calls.room.take_part(size)
+
+    def let_go(self, size: int) -> None:
+        """So many are kept no more."""
+        self._calls.room.give_back(size)
 
     def _begin(self) -> None:
         if not self._begun:
@@ -144,13 +161,20 @@ class CallDrained:
 
 
 @dataclass(slots=True)
+class NoRoom:
+    """What comes finds no room: no message will come any more; the call is still to be finished."""
+
+    call: Call
+
+
+@dataclass(slots=True)
 class CallCancelled:
     """The call is over, and not by us."""
 
     call: Call
 
 
-CallEvent = CallStarted | MessageReceived | CallEnded | CallDrained | CallCancelled
+CallEvent = CallStarted | MessageReceived | CallEnded | CallDrained | CallCancelled | NoRoom
 
 
 class Calls:
@@ -161,6 +185,7 @@ class Calls:
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         limits: of the connection.
+        room: what messages are held out of that nobody has taken yet.
 
     Attributes:
         connection: below.
@@ -174,10 +199,12 @@ class Calls:
         max_receive_bytes: int,
         max_send_bytes: int,
         limits: Limits | None = None,
+        room: Room = UNBOUNDED,
     ) -> None:
         self._paths, self._max_receive_bytes = paths, max_receive_bytes
+        self.room = room
         self.max_send_bytes = max_send_bytes
-        self.connection = Connection(limits)
+        self.connection = Connection(limits, room)
         self.failed = ""
         #: Calls that have neither been finished nor cancelled.
         self.open: dict[Call, None] = {}
@@ -201,6 +228,8 @@ class Calls:
     def end(self, call: Call) -> None:
         """A call is over; what it is told at its end is its own affair."""
         call.over = True
+        if call.reader.taken_bytes:
+            call.reader.let_go()
         del self.open[call]
         if self.on_over is not None:
             self.on_over(call)
@@ -240,9 +269,8 @@ class Calls:
             return
         try:
             encoding = head.fields.get(b"grpc-encoding", b"identity")
-            call = Call(
-                self, stream, head.path, MessageReader(self._max_receive_bytes, encoding), _timeout_s(head)
-            )
+            reader = MessageReader(self._max_receive_bytes, encoding, self.room)
+            call = Call(self, stream, head.path, reader, _timeout_s(head))
             if head.path not in self._paths:
                 raise MessageError(Status.UNIMPLEMENTED, "Method not found!")  # noqa: TRY301  # one answer to all
         except MessageError as error:
@@ -267,6 +295,9 @@ class Calls:
         except MessageError as error:
             call.finish(error.status, error.words)
             told.append(CallCancelled(call))
+        except NoRoomError:
+            event.stream.owner = None  # what else comes on it is nobody's
+            told.append(NoRoom(call))
 
     def _ended(self, stream: Stream, told: list[CallEvent]) -> None:
         call = stream.owner

@@ -30,6 +30,7 @@ from epp.http2.events import (
 from epp.http2.frames import ErrorCode, Setting
 from epp.http2.headers import HeadReader
 from epp.http2.limits import Bucket, Limits
+from epp.http2.messages import UNBOUNDED
 from epp.http2.reading import FrameReader
 from epp.http2.receiving import ReceiveWindows
 from epp.http2.sending import Sender
@@ -37,6 +38,7 @@ from epp.http2.stream import Stream
 
 if TYPE_CHECKING:
     from epp.http2.events import Event
+    from epp.http2.messages import Room
 
 #: Streams that we have reset and whose frames may still be on their way.
 _REMEMBERED = 1024
@@ -50,13 +52,14 @@ class Connection:
 
     Args:
         limits: what it may take up.
+        room: what data is held out of that waits for the other side to read.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, room: Room = UNBOUNDED) -> None:
         self._limits = limits = limits or Limits()
         self._reader = FrameReader(self, limits)
         self._heads = HeadReader(limits.max_header_list_bytes)
-        self._sender = Sender(self._sent_end)
+        self._sender = Sender(self._sent_end, room)
         self._events: list[Event] = []
         self._now_s = 0.0
         self._streams: dict[int, Stream] = {}
@@ -121,9 +124,9 @@ class Connection:
         """A block made by `epp.http2.headers.encode`; ``end`` ends the stream."""
         self._sender.headers(stream, block, end=end)
 
-    def send_data(self, stream: Stream, data: bytes, *, prefix: bytes = b"", end: bool = False) -> None:
-        """Data, now or when there is room; ``prefix`` comes before it in the same frame."""
-        self._sender.data(stream, data, prefix=prefix, end=end)
+    def send_data(self, stream: Stream, data: bytes, *, prefix: bytes = b"", end: bool = False) -> bool:
+        """Data, ``prefix`` before it, now or later; False where it cannot wait: the stream is to be reset."""
+        return self._sender.data(stream, data, prefix=prefix, end=end)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream at once, with all that waits to be sent on it; no event comes of it."""
@@ -191,9 +194,7 @@ class Connection:
         if stream.expected_bytes >= 0:
             stream.expected_bytes -= len(piece)
             if stream.expected_bytes < 0:
-                self._stream_error(
-                    stream.number, ErrorCode.PROTOCOL_ERROR, "more data than content-length says"
-                )
+                self._stream_error(stream.number, ErrorCode.PROTOCOL_ERROR, "more than content-length says")
                 return
         self._events.append(DataReceived(stream, piece))
 

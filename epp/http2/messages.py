@@ -1,15 +1,16 @@
 """gRPC messages cut from a stream's bytes: a flag, a length in four bytes, the message.
 
 Owns the bytes of a message that has not come whole. One that lies within a piece is handed on as a view of
-it, uncopied; one in several pieces is put together once. A message that is too long is refused by its length,
-before anything of it is kept, and a compressed one while it is unpacked.
+it, uncopied; one in several pieces is put together once, in a `Room` that many readers share, because it may
+come as slowly as its sender likes. A message that is too long is refused by its length, before anything of it
+is kept, and a compressed one while it is unpacked.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from epp.http2.status import Status
 
@@ -38,6 +39,34 @@ class MessageError(Exception):
         super().__init__(words)
 
 
+class NoRoomError(Exception):
+    """There is no room for what has come of a message; none of it is kept."""
+
+
+class Room(Protocol):
+    """What many calls may hold together of messages that nobody has taken yet."""
+
+    def take_part(self, size: int) -> bool:
+        """Hold so many bytes more; False where there is no room."""
+
+    def give_back(self, size: int) -> None:
+        """So many are held no more."""
+
+
+class Unbounded:
+    """Room for everything."""
+
+    def take_part(self, size: int) -> bool:  # noqa: ARG002  # any
+        """There is."""
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Nothing was counted."""
+
+
+UNBOUNDED = Unbounded()
+
+
 def prefix(length: int) -> bytes:
     """What stands before a message that is not compressed."""
     return _PREFIX.pack(0, length)
@@ -49,15 +78,20 @@ class MessageReader:
     Args:
         max_bytes: longest message, as it is and unpacked.
         encoding: what ``grpc-encoding`` says.
+        room: what a message that has not come whole is held out of.
+
+    Attributes:
+        taken_bytes: of the room.
 
     Raises:
         MessageError: an encoding that is not known here.
     """
 
-    __slots__ = ("_bits", "_held", "_max_bytes", "_wanted")
+    __slots__ = ("_bits", "_held", "_max_bytes", "_room", "_wanted", "taken_bytes")
 
-    def __init__(self, max_bytes: int, encoding: bytes = b"identity") -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, encoding: bytes = b"identity", room: Room = UNBOUNDED) -> None:
+        self._max_bytes, self._room = max_bytes, room
+        self.taken_bytes = 0
         self._bits = _WINDOW_BITS.get(encoding, 0)
         if not self._bits and encoding != b"identity":
             shown = encoding[:60].decode("latin-1")
@@ -75,6 +109,7 @@ class MessageReader:
 
         Raises:
             MessageError: one is too long, or cannot be unpacked.
+            NoRoomError: of one that has not come whole.
         """
         at, end = 0, len(piece)
         while at < end:
@@ -99,7 +134,21 @@ class MessageReader:
                 if length:
                     continue
             whole, self._held, self._wanted = self._held, bytearray(), PREFIX_BYTES
+            if self.taken_bytes:
+                self.let_go()
             yield self._unpacked(flag, memoryview(whole)[PREFIX_BYTES:])
+        if self._held:
+            more = len(self._held) - self.taken_bytes
+            if not self._room.take_part(more):
+                self.let_go()
+                raise NoRoomError
+            self.taken_bytes += more
+
+    def let_go(self) -> None:
+        """Hold nothing any more of a message that has not come whole."""
+        self._held, self._wanted = bytearray(), PREFIX_BYTES
+        self._room.give_back(self.taken_bytes)
+        self.taken_bytes = 0
 
     def _check(self, flag: int, length: int) -> None:
         if length > self._max_bytes:

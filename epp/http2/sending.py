@@ -6,6 +6,8 @@ Owns the output that has not been taken, the connection's send window and what w
   (`corked`); trailers wait for the data before them.
 * Streams that wait for the connection alone take turns, a frame each. One that waits for its own window is
   looked at when that grows, so that no frame of the other side costs a look at every stream.
+* Long data that waits is held out of a `Room` that connections share: who does not read may fill that. What
+  is short may always wait, because nobody answers on a stream on which an answer waits.
 * A stream that we end before the other side has is reset without an error behind its last frame, as
   RFC 9113 section 8.1 has it: nobody reads what would still come.
 """
@@ -22,8 +24,12 @@ from epp.http2.stream import Stream, Waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from epp.http2.messages import Room
+
 #: An update of the dynamic table's size to 0, due once where the other side wants a smaller one.
 _NO_TABLE = b"\x20"
+#: What may wait without room.
+_SHORT_BYTES = 16 * 1024
 
 
 class Sender:
@@ -31,10 +37,11 @@ class Sender:
 
     Args:
         on_end: told of a stream that we have ended, once its last frame is in the output.
+        room: what data is held out of that waits.
     """
 
-    def __init__(self, on_end: Callable[[Stream], None]) -> None:
-        self._on_end = on_end
+    def __init__(self, on_end: Callable[[Stream], None], room: Room) -> None:
+        self._on_end, self._room_of_all = on_end, room
         self._output: list[bytes | memoryview] = []
         self._ready: dict[Stream, None] = {}
         self._table_due = False
@@ -65,10 +72,13 @@ class Sender:
         else:
             self._headers(stream, block, end=end)
 
-    def data(self, stream: Stream, data: bytes, *, prefix: bytes = b"", end: bool = False) -> None:
-        """Data of a stream: ``prefix`` and then ``data``, now or as soon as there is room."""
+    def data(self, stream: Stream, data: bytes, *, prefix: bytes = b"", end: bool = False) -> bool:
+        """Data of a stream: ``prefix`` and then ``data``, now or as soon as the windows let it.
+
+        False where it must wait and there is no room for it: then the stream cannot go on.
+        """
         if stream.over:
-            return
+            return True
         size = len(prefix) + len(data)
         if not stream.waiting and self._room(stream, size) and size <= self.max_frame_bytes:
             stream.send_window -= size
@@ -78,12 +88,19 @@ class Sender:
             self._output.append(data)
             if end:
                 self._end(stream)
-            return
+            return True
         if stream.waiting is None:
             stream.waiting = deque()
-        stream.waiting.append(Waiting(memoryview(prefix + data if prefix else data), b"", end))
+        item = Waiting(memoryview(prefix + data if prefix else data), b"", end)
+        stream.waiting.append(item)
         if len(stream.waiting) == 1:
             self._advance(stream)
+        left = len(item.data or b"")
+        if left > _SHORT_BYTES:
+            if not self._room_of_all.take_part(left):
+                return False
+            item.taken_bytes = left
+        return True
 
     def grew(self, stream: Stream) -> bool:
         """A stream's window has grown: send of what waits; whether nothing waits any more."""
@@ -103,7 +120,15 @@ class Sender:
         """These are gone, with what waited for them."""
         for stream in streams:
             self._ready.pop(stream, None)
+            if stream.waiting:
+                for item in stream.waiting:
+                    self._let_go(item)
             stream.waiting = None
+
+    def _let_go(self, item: Waiting) -> None:
+        taken_bytes, item.taken_bytes = item.taken_bytes, 0
+        if taken_bytes:
+            self._room_of_all.give_back(taken_bytes)
 
     def _room(self, stream: Stream, size: int) -> bool:
         return not self.corked and (size == 0 or (size <= stream.send_window and size <= self.window))
@@ -121,6 +146,8 @@ class Sender:
                 return False
             if not item.data:
                 waiting.popleft()
+                if item.taken_bytes:
+                    self._let_go(item)
             frames_at_most -= 1
             if waiting and frames_at_most <= 0 and waiting[0].data is not None:
                 self._ready[stream] = None

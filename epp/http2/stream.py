@@ -17,11 +17,13 @@ class Waiting:
         data: of a DATA frame; where it is None, ``block`` is sent.
         block: trailers.
         end: whether the stream ends with it.
+        taken_bytes: of the room that it is held out of.
     """
 
     data: memoryview | None
     block: bytes
     end: bool
+    taken_bytes: int = 0
 
 
 class Stream:

@@ -105,6 +105,10 @@ class Exchange:
         replies: list[ProcessingResponse] = []
         return replies, self._act(outputs, replies)
 
+    def no_room(self) -> Answer:
+        """What comes next finds no room; what to send, and how the stream then ends."""
+        return self._answer(self._stream.no_room())
+
     def closed(self, *, cut: bool) -> None:
         """The gRPC stream is over; ``cut`` when it was reset."""
         self._act(self._stream.closed(cut), [])

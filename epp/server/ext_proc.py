@@ -3,8 +3,9 @@
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
 and without a turn of the event loop; only one whose tokens are still being counted makes a task, and what
 comes meanwhile waits behind it. So does what comes while our answers wait for room: the proxy may then fill
-its window and no more. The last message and the status are one write, always, which a proxy that shows
-responses in full duplex needs (docs/transport.md). Every call ends its exchange exactly once.
+its window and no more, and what waits is held out of the room that all calls share. The last message and the
+status are one write, always, which a proxy that shows responses in full duplex needs (docs/transport.md).
+Every call ends its exchange exactly once.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ class ProcessCall:
             return
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
-        else:
+        elif self._call.keep(len(message)):
             self._waiting.append(bytes(message))
             self._call.hold()
+        else:
+            self.no_room()
 
     def ended(self) -> None:
         """The proxy has sent its last: the end, once all of it is answered."""
@@ -80,6 +83,18 @@ class ProcessCall:
         """What waited for room has gone."""
         self._go_on()
 
+    def no_room(self) -> None:
+        """What comes finds no room: the request is refused where it can be, and the call ends."""
+        if self._over:
+            return
+        if self._task is not None:
+            self._task.cancel()
+        try:
+            self._answer(self._exchange.no_room())
+        except Exception:
+            log.exception("a stream failed")
+            self._failed()
+
     def cancelled(self) -> None:
         """The proxy has given the call up."""
         if self._task is not None:
@@ -89,7 +104,9 @@ class ProcessCall:
     def _go_on(self) -> None:
         """Answer what waits, as far as that goes."""
         while self._waiting and self._task is None and not self._call.blocked and not self._over:
-            self._take(self._waiting.popleft())
+            message = self._waiting.popleft()
+            self._call.let_go(len(message))
+            self._take(message)
         if self._over or self._task is not None or self._waiting:
             return
         if self._ending:
@@ -132,7 +149,7 @@ class ProcessCall:
         elif isinstance(marker, Abort):
             log.warning("a stream was aborted: %s", marker.detail)
             self._finish(Status[marker.status], marker.detail)
-        elif self._call.over and not self._over:  # an answer was longer than is allowed
+        elif self._call.over and not self._over:  # an answer was too long, or found no room
             self._metrics.stream_errors.inc()
             self._end(Status.RESOURCE_EXHAUSTED)
 
@@ -148,7 +165,9 @@ class ProcessCall:
         if self._over:
             return
         self._over = True
-        self._waiting.clear()
+        if self._waiting:
+            self._call.let_go(sum(map(len, self._waiting)))
+            self._waiting.clear()
         self._metrics.stream_ended(go_name(status.name), self._time_s() - self._began_s)
         try:
             self._exchange.closed(cut=status is not Status.OK)

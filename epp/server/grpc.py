@@ -80,7 +80,12 @@ class GrpcServer:
         metrics.registry.register(FamilyCollector(self._protocol.families()))
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
-        self._bodies = BodyBudget(config.request.max_held_body_bytes, core.no_room)
+        longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
+        self._max_receive_bytes = config.listen.max_receive_bytes or longest
+        self._max_send_bytes = config.listen.max_send_bytes or longest
+        self._bodies = BodyBudget(
+            config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
+        )
         metrics.held_body_bytes.set_function(lambda: self._bodies.held_bytes)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
@@ -116,10 +121,8 @@ class GrpcServer:
         return bound
 
     def _listen(self, services: Services, tls: ServerTls | None, base: Path, source: str) -> Listener:
-        listen = self._config.listen
-        longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
-        receive, send = listen.max_receive_bytes or longest, listen.max_send_bytes or longest
-        if listen.transport == "grpcio":
+        receive, send = self._max_receive_bytes, self._max_send_bytes
+        if self._config.listen.transport == "grpcio":
             from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
 
             credentials = grpc_credentials(tls, base, source)
@@ -127,7 +130,9 @@ class GrpcServer:
                 services, max_receive_bytes=receive, max_send_bytes=send, credentials=credentials
             )
         context = rpc_context(tls, base, source)
-        return RpcServer(services.methods(), max_receive_bytes=receive, max_send_bytes=send, tls=context)
+        return RpcServer(
+            services.methods(), max_receive_bytes=receive, max_send_bytes=send, tls=context, room=self._bodies
+        )
 
     async def set_serving(self, *, serving: bool) -> None:
         """Tell the health service's clients."""

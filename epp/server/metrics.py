@@ -89,7 +89,8 @@ class Metrics:
         )
         self.held_body_bytes = Gauge(
             "epp_held_body_bytes",
-            "Bytes of request bodies held until their picks; request.max_held_body_bytes bounds them.",
+            "Bytes of request bodies held until their picks, and of messages that have come in part or wait; "
+            "request.max_held_body_bytes bounds them.",
             registry=registry,
         )
         self.late_reports = Counter(

@@ -41,6 +41,9 @@ class Handler(Protocol):
     def drained(self) -> None:
         """All that was sent is on its way."""
 
+    def no_room(self) -> None:
+        """There is no room for what comes: the call ends, with RESOURCE_EXHAUSTED unless it is ended here."""
+
     def cancelled(self) -> None:
         """The call is over."""
 
@@ -77,6 +80,9 @@ class Unary:
     def drained(self) -> None:
         """Nothing waits for that."""
 
+    def no_room(self) -> None:
+        """The status says it."""
+
     def cancelled(self) -> None:
         """Nothing is kept."""
 
@@ -104,6 +110,9 @@ class Watch:
 
     def drained(self) -> None:
         """Nothing waits for that."""
+
+    def no_room(self) -> None:
+        """The status says it."""
 
     def cancelled(self) -> None:
         """Nobody listens any more."""
@@ -169,6 +178,9 @@ class AccessLogCall:
 
     def drained(self) -> None:
         """Nothing waits for that."""
+
+    def no_room(self) -> None:
+        """The status says it."""
 
     def cancelled(self) -> None:
         """The proxy has gone."""

@@ -23,6 +23,7 @@ from epp.http2.calls import (
     Calls,
     CallStarted,
     MessageReceived,
+    NoRoom,
 )
 from epp.http2.status import Status
 
@@ -194,6 +195,8 @@ class RpcConnection(asyncio.Protocol):
                     call.owner.cancelled()
                 elif isinstance(event, CallDrained):
                     call.owner.drained()
+                elif isinstance(event, NoRoom):
+                    self._no_room(call)
             except Exception:
                 log.exception("a call of %s failed", call.path.decode("latin-1"))
                 self._failed(call)
@@ -226,6 +229,13 @@ class RpcConnection(asyncio.Protocol):
         deadline = self._deadlines.pop(call, None)
         if deadline is not None:
             deadline.cancel()
+
+    @staticmethod
+    def _no_room(call: Call) -> None:
+        call.owner.no_room()
+        if not call.over:
+            call.finish(Status.RESOURCE_EXHAUSTED, "too many messages wait for their rest")
+            call.owner.cancelled()
 
     def _failed(self, call: Call) -> None:
         """A handler raised."""

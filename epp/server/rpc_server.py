@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
 from epp.http2.calls import Calls
+from epp.http2.messages import UNBOUNDED
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
+    from epp.http2.messages import Room
     from epp.server.rpc_handlers import Serve
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.
@@ -35,6 +37,7 @@ class RpcServer:
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         tls: for connections, None for plaintext.
+        room: what messages are held out of that nobody has taken yet.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class RpcServer:
         max_receive_bytes: int,
         max_send_bytes: int,
         tls: ssl.SSLContext | None = None,
+        room: Room = UNBOUNDED,
     ) -> None:
+        self._room = room
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._servers: list[asyncio.Server] = []
@@ -108,7 +113,10 @@ class RpcServer:
     def new_calls(self) -> Calls:
         """The state of a connection."""
         return Calls(
-            self._methods, max_receive_bytes=self._max_receive_bytes, max_send_bytes=self._max_send_bytes
+            self._methods,
+            max_receive_bytes=self._max_receive_bytes,
+            max_send_bytes=self._max_send_bytes,
+            room=self._room,
         )
 
     def opened(self, connection: RpcConnection) -> None:

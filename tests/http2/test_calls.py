@@ -20,7 +20,9 @@ from epp.http2.calls import (
     Calls,
     CallStarted,
     MessageReceived,
+    NoRoom,
 )
+from epp.http2.frames import ErrorCode
 from epp.http2.messages import MessageError, MessageReader
 from epp.http2.status import Status, percent_encoded
 from tests.kit.http2 import PATH, REQUEST, Client, Fields, message, only, sent
@@ -208,3 +210,78 @@ def test_of_a_message_that_is_too_long_nothing_is_kept() -> None:
         list(reader.feed(memoryview(bytes((byte,)))))
     with pytest.raises(MessageError):
         list(reader.feed(memoryview(b"\xd0")))
+
+
+class Scarce:
+    """Room for so many bytes."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def take_part(self, size: int) -> bool:
+        if size > self.free:
+            return False
+        self.free -= size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.free += size
+
+
+def crowded(free: int, **values: int) -> tuple[Calls, Client, Scarce, list[Call]]:
+    """Two calls and room for so much that nobody has taken yet."""
+    room, client = Scarce(free), Client()
+    made = Calls({PATH}, max_receive_bytes=100_000, max_send_bytes=100_000, room=room)
+    told = made.receive(client.hello(**values) + client.headers(1) + client.headers(3), 0.0)
+    sent(made)
+    return made, client, room, [event.call for event in told]
+
+
+def test_a_part_that_finds_no_room_is_told_once_behind_what_came_before_it() -> None:
+    made, client, room, (first, second) = crowded(20)
+    assert not made.receive(client.data(1, message(b"x" * 50)[:15]), 0.0)
+    told = made.receive(
+        client.data(3, message(b"whole") + message(b"x" * 50)[:15]) + client.data(3, b"y" * 9), 0.0
+    )
+    assert told == [MessageReceived(second, b"whole"), NoRoom(second)]
+    assert room.free == 5
+    second.finish(Status.OK, last=b"no room")
+    assert not made.receive(client.data(3, b"more"), 0.0)
+    assert messages(made.receive(client.data(1, b"x" * 40), 0.0)) == [b"x" * 50]
+    assert room.free == 20
+    assert list(made.open) == [first]
+
+
+def test_a_call_without_room_that_is_not_finished_yet_is_cancelled_with_the_rest() -> None:
+    made, client, _, (_, second) = crowded(10)
+    told = made.receive(client.data(3, message(b"x" * 50)[:15]) + client.data(0, b"x"), 0.0)
+    assert told[0] == NoRoom(second)
+    assert CallCancelled(second) in told
+
+
+def test_a_long_answer_that_must_wait_and_finds_no_room_ends_its_call() -> None:
+    made, _, room, (first, second) = crowded(50_000, initial_window_size=10_000)
+    for call in (first, second):
+        call.send(b"x" * 40_000)
+    assert room.free == 50_000 - (40_005 - 10_000)
+    assert (first.over, second.over, list(made.open)) == (False, True, [first])
+    assert [frame.code for frame in only(sent(made), frames.RST_STREAM)] == [ErrorCode.ENHANCE_YOUR_CALM]
+    first.finish(Status.OK, last=b"x" * 30_000)
+    assert not made.open
+    made.receive(frames.window_update(1, 100_000), 0.0)
+    assert room.free == 50_000
+    _, _, room, (first, second) = crowded(50_000, initial_window_size=10_000)
+    first.send(b"x" * 40_000)
+    second.finish(Status.OK, last=b"x" * 40_000)
+    assert second.over
+    assert room.free == 50_000 - (40_005 - 10_000)
+
+
+def test_what_is_short_waits_without_room_and_what_is_given_up_is_given_back() -> None:
+    made, _, room, (first, second) = crowded(30_000, initial_window_size=0)
+    first.send(b"x" * 20_000)
+    second.send(b"x" * 10_000)
+    assert room.free == 30_000 - 20_005
+    assert not second.over
+    made.receive(frames.rst_stream(1, 8), 0.0)
+    assert room.free == 30_000
