@@ -97,8 +97,8 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
 
     def message(self, message: Message) -> None:
-        """Which name is asked for."""
-        request = _health_request(self._call, message)
+        """Which name is asked for; one behind a message that ended the call asks nothing."""
+        request = None if self._call.over else _health_request(self._call, message)
         if request is not None and self._task is None:
             self._task = asyncio.ensure_future(self._tell(request.service))
             self._watchers.add(self)
