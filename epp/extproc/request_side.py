@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders, ProcessingResponse
 
 
+#: Pieces up to this are joined as they come.
+_SHORT_BYTES = 512
+
+
 class RequestPhase(Enum):
     """How far the request has come."""
 
@@ -93,7 +97,8 @@ class RequestSide:
         self._upgrade = False
         self._headers: dict[str, str] = {}
         self._metadata: dict[str, dict[str, object]] = {}
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
+        self._pieces = 0
         self._body_bytes = 0
         self._bodies, self._taken_bytes = bodies, 0
         self._received = Received(headers_only=True)
@@ -145,7 +150,7 @@ class RequestSide:
             hint = "" if self._modes.declared else f" in the assumed mode {self._modes.request.name}"
             raise ViolationError(detail + hint)
         self._keep(message, last=message.end_of_stream or self._mode.whole_in_one)
-        self._chunks.append(message.body)
+        self._append(message.body)
         self._body_ended = message.end_of_stream
         if self._mode.whole_in_one and not message.end_of_stream:
             wrong = contradiction(self._modes, self._headers, self._body_bytes)
@@ -156,7 +161,7 @@ class RequestSide:
             return [self._ask(body, whole=message.end_of_stream or not self._mode.may_cut)]
         if self._held_bytes is not None and self._body_bytes > self._held_bytes:
             self.early = True
-            self._received = Received(headers_only=False, body_messages=len(self._chunks))
+            self._received = Received(headers_only=False, body_messages=self._pieces)
             self._chunks.clear()
             self._give_back()
             return [self._ask(whole=False)]
@@ -232,6 +237,19 @@ class RequestSide:
         self._body_ended = message.end_of_stream
         return [*replies]
 
+    def _append(self, piece: bytes) -> None:
+        """Behind what has come. Short ones are joined: objects would take many times what is counted."""
+        self._pieces += 1
+        chunks = self._chunks
+        if not chunks or len(piece) > _SHORT_BYTES:
+            chunks.append(piece)
+            return
+        last = chunks[-1]
+        if isinstance(last, bytearray):
+            last += piece
+        else:
+            chunks.append(bytearray(piece))
+
     def _keep(self, message: HttpBody, *, last: bool) -> None:
         size = len(message.body)
         self._body_bytes += size
@@ -263,8 +281,8 @@ class RequestSide:
         )
 
     def _take_body(self) -> bytes:
-        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._received = Received(headers_only=False, body=body, body_messages=len(self._chunks))
+        body = bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._received = Received(headers_only=False, body=body, body_messages=self._pieces)
         self._chunks.clear()
         return body
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -148,3 +150,26 @@ def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_doe
     other = sending(bodies, at=PickAt.HEADERS)
     other.send(request_body(bytes(20)), expect=["immediate_response", ended(Cause.REFUSED)])
     assert bodies.held_bytes == 0
+
+
+@pytest.mark.parametrize("sizes", [(2,), (0, 1), (1, 511, 512, 513, 3), (600, 2, 2, 600), (0, 600, 0)])
+def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(sizes: tuple[int, ...]) -> None:
+    """Objects of their own would take twenty times what short ones say."""
+    bodies = BodyBudget()
+    talk = Conversation(Stream(bodies=bodies))
+    talk.send(with_modes(request_headers(), DUPLEX))
+    pieces = [
+        bytes((at % 256,)) * size for at, size in zip(range(20_000), itertools.cycle(sizes), strict=False)
+    ]
+    messages = [request_body(piece) for piece in pieces]
+    tracemalloc.start()
+    try:
+        for told in messages:
+            talk.stream.receive(told)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bodies.held_bytes == sum(map(len, pieces))
+    assert taken_bytes < bodies.held_bytes * 1.5 + 5000
+    talk.send(request_body(b"last", end=True))
+    assert talk.asked().request.body == b"".join(pieces) + b"last"
