@@ -14,7 +14,6 @@ what is sent is queued by `epp.http2.sending`. Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from epp.http2 import frames
@@ -34,7 +33,7 @@ from epp.http2.messages import UNBOUNDED
 from epp.http2.reading import FrameReader
 from epp.http2.receiving import ReceiveWindows
 from epp.http2.sending import Sender
-from epp.http2.stream import Stream
+from epp.http2.stream import Lately, Stream
 
 if TYPE_CHECKING:
     from epp.http2.events import Event
@@ -64,7 +63,7 @@ class Connection:
         self._now_s = 0.0
         self._streams: dict[int, Stream] = {}
         self._last = 0
-        self._reset: deque[int] = deque(maxlen=_REMEMBERED)
+        self._reset = Lately(_REMEMBERED)
         self._current: Stream | None = None
         self._windows = ReceiveWindows(limits, self._sender.control)
         self._their_window = frames.DEFAULT_WINDOW_BYTES
@@ -132,7 +131,7 @@ class Connection:
         """End a stream at once, with all that waits to be sent on it; no event comes of it."""
         if not stream.over:
             self._sender.control(frames.rst_stream(stream.number, code))
-            self._reset.append(stream.number)
+            self._reset.add(stream.number)
             self._remove(stream)
 
     def hold(self, stream: Stream) -> None:
@@ -236,7 +235,7 @@ class Connection:
         stream = self._streams.get(number)
         if stream is None:
             if self._is_forgiven(number, "RST_STREAM") and number in self._reset:
-                self._reset.remove(number)  # Envoy answers an early end with one; a second would say nothing
+                del self._reset[number]  # Envoy answers an early end with one; a second would say nothing
             else:
                 self.on_idle()
             return
@@ -249,7 +248,7 @@ class Connection:
         """What the other side wants."""
         if not self._settings.take(self._now_s):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
-        for name, value in values:
+        for name, value in dict(values).items():  # the last of a name holds: each may touch every stream
             self._set(name, value)
         self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
@@ -370,7 +369,7 @@ class Connection:
     def _sent_end(self, stream: Stream) -> None:
         """Our last frame of a stream is in the output."""
         if not stream.ended_there:
-            self._reset.append(stream.number)
+            self._reset.add(stream.number)
         self._remove(stream)
 
     def _remove(self, stream: Stream) -> None:
@@ -384,7 +383,7 @@ class Connection:
         if not self._useless.take(self._now_s):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that come to nothing")
         self._sender.control(frames.rst_stream(number, code))
-        self._reset.append(number)
+        self._reset.add(number)
         stream = self._streams.get(number)
         if stream is not None:
             self._remove(stream)

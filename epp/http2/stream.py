@@ -1,4 +1,4 @@
-"""One stream's state: what each side has ended, its windows, what waits to be sent."""
+"""One stream's state: what each side has ended, its windows, what waits. And which streams ended lately."""
 
 from __future__ import annotations
 
@@ -70,3 +70,25 @@ class Stream:
         self.owed = self.withheld = 0
         self.waiting: deque[Waiting] | None = None
         self.owner: Any = None
+
+
+class Lately(dict[int, None]):
+    """Numbers of streams, at least the newest so many; each frame of a flood may ask for one.
+
+    Args:
+        least: how many are remembered.
+    """
+
+    __slots__ = ("_least",)
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self._least = least
+
+    def add(self, number: int) -> None:
+        """Remember it, and now and then forget the older half."""
+        if len(self) >= 2 * self._least:
+            newest = list(self)[self._least :]
+            self.clear()
+            self.update(dict.fromkeys(newest))
+        self[number] = None
