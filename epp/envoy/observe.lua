@@ -6,9 +6,9 @@
 --   encoding   content-encoding, when there is one: then nothing can be read of the answer
 --   chunks     body chunks up to the end of the answer; there once the answer is complete
 --   usage      what the engine says the answer cost, as it stood in the answer, names included: the first
---              and the last "usage" object of an event stream (Anthropic tells the prompt's tokens in the
---              first event and the answer's in the last), the last one of any other answer, and the last
---              "meta_info" object of each prompt of a batch (SGLang)
+--              and the last "usage" object with counts of an event stream (Anthropic tells the prompt's tokens
+--              in the first event and the answer's in the last), the last one of any other answer, and the
+--              last "meta_info" object of each prompt of a batch (SGLang)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
 -- says so. An event stream's first chunk is also told to the picker at once, by a call that nobody waits for.
@@ -28,6 +28,11 @@ local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 local NAME_BYTES = 32
 -- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
 local MAX_BATCH = 16
+-- What an object that tells the usage counts; one without is of a client's, a tool's parameter of that name.
+local COUNTS = {
+  prompt_tokens = true, completion_tokens = true, total_tokens = true, input_tokens = true, output_tokens = true,
+  cached_tokens = true, cache_read_input_tokens = true, cache_creation_input_tokens = true,
+}
 local LAST_RESPONSES = { 'response.completed"', 'response.incomplete"', 'response.failed"' }
 
 local function note(handle, key, value)
@@ -112,8 +117,20 @@ local function new_found(streamed)
   return setmetatable({ streamed = streamed, carry = "", batch = {}, prompts = 0, over = false }, Found)
 end
 
+local function counts(text)
+  for name in text:gmatch('"([%l_]+_tokens)"%s*:%s*%d') do
+    if COUNTS[name] then
+      return true
+    end
+  end
+  return false
+end
+
 function Found:take(name, text)
   if name == '"usage"' then
+    if not counts(text) then
+      return
+    end
     self.last = name .. ":" .. text
     if self.streamed and not self.first then
       self.first = self.last

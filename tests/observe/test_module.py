@@ -120,7 +120,7 @@ def test_ends_that_are_ends_and_ends_that_are_none(native: Native, body: bytes) 
 
 PARTS = st.sampled_from(
     [b'"usage"', b'"meta_info"', b":", b"{", b"}", b'"', b"\\", b" ", b"\n", b"\r\n", b'"id":"a"', b'"id" : "b"',
-     b'"type":"', b'message_stop"', b"data: [DONE]", b'response.completed"', b"x" * 700, b"\x00", b"\xff"]
+     b'"prompt_tokens":7', b'"max_tokens" : 7', b'_tokens":', b'"cached_tokens":"7"', b'"type":"', b'message_stop"', b"data: [DONE]", b'response.completed"', b"x" * 700, b"\x00", b"\xff"]
 )  # fmt: skip
 
 

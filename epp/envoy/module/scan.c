@@ -40,6 +40,11 @@ struct scan {
   size_t known, prompts;
 };
 
+/* What an object that tells the usage counts; one without is of a client's, a tool's parameter of that name. */
+static const char *const COUNTS[] = {"prompt_tokens",           "completion_tokens",
+                                     "total_tokens",            "input_tokens",
+                                     "output_tokens",           "cached_tokens",
+                                     "cache_read_input_tokens", "cache_creation_input_tokens"};
 static const char *const LAST_TYPES[] = {"response.completed\"", "response.incomplete\"", "response.failed\""};
 
 static void drop(struct text *text) {
@@ -118,8 +123,29 @@ static struct text prompt_of(char *object, size_t length) {
   return id;
 }
 
+static bool is_count(const char *name, size_t length) {
+  for (size_t at = 0; at < sizeof COUNTS / sizeof *COUNTS; at++)
+    if (strlen(COUNTS[at]) == length && memcmp(COUNTS[at], name, length) == 0)
+      return true;
+  return false;
+}
+
+static bool has_counts(const char *object, size_t length) {
+  for (size_t at = 0; (at = find(object, length, at, "_tokens\"")) != NOWHERE; at++) {
+    size_t ends = at + 7, begins = at, value = value_after(object, length, ends + 1);
+    while (begins && object[begins - 1] != '"')
+      begins--;
+    if (value != NOWHERE && value < length && isdigit((unsigned char)object[value]) &&
+        is_count(object + begins, ends - begins))
+      return true;
+  }
+  return false;
+}
+
 static void take(struct scan *scan, bool usage, char *object, size_t length) {
   if (usage) {
+    if (!has_counts(object, length))
+      return;
     keep(&scan->last, object, length);
     if (scan->streamed && !scan->first.length)
       keep(&scan->first, object, length);
