@@ -28,7 +28,7 @@ from epp.http2.events import (
 )
 from epp.http2.frames import ErrorCode, Setting
 from epp.http2.headers import HeadReader
-from epp.http2.limits import Bucket, Limits
+from epp.http2.limits import Bucket, Limits, announced
 from epp.http2.messages import UNBOUNDED
 from epp.http2.reading import FrameReader
 from epp.http2.receiving import ReceiveWindows
@@ -73,13 +73,7 @@ class Connection:
         self._idle, self._useless = Bucket(limits.idle_frames), Bucket(limits.useless_streams)
         #: Nothing comes of what is received any more.
         self.closed = False
-        values = {
-            Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
-            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            Setting.MAX_FRAME_SIZE: limits.max_frame_bytes,
-            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-        }
-        self._sender.control(frames.settings(values))
+        self._sender.control(frames.settings(announced(limits)))
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
         self._sender.control(frames.window_update(0, more))
 
@@ -142,6 +136,11 @@ class Connection:
         """It is taken again."""
         stream.held = False
         self._windows.settle(stream)
+
+    @property
+    def corked(self) -> bool:
+        """Whether data waits for `uncork`: because of `cork`, or because enough is in the output."""
+        return self._sender.corked
 
     def cork(self) -> None:
         """The socket takes no more: data waits."""
@@ -356,7 +355,7 @@ class Connection:
         elif name == Setting.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
-            self._sender.max_frame_bytes = value
+            self._sender.max_frame_bytes = min(value, self._limits.max_frame_bytes)
         elif name == Setting.ENABLE_PUSH and value > 1:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
         elif name == Setting.HEADER_TABLE_SIZE and value < self._table_bytes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epp.http2.frames import Setting
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -28,7 +30,7 @@ class Limits:
             refused.
         stream_window_bytes: what may come on a stream before we say that more may.
         connection_window_bytes: the same of all streams.
-        max_frame_bytes: longest DATA frame.
+        max_frame_bytes: longest DATA frame, in either direction.
         max_control_bytes: longest frame of any other kind.
         max_header_list_bytes: of a request, as RFC 9113 counts it: 32 bytes a field, name and value.
         max_continuations: frames that a header block may be spread over.
@@ -50,6 +52,16 @@ class Limits:
     settings: Rate = Rate(100, 10)
     idle_frames: Rate = Rate(10_000, 1000)
     useless_streams: Rate = Rate(1000, 100)
+
+
+def announced(limits: Limits) -> dict[Setting, int]:
+    """What of them the other side is told."""
+    return {
+        Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
+        Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+        Setting.MAX_FRAME_SIZE: limits.max_frame_bytes,
+        Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }
 
 
 class Bucket:

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 #: An update of the dynamic table's size to 0, due once where the other side wants a smaller one.
 _NO_TABLE = b"\x20"
-#: What may wait without room.
+#: What may wait without room, and what goes out in one frame, uncounted: no peer may want shorter ones.
 _SHORT_BYTES = 16 * 1024
+#: So much data is put into the output before anybody has seen whether the socket takes it.
+_AT_ONCE_BYTES = 1024 * 1024
 
 
 class Sender:
@@ -43,16 +45,18 @@ class Sender:
     def __init__(self, on_end: Callable[[Stream], None], room: Room) -> None:
         self._on_end, self._room_of_all = on_end, room
         self._output: list[bytes | memoryview] = []
+        self._put_bytes = 0
         self._ready: dict[Stream, None] = {}
         self._table_due = False
         self.window = frames.DEFAULT_WINDOW_BYTES
         self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
-        #: Set while the socket takes no more: data waits.
+        #: Set while the socket takes no more, and once as much was put out as it may take: data waits.
         self.corked = False
 
     def take(self) -> bytes:
         """What is to be written, which is then gone from here."""
         output, self._output = self._output, []
+        self._put_bytes = 0
         return b"".join(output)
 
     def control(self, frame: bytes) -> None:
@@ -80,7 +84,7 @@ class Sender:
         if stream.over:
             return True
         size = len(prefix) + len(data)
-        if not stream.waiting and self._room(stream, size) and size <= self.max_frame_bytes:
+        if not stream.waiting and self._room(stream, size) and size <= _SHORT_BYTES:
             stream.send_window -= size
             self.window -= size
             flags = frames.END_STREAM if end else 0
@@ -170,6 +174,9 @@ class Sender:
         self._output.append(frames.head(frames.DATA, flags, stream.number, size))
         self._output.append(data[:size])
         item.data = data[size:]
+        self._put_bytes += size
+        if self._put_bytes >= _AT_ONCE_BYTES:
+            self.corked = True
         if end:
             self._end(stream)
         return True

@@ -130,6 +130,10 @@ class RpcConnection(asyncio.Protocol):
         self._corked_bytes = None
         self._play(self._calls.uncork())
 
+    def _write_on(self) -> None:
+        if self._corked_bytes is None and self._transport is not None:
+            self.resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # why changes nothing
         """The other side has gone, or we have closed."""
         self._transport = None
@@ -173,6 +177,8 @@ class RpcConnection(asyncio.Protocol):
             if unread is not None and self._transport.get_write_buffer_size() > unread + _MAX_UNREAD_BYTES:
                 log.warning("a connection was cut whose answers nobody reads")
                 self._transport.abort()
+            elif unread is None and self._calls.connection.corked:  # there is more, and the socket takes it
+                self._loop.call_soon(self._write_on)
         if self._calls.connection.finished:
             self._transport.close()
 

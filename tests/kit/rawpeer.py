@@ -117,6 +117,14 @@ class RawPeer:
         self.write(frames.frame(frames.PING, 0, 0, b"12345678"))
         await until(lambda: self._pongs > before or self._listening.done())
 
+    def stop_reading(self) -> None:
+        """Let the socket fill."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def read_on(self) -> None:
+        """Empty it."""
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
     async def close(self) -> None:
         """Hang up."""
         self._writer.close()
