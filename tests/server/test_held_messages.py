@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +26,8 @@ from tests.kit.rawpeer import RawPeer, Serving, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.extproc.types import HttpRequest
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000
@@ -198,3 +201,33 @@ async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving:
     assert len(peer.told[3].data) > 400_000
     assert await serving.metric(HELD) == 0
     await peer.close()
+
+
+async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_decided(
+    serving: Serving, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, counted = serving.app.core, asyncio.Event()
+    begin = core.begin
+    waited = []
+
+    def slowly(request: HttpRequest) -> Any:
+        async def wait() -> None:
+            try:
+                await counted.wait()
+            finally:
+                waited.append(counted.is_set())
+
+        return begin(request)[0], wait()
+
+    monkeypatch.setattr(core, "begin", slowly)
+    peer.open(1)
+    peer.say(1, with_modes(request_headers(), BodyMode.BUFFERED), request_body(CHAT, end=True))
+    await fill(peer, range(3, 9, 2))
+    peer.pour(1, half())
+    await peer.round_trip()
+    assert peer.told[1].replies[-1].immediate_response.status.code == 503
+    assert waited == [False], "what counts is told that nobody waits any more"
+    counted.set()
+    await peer.round_trip()
+    assert serving.app.picker.in_flight == 0
+    assert await serving.metric("epp_stream_errors_total") == 0
