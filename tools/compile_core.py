@@ -65,6 +65,7 @@ MODULES = (
     "epp/signals/rates.py",
     "epp/signals/rtt.py",
     "epp/signals/slots.py",
+    "epp/signals/slow.py",
     "epp/signals/warm_index.py",
 )
 #: What compiling reads types from, beside the package's own dependencies.

@@ -23,6 +23,7 @@ import numpy as np
 
 from epp.signals.line import Line
 from epp.signals.slots import grown, rows_of
+from epp.signals.slow import SlowEndpoints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,24 +70,9 @@ _PREFILL_DESIGN = ((1.0, 100.0), (1.0, 2_000.0), (1.0, 16_000.0))
 _DECODE_DESIGN = ((1.0, 1.0), (1.0, 8.0), (1.0, 32.0))
 _LONGEST_TTFT_MS = 600_000.0
 _LONGEST_ITL_MS = 10_000.0
-#: An endpoint is slower than its class from this factor on, and equal again below the second one.
-_SLOW, _EQUAL = 1.4, 1.2
-_SLOWEST = 8.0
-#: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
-#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And
-#: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new.
-_EVIDENCE_MEMORY, _LEAST_EVIDENCE = 30.0, 24.0
-#: Samples of an endpoint that count as evidence at once, and in each second: requests that wait and run
-#: together are delayed together, by a process that stalls as by a prompt that none of them foresaw.
-_AT_ONCE, _IN_A_SECOND = 2.0, 2.0
-#: Standard errors by which the evidence must be beyond equal.
-_SIGNIFICANT = 3.0
-#: Samples of one endpoint between two judgements of it.
-_JUDGED_EVERY = 3
-#: Samples of the whole fleet, two a request, after which one that was told slow and sent none is judged anew,
-#: and a class of which none came believes half of what it had learned: where load is low they are chosen no
-#: more, and nothing else would ever say that they are well again.
-_FORGIVEN_AFTER = 1000
+#: Samples of the whole fleet, two a request, after which a class of which none came believes half of what it
+#: had learned: where load is low it is chosen no more, and nothing else would ever say that it is well again.
+_DOUBTED_AFTER = 1000
 
 
 class _Class:
@@ -151,26 +137,13 @@ class RateTable:
         self._of: dict[int, str] = {}
         self._block = np.ones((len(Rates.__slots__), 0), np.float64)
         self._changed: set[str] = set()  # classes whose rates are not in the block yet
-        # How an endpoint's times compare with its class' word, as logarithms that fade: weight of the
-        # samples, their mean, the sum of squares around it, and the factor that follows.
-        # Lists: they are read and written one by one, where an array's element costs an object.
-        self._weight: list[float] = []
-        self._open: list[float] = []  # samples that may count, as of
-        self._open_s: list[float] = []  # that time
-        self._mean: list[float] = []
-        self._square: list[float] = []
-        self._factor = np.zeros(0, np.float64)
-        self._slow: set[int] = set()  # endpoints whose factor is not 1
+        self._slow = SlowEndpoints()
         self._seen = 0  # samples of all endpoints
-        self._last: dict[int, int] = {}  # that number at an endpoint's last sample
-        self._samples: dict[int, int] = {}
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self._block = grown(self._block, capacity, 1.0)
-        for column in (self._weight, self._mean, self._square, self._open, self._open_s):
-            column.extend([0.0] * (capacity - len(column)))
-        self._factor = grown(self._factor, capacity, 1.0)
+        self._slow.resize(capacity)
 
     def assign(self, slot: int, engine_class: str) -> None:
         """The slot's endpoint is of this class; what was known of it as an endpoint is forgotten."""
@@ -188,7 +161,7 @@ class RateTable:
         if name is not None:
             known = self._classes[name]
             known.set_slots([other for other in known.slots if other != slot])
-        self._forget_evidence(slot)
+        self._slow.forget(slot)
 
     def block(self) -> NDArray[np.float64]:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
@@ -254,7 +227,7 @@ class RateTable:
             known.refused += 1
             return False
         error = known.decode.observe(1.0, max(beside, 0.1), itl_ms)
-        self._compare(slot, known, error, ended_s)
+        self._compare(slot, known, error, ended_s, decode=True)
         return True
 
     def describe(self, addresses: Mapping[int, str]) -> dict[str, ClassRates]:
@@ -266,9 +239,8 @@ class RateTable:
             state = State.MEASURED if known.prefill.samples + known.decode.samples else State.PRIORS
             if known.prefill.at_bound or known.decode.at_bound:
                 state = State.AT_BOUND
-            slow = {
-                addresses[slot]: float(self._factor[slot]) for slot in known.slots if self._factor[slot] > 1.0
-            }
+            factors = self._slow.factors
+            slow = {addresses[slot]: float(factors[slot]) for slot in known.slots if factors[slot] > 1.0}
             rows[name] = ClassRates(
                 known.rates, known.prefill.samples, known.decode.samples, known.refused, state, slow
             )
@@ -284,93 +256,27 @@ class RateTable:
         name = self._of.get(slot)
         return None if name is None else self._classes[name]
 
-    def _compare(self, slot: int, known: _Class, error: float, now_s: float) -> None:
-        """Add to the evidence on one endpoint, and judge it now and then."""
-        counts = self._counts(slot, now_s)
-        keep = 1.0 - counts / _EVIDENCE_MEMORY
-        log_ratio = math.log(max(1.0 + error, 0.02))
-        weight = keep * self._weight[slot] + counts
-        if weight:
-            away = log_ratio - self._mean[slot]
-            self._square[slot] = keep * self._square[slot] + counts * away * away * (1.0 - counts / weight)
-            self._mean[slot] += counts * away / weight
-            self._weight[slot] = weight
-        samples = self._samples[slot] = self._samples.get(slot, 0) + 1
+    def _compare(
+        self, slot: int, known: _Class, error: float, ended_s: float, *, decode: bool = False
+    ) -> None:
+        """Judge its endpoint by a sample's error, and now and then the classes that sent none."""
         self._seen += 1
-        self._last[slot] = known.last = self._seen
-        if samples % _JUDGED_EVERY == 0:
-            self._judge(slot, known)
+        known.last = self._seen
         self._changed.add(self._of[slot])
-        if self._slow:
-            self._forgive()
-        if self._seen % _FORGIVEN_AFTER == 0:
+        for forgiven in self._slow.take(slot, known.slots, error, ended_s, decode=decode):
+            self._changed.add(self._of[forgiven])
+        if self._seen % _DOUBTED_AFTER == 0:
             self._doubt_unheard_classes()
-
-    def _counts(self, slot: int, now_s: float) -> float:
-        """How much a sample counts that comes now, 0..1."""
-        left, since_s = self._open[slot], now_s - self._open_s[slot]
-        if since_s > 0.0:
-            left = min(left + since_s * _IN_A_SECOND, _AT_ONCE)
-            self._open_s[slot] = now_s
-        counts = min(left, 1.0)
-        self._open[slot] = left - counts
-        return counts
-
-    def _forgive(self) -> None:
-        """Judge anew those who were told slow and have not been heard of for long."""
-        for slot in [slot for slot in self._slow if self._seen - self._last[slot] >= _FORGIVEN_AFTER]:
-            self._forget_evidence(slot)
-            self._changed.add(self._of[slot])
 
     def _doubt_unheard_classes(self) -> None:
         """Bring those of which nothing was heard for long halfway back to their priors."""
         for name, known in self._classes.items():
-            if self._seen - known.last >= _FORGIVEN_AFTER:
+            if self._seen - known.last >= _DOUBTED_AFTER:
                 known.prefill.halve()
                 known.decode.halve()
                 self._changed.add(name)
 
-    def _forget_evidence(self, slot: int) -> None:
-        self._samples.pop(slot, None)
-        self._last.pop(slot, None)
-        self._weight[slot] = self._mean[slot] = self._square[slot] = 0.0
-        self._set_factor(slot, 1.0)
-
-    def _judge(self, slot: int, known: _Class) -> None:
-        """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter.
-
-        One that has no equals is compared with what its class has learned of it over a longer time: slow is
-        then what has become slower. The factor goes as the class learns that, too. Equals of whom little is
-        known yet say nothing.
-        """
-        weights, means, weight = self._weight, self._mean, self._weight[slot]
-        if weight < _LEAST_EVIDENCE:
-            return
-        equals = [
-            means[other] for other in known.slots if other != slot and weights[other] >= _LEAST_EVIDENCE
-        ]
-        if not equals and len(known.slots) > 1:
-            return
-        beyond = means[slot] - (_median(equals) if equals else 0.0)
-        error = math.sqrt(self._square[slot]) / weight
-        if slot in self._slow:
-            slow = beyond > math.log(_EQUAL)
-        else:
-            slow = beyond > math.log(_SLOW) and beyond - _SIGNIFICANT * error > math.log(_EQUAL)
-        self._set_factor(slot, min(math.exp(beyond), _SLOWEST) if slow else 1.0)
-
-    def _set_factor(self, slot: int, factor: float) -> None:
-        self._factor[slot] = factor
-        (self._slow.discard if factor == 1.0 else self._slow.add)(slot)
-
     def _show(self, known: _Class) -> None:
         prefill, decode, rows = known.prefill, known.decode, known.rows
         values = np.array((prefill.base, prefill.slope, decode.base, decode.slope))[:, None]
-        self._block[:, rows] = values * self._factor[rows] if self._slow else values
-
-
-def _median(values: list[float]) -> float:
-    """The middle of them, or between its two neighbours: of few values, for less than a call of NumPy's."""
-    values.sort()
-    half = len(values) // 2
-    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2.0
+        self._block[:, rows] = values * self._slow.factors[rows] if self._slow.any else values

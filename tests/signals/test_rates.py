@@ -244,6 +244,16 @@ def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
     assert table.describe(dict.fromkeys(range(3), "a:1"))["l40s"].slow
 
 
+def test_who_is_slow_until_first_tokens_alone_is_far_and_not_slow() -> None:
+    rates = PRIORS["l40s"]
+    far = dataclasses.replace(rates, prefill_base_ms=3 * rates.prefill_base_ms, prefill_ms_per_token=0.2)
+    table = _table(dict.fromkeys(range(3), "l40s"))
+    for part in range(30):
+        for slot in range(3):
+            _feed(table, slot, rates if slot else far, count=5, key=str(part))
+        assert len({table.of(slot) for slot in range(3)}) == 1
+
+
 def test_a_few_slow_answers_tell_nobody_slow() -> None:
     rates = PRIORS["l40s"]
     table = _table({0: "l40s", 1: "l40s"})
