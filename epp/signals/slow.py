@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: An endpoint is slower than its class from this factor on, and equal again below the second one.
+#: An endpoint is slower than its class from this factor on, after first tokens, too, and equal again below the
+#: second one.
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
@@ -185,7 +186,7 @@ def _slow_after_first_tokens(decode: _Mean, others: list[_Mean]) -> bool:
     if decode.weight < _LEAST_DECODE:
         return True
     equals = [other.mean for other in others if other.weight >= _LEAST_DECODE]
-    return decode.mean - _median(equals) > math.log(_EQUAL)
+    return decode.mean - _median(equals) > math.log(_SLOW)
 
 
 def _median(values: list[float]) -> float:
