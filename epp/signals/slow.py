@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: An endpoint is slower than its class from this factor on, after first tokens, too, and equal again below the
-#: second one.
+#: An endpoint is slower than its class from this factor on, after first tokens, too, and equal again below
+#: the second one.
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
