@@ -83,7 +83,10 @@ class Sent:
 
 @dataclass(slots=True)
 class InFlight:
-    """What is remembered of a request until its outcome is told."""
+    """What is remembered of a request until its outcome is told.
+
+    ``confirmed`` once the prefix index knows how much of its prompt the engine had.
+    """
 
     slot: int
     endpoint: str
@@ -97,6 +100,7 @@ class InFlight:
     last_chunk_s: float = math.nan
     status: int | None = None
     usage: Usage = NO_USAGE
+    confirmed: bool = False
     served: str = ""
     chunks: int | None = None
     response_bytes: int | None = None

@@ -296,7 +296,7 @@ class Picker:
 
     def served(self, decision_id: str, address: str) -> None:
         """Who really answers or answered; an unknown decision is fine."""
-        entry = self._in_flight.get(decision_id) or self._ended.get(decision_id)
+        entry = self._known(decision_id)
         if entry is not None:
             self._served(decision_id, entry, address)
 
@@ -318,28 +318,32 @@ class Picker:
 
     def travelled(self, decision_id: str, told: Travelled) -> None:
         """What its connection was like; an unknown decision is fine."""
-        entry = self._in_flight.get(decision_id) or self._ended.get(decision_id)
+        entry = self._known(decision_id)
         if entry is not None:
             entry.travelled = told
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
-        """The engine's own count; corrects the prefix index. False when the decision is unknown or ended."""
-        entry = self._in_flight.get(decision_id)
-        current = entry is not None and self.fleet.ledger.live(decision_id)  # not of a restarted engine
-        if entry is None:
-            entry = self._ended.get(decision_id)
-            current = entry is not None and self.fleet.address_of(entry.slot) == entry.endpoint
+        """The engine's own count; corrects the prefix index, once. False when it is unknown or settled."""
+        entry, fleet = self._known(decision_id), self.fleet
         if entry is None:
             return False
         entry.usage = usage
+        if decision_id in self._in_flight:
+            current = fleet.ledger.live(decision_id)  # not of a restarted engine
+        else:
+            current = fleet.address_of(entry.slot) == entry.endpoint
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
         if entry.prompt is not None and current and not elsewhere:
-            cached = with_cached(entry.slot, entry.ask.api, usage, self.fleet).cached_tokens
-            if cached is not None:
-                self.fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
+            cached = with_cached(entry.slot, entry.ask.api, usage, fleet).cached_tokens
+            if cached is not None and not entry.confirmed:
+                entry.confirmed = True
+                fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
             if usage.completion_tokens is not None:
-                self.fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
+                fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
         return True
+
+    def _known(self, decision_id: str) -> InFlight | None:
+        return self._in_flight.get(decision_id) or self._ended.get(decision_id)
 
     def end(
         self, decision_id: str, cause: str, now_s: float, *, report_follows: bool = False

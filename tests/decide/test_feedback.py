@@ -208,3 +208,22 @@ def test_reports_on_ended_requests_are_refused() -> None:
     assert not picker.usage(decision.id, Usage(1, 1, 1))
     assert not picker.response_started(decision.id, 200)
     picker.served(decision.id, "10.0.0.2:8000")
+
+
+def test_a_hit_that_the_stream_and_the_report_both_tell_is_learned_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picker = picker_of()
+    told: list[int] = []
+    monkeypatch.setattr(picker.fleet.index, "confirm", lambda *facts: told.append(facts[2]))
+    decision = picker.pick(ask_of(1), 0.0, WALL_S)
+    picker.observed(decision.id, usage=Usage(2560, None, None))  # cut before it was whole
+    assert told == []
+    picker.observed(decision.id, usage=Usage(2560, 5, 640))
+    outcome = picker.end(decision.id, "client-gone", 1.0, report_follows=True)
+    assert outcome is not None
+    assert picker.usage(decision.id, Usage(2560, 7, 640))
+    assert told == [640]
+    picker.settle(outcome)
+    assert not picker.usage(decision.id, Usage(2560, 7, 640))
+    assert told == [640]
