@@ -297,9 +297,7 @@ class Fleet:
         self._fresh_s[slot] = self._last_fresh_s = now_s
 
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:
-        tokens = endpoint.kv_capacity_tokens or self._learned_tokens.get(slot)
-        if tokens is not None:
-            self.index.set_capacity(slot, tokens)
+        self.index.set_capacity(slot, endpoint.kv_capacity_tokens or self._learned_tokens.get(slot))
 
     def _names_of(self, slots: NDArray[np.intp]) -> _Names:
         if slots is self._named[0]:

@@ -237,11 +237,13 @@ class PrefixIndex:
         holdings.confirm(expected_tokens, cached_tokens, distance_tokens)
         self._shrink(slot, holdings)
 
-    def set_capacity(self, slot: int, tokens: int) -> None:
-        """The slot's cache holds so many tokens."""
-        holdings = self._holdings(slot)
-        holdings.state_capacity(tokens)
-        self._shrink(slot, holdings)
+    def set_capacity(self, slot: int, tokens: int | None) -> None:
+        """The slot's cache holds so many tokens; None when nobody says so any more."""
+        holdings = self._slots.get(slot) if tokens is None else self._holdings(slot)
+        if holdings is not None:
+            assumed = self._capacity_tokens
+            holdings.state_capacity(assumed if tokens is None else tokens, stated=tokens is not None)
+            self._shrink(slot, holdings)
 
     def capacity(self, slot: int) -> int:
         """Tokens that the slot is believed to keep."""

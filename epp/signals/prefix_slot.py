@@ -90,10 +90,10 @@ class SlotHoldings:
                 return key
             heapq.heappop(self._heap)
 
-    def state_capacity(self, tokens: int) -> None:
-        """The engine or the operator says what fits."""
+    def state_capacity(self, tokens: int, *, stated: bool) -> None:
+        """The engine or the operator says what fits; or neither does any more, and this is assumed."""
         self.capacity_tokens = self._believed = tokens
-        self._stated = True
+        self._stated = stated
         self._estimate = CapacityEstimate()
 
     def confirm(self, expected_tokens: float, cached_tokens: int, distance_tokens: float) -> None:

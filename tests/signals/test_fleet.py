@@ -33,8 +33,10 @@ class Index:
         self.forgotten.append(slot)
         self.capacities.pop(slot, None)
 
-    def set_capacity(self, slot: int, tokens: int) -> None:
-        self.capacities[slot] = tokens
+    def set_capacity(self, slot: int, tokens: int | None) -> None:
+        self.capacities.pop(slot, None)
+        if tokens is not None:
+            self.capacities[slot] = tokens
 
 
 def new_fleet(index: Index | None = None) -> Fleet:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from epp.prompt.types import MeasuredPrompt
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 
 
@@ -127,6 +129,22 @@ def test_an_answer_is_not_credited_where_the_known_conversation_went_another_way
     asked = prompt(first + on[:2] + other)
     assert cached(index, asked, 0) == 7 * 64.0, "it knows how the answer went, and this is not it"
     assert cached(index, asked, 1) == 5 * 64.0 + 1000.0, "it knows of no other way"
+
+
+def test_a_capacity_that_nobody_states_any_more_is_the_assumed_one() -> None:
+    fleet = Fleet(PrefixIndex(capacity_tokens=5000))
+    fleet.apply([Endpoint("a:1", kv_capacity_tokens=1000)], 0.0)
+    assert fleet.index.capacity(0) == 1000
+    fleet.apply([Endpoint("a:1")], 1.0)
+    assert fleet.index.capacity(0) == 5000
+    for _ in range(8):  # less evidence than against somebody's word
+        fleet.index.confirm(0, 2000.0, 0, 1500.0)
+    assert fleet.index.capacity(0) < 5000
+    fleet.learn_capacity(0, 3000)
+    assert fleet.index.capacity(0) == 3000
+    fleet.apply([Endpoint("a:1", kv_capacity_tokens=1000)], 2.0)
+    fleet.apply([Endpoint("a:1")], 3.0)
+    assert fleet.index.capacity(0) == 3000, "the engine's word goes before what is assumed"
 
 
 def test_asking_about_a_slot_remembers_nothing() -> None:
