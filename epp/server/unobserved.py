@@ -42,6 +42,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Left:
+    endpoint: str
     slot: int
     left_s: float
     end_s: float
@@ -82,9 +83,8 @@ class UnobservedLeases:
             self._outcomes.stream_ended(decision_id, "unobserved")
             return
         now_s, expected = self._clock.mono_s(), sent.expected
-        self._left[decision_id] = _Left(
-            slot, now_s, now_s + expected.end_s, now_s + LONGEST * expected.end_s, sent.rtt_s
-        )
+        end_s, longest_s = now_s + expected.end_s, now_s + LONGEST * expected.end_s
+        self._left[decision_id] = _Left(sent.endpoint, slot, now_s, end_s, longest_s, sent.rtt_s)
         heapq.heappush(self._due, (now_s + expected.first_token_s, decision_id))
 
     def tick(self) -> None:
@@ -100,7 +100,7 @@ class UnobservedLeases:
             if now_s < left.end_s:
                 self._picker.fleet.ledger.first_token(decision_id, now_s)
                 heapq.heappush(self._due, (left.end_s, decision_id))
-            elif now_s < left.longest_s and self._borne_out(left.slot, now_s):
+            elif now_s < left.longest_s and self._borne_out(left, now_s):
                 heapq.heappush(self._due, (now_s + TICK_S, decision_id))
             else:
                 self._end(decision_id)
@@ -113,11 +113,18 @@ class UnobservedLeases:
         if not idle:
             return
         for decision_id, left in list(self._left.items()):
-            if left.slot in idle and left.left_s + left.rtt_s + IN_TRANSIT_S < scraped_s[left.slot]:
+            missed = left.slot in idle and left.left_s + left.rtt_s + IN_TRANSIT_S < scraped_s[left.slot]
+            if missed and self._still_there(left):
                 self._end(decision_id)
 
-    def _borne_out(self, slot: int, now_s: float) -> bool:
-        fleet = self._picker.fleet
+    def _still_there(self, left: _Left) -> bool:
+        """Whether its slot is its endpoint's: another that took it tells nothing of this request."""
+        return self._picker.fleet.address_of(left.slot) == left.endpoint
+
+    def _borne_out(self, left: _Left, now_s: float) -> bool:
+        if not self._still_there(left):
+            return False
+        fleet, slot = self._picker.fleet, left.slot
         busy = fleet.engine.running(now_s)[slot] + fleet.engine.waiting(now_s)[slot]
         return bool(busy >= fleet.ledger.running_requests[slot])  # False where unknown
 

@@ -258,6 +258,21 @@ def test_a_busy_engine_bears_a_lease_out_but_not_for_ever() -> None:
     assert bench.ledger == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("running", [0.0, 5.0])
+def test_another_endpoint_in_its_slot_tells_nothing_of_a_request(running: float) -> None:
+    bench = Bench()
+    decision_id = bench.decide()  # expected to end after 0.7 s
+    bench.wait(0.1)
+    bench.picker.set_pool([], bench.clock.mono_s())
+    bench.picker.set_pool([Endpoint("b:1", engine_class="x")], bench.clock.mono_s())
+    bench.clock.advance(0.5)
+    bench.scrape(running)
+    bench.leases.tick()
+    assert bench.told.ended == [], "that one is idle, not the one that has the request"
+    bench.wait(0.3)
+    assert bench.told.ended == [decision_id], "nor does it bear it out"
+
+
 def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench = Bench()
     decision_id = bench.decide()
