@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -119,7 +119,8 @@ def parse_pool(text: str | bytes | None, source: str) -> dict[str, EndpointSpec]
             raise ConfigError(source, key, "port 0 is not a place to send requests to")
         if address in specs:
             raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
-        _check_names(spec, source, f"endpoints[{position}]")
+        if wrong := misnamed(spec.models, spec.adapters):
+            raise ConfigError(source, f"endpoints[{position}].{wrong.key}", wrong.problem, wrong.fix)
         specs[address] = spec
     return specs
 
@@ -129,30 +130,44 @@ def _named(names: list[str] | dict[str, str]) -> dict[str, str]:
     return names if isinstance(names, dict) else {name: name for name in names}
 
 
-def _check_names(spec: EndpointSpec, source: str, place: str) -> None:
-    """Model names that cannot be told apart, or cannot be sent.
+class Misnamed(NamedTuple):
+    """Why names of models cannot be told apart, or cannot be sent.
 
-    Raises:
-        ConfigError: naming the key and the fix.
+    Attributes:
+        key: ``models`` or ``adapters``.
+        name: which of them is wrong; None for all under that key.
+        problem: what is wrong.
+        fix: what to write instead.
     """
-    models, adapters = _named(spec.models), _named(spec.adapters)
-    for key, given, named in (("models", spec.models, models), ("adapters", spec.adapters, adapters)):
-        if len(named) != len(given):
-            raise ConfigError(source, f"{place}.{key}", "a name is listed twice", "one entry per model")
-        for name in (*named, *named.values()):
+
+    key: str
+    name: str | None
+    problem: str
+    fix: str
+
+
+def misnamed(models: list[str] | dict[str, str], adapters: list[str] | dict[str, str]) -> Misnamed | None:
+    """What is wrong with an endpoint's names first, whoever states them; None where nothing is."""
+    base, own = _named(models), _named(adapters)
+    for key, given, named in (("models", models, base), ("adapters", adapters, own)):
+        for name in (*given, *named.values()):
             if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
                 fix = f"1 to {MAX_NAME_CHARS} printable characters"
-                raise ConfigError(source, f"{place}.{key}", f"{name[:40]!r} is not a model's name", fix)
-    key = f"{place}.adapters"
-    if adapters and not models:
+                return Misnamed(key, name, f"{name[:40]!r} is not a model's name", fix)
+        if len(named) != len(given):
+            twice = next(name for name in given if list(given).count(name) > 1)
+            return Misnamed(key, twice, f"{twice!r} is listed twice", "one entry per model")
+    key = "adapters"
+    if own and not base:
         fix = "name the base model under 'models'"
-        raise ConfigError(source, key, "without 'models' every name is served, adapters or not", fix)
-    if both := models.keys() & adapters.keys():
+        return Misnamed(key, None, "without 'models' every name is served, adapters or not", fix)
+    if both := base.keys() & own.keys():
         fix = "an adapter has a public name of its own"
-        raise ConfigError(source, key, f"{min(both)!r} is under 'models', too", fix)
-    if both := set(models.values()) & set(adapters.values()):
+        return Misnamed(key, min(both), f"{min(both)!r} is under 'models', too", fix)
+    if both := set(base.values()) & set(own.values()):
         fix = "a second name of the base belongs under 'models'"
-        raise ConfigError(source, key, f"the engine's {min(both)!r} is the base model", fix)
+        return Misnamed(key, min(both), f"the engine's {min(both)!r} is the base model", fix)
+    return None
 
 
 def dump_pool(specs: list[EndpointSpec]) -> bytes:

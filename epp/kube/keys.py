@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epp.config.pool import MOST_RTT_MS, MOST_TOKENS
+import msgspec
+
+from epp.config.pool import MOST_RTT_MS, MOST_TOKENS, Rtt, Tokens, misnamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,9 +30,8 @@ def _truth(text: str) -> bool:
 
 
 def _tokens(text: str) -> int:
-    if not text.isdecimal() or len(text) > len(str(MOST_TOKENS)) or not 0 < int(text) <= MOST_TOKENS:
-        raise ValueError(f"is not a whole number from 1 to {MOST_TOKENS}")
-    return int(text)
+    tokens: int = _number(text, Tokens, f"is not a whole number from 1 to {MOST_TOKENS}")
+    return tokens
 
 
 def _port(text: str) -> int | None:
@@ -39,13 +40,16 @@ def _port(text: str) -> int | None:
 
 
 def _milliseconds(text: str) -> float:
+    rtt_ms: float = _number(text, Rtt, f"is not a number of milliseconds from 0 to {MOST_RTT_MS:g}")
+    return rtt_ms
+
+
+def _number(text: str, kind: Any, problem: str) -> Any:
+    """A number as the endpoints file takes it."""
     try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number <= MOST_RTT_MS:
-        raise ValueError(f"is not a number of milliseconds from 0 to {MOST_RTT_MS:g}")
-    return number
+        return msgspec.convert(text.strip(), kind, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError(problem) from None
 
 
 def _names(text: str) -> list[str]:
@@ -76,6 +80,14 @@ def stated(meta: Meta, problems: list[str]) -> dict[str, Any]:
             fields[field] = read(text)
         except ValueError as error:
             problems.append(f"pod {meta.name}: {PREFIX}{key}: {text!r} {error}; it is left out")
+    while wrong := misnamed(fields.get("models", []), fields.get("adapters", [])):
+        problems.append(
+            f"pod {meta.name}: {PREFIX}{wrong.key}: {wrong.problem} ({wrong.fix}); it is left out"
+        )
+        if wrong.name is None:
+            del fields[wrong.key]
+        else:
+            fields[wrong.key].remove(wrong.name)
     return fields
 
 

@@ -245,6 +245,33 @@ def test_a_value_that_cannot_be_used_is_told_and_left_out(key: str, value: str) 
     assert f"pod a: gorgo-epp/{key}: '{value}'" in result.problems[0]
 
 
+@pytest.mark.parametrize(
+    ("models", "adapters", "left", "problem"),
+    [
+        ("", "law", (set(), set()), "adapters: without 'models' every name is served"),
+        ("a, law", "law, tax", ({"a", "law", "tax"}, {"tax"}), "adapters: 'law' is under 'models', too"),
+        ("a, b\x07", "", ({"a"}, set()), r"models: 'b\x07' is not a model's name"),
+        ("a, " + "b" * 257, "", ({"a"}, set()), "is not a model's name (1 to 256 printable characters)"),
+        ("a, a, a", "", ({"a"}, set()), "models: 'a' is listed twice"),
+    ],
+)
+def test_names_are_held_to_the_rule_of_the_endpoints_file(
+    models: str, adapters: str, left: tuple[set[str], set[str]], problem: str
+) -> None:
+    result = found(made(annotations={"gorgo-epp/models": models, "gorgo-epp/adapters": adapters}))
+    endpoint = result.specs["10.0.0.1:8000"].endpoint()
+    assert (set(endpoint.models), set(endpoint.adapters)) == left
+    assert len(result.problems) == 1
+    assert result.problems[0].startswith("pod a: gorgo-epp/")
+    assert problem in result.problems[0]
+
+
+@pytest.mark.parametrize(("text", "tokens"), [(" 32768 ", 32768), ("3e4", 30_000)])
+def test_a_number_may_be_written_in_any_way(text: str, tokens: int) -> None:
+    result = found(made(annotations={"gorgo-epp/context-tokens": text}))
+    assert (result.problems, result.specs["10.0.0.1:8000"].context_tokens) == ((), tokens)
+
+
 @given(st.permutations([made(name, f"10.0.0.{n}") for n, name in enumerate("abcdef", 1)]))
 def test_the_order_of_pods_means_nothing(pods: list[Pod]) -> None:
     assert list(found(*pods).specs) == [f"10.0.0.{n}:8000" for n in range(1, 7)]
