@@ -16,6 +16,7 @@ class Reason(Enum):
     SERVER = "server"  # 5xx, too many requests, anything else that it answers
     MALFORMED = "malformed"  # an answer that is not the API's
     CREDENTIALS = "credentials"  # none to be found, or a plugin failed
+    FAULT = "fault"  # an error of the picker's own
 
 
 class KubeError(Exception):

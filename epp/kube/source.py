@@ -63,7 +63,7 @@ class KubeSource:
         self._current = Discovered()
         self._memory = Memory()
         self._told: frozenset[str] = frozenset()
-        self._applied = False
+        self._applied, self._fault = False, ""
         self._priorities: Mapping[str, int] = {}
         self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
         self._pool = self._objectives = self._old_objectives = None
@@ -104,7 +104,7 @@ class KubeSource:
                 await self._dirty.wait()
                 await self._tools.sleep(GATHER_S)
                 self._dirty.clear()
-                self._reconcile()
+                self._try_to_reconcile()
 
     def not_ready(self) -> str:
         """Why requests cannot be placed yet, ``""`` once a pool is in force."""
@@ -115,11 +115,12 @@ class KubeSource:
         for mirror in self._needed():
             if mirror.problem is not None:
                 return self.words(mirror)
-        return "waiting for the cluster's first answers"
+        return self._fault or "waiting for the cluster's first answers"
 
     def problems(self) -> list[str]:
         """What an operator should mend, whether or not requests can be placed."""
-        return [*(self.words(mirror) for mirror in self._all() if mirror.problem is not None), *self._told]
+        found = [self.words(mirror) for mirror in self._all() if mirror.problem is not None]
+        return [*found, *self._told, *filter(None, [self._fault])]
 
     def priority(self, objective: str) -> int:
         """Priority of an InferenceObjective by name, 0 for one that does not exist."""
@@ -172,6 +173,19 @@ class KubeSource:
         if self._group is not None:
             self._running[name] = self._group.create_task(work, name=name)
 
+    def _try_to_reconcile(self) -> None:
+        """A pool that cannot be made or taken changes nothing; the cluster's next change is another try."""
+        try:
+            self._reconcile()
+        except Exception as error:  # a fault of ours, which must not end the following for good
+            fault = f"the pool cannot be taken, by a fault of the picker: {error!r}"
+            if fault != self._fault:
+                log.exception("%s; the last one stays in force", fault)
+            self._fault = fault
+            self._tools.observer.failed("pool", Reason.FAULT.value)
+        else:
+            self._fault = ""
+
     def _reconcile(self) -> None:
         if self._objectives is not None and self._old_objectives is not None:
             newer = self._objectives.synced or not self._old_objectives.synced
@@ -188,9 +202,8 @@ class KubeSource:
             log.warning("%s", words)
         self._told = frozenset(found.problems)
         if not self._applied or (found.specs, found.aliases) != (self._current.specs, self._current.aliases):
-            self._applied = True
-            self._current = found
             self._apply(found)
+            self._applied, self._current = True, found
 
     def _follow_pool(self) -> None:
         """Mirror the pods that the pool selects now; the old ones stay in force until those are listed."""

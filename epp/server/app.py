@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -251,18 +252,20 @@ class App:
     def _watched_files(self) -> list[WatchedFile]:
         files: list[WatchedFile] = []
         if self._cluster is None:
-            files.append(WatchedFile(self._base / self._config.pool.file, self._pool.content))
+            files.append(self._watched(self._config.pool.file, self._pool.content, "endpoints"))
         for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
             if name:
-                files.append(WatchedFile(self._base / name, self._weights_setter(layer, name)))
+                label = "weights" if layer == "tuner" else "overrides"
+                files.append(self._watched(name, self._weights_setter(layer, name, label), label))
         if name := self._config.capability.file:
             feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, name)
-            files.append(WatchedFile(self._base / name, feed.content))
+            files.append(self._watched(name, feed.content, "capability"))
         return files + self._learning.files(self._base)
 
-    def _weights_setter(self, layer: str, name: str) -> Callable[[bytes | None], None]:
-        label = "weights" if layer == "tuner" else "overrides"
+    def _watched(self, name: str, take: Callable[[bytes | None], None], label: str) -> WatchedFile:
+        return WatchedFile(self._base / name, take, partial(self.metrics.file_failed, label))
 
+    def _weights_setter(self, layer: str, name: str, label: str) -> Callable[[bytes | None], None]:
         def take(text: bytes | None) -> None:
             try:
                 changed = self.picker.weights.update(layer, text, name)

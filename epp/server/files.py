@@ -71,11 +71,17 @@ class WatchedFile:
     Args:
         path: the file.
         on_content: gets the new bytes, None when the file is gone, only when they differ from the last.
+        on_fault: told when ``on_content`` raised, which it never should.
     """
 
-    def __init__(self, path: Path, on_content: Callable[[bytes | None], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_content: Callable[[bytes | None], None],
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = path
-        self._on_content = on_content
+        self._on_content, self._on_fault = on_content, on_fault
         self._signature: tuple[int, int, int] | None = None
         self._content: bytes | None = None
         self._unreadable = False
@@ -97,7 +103,13 @@ class WatchedFile:
         if not first and content == self._content:
             return False
         self._content = content
-        self._on_content(content)
+        try:
+            self._on_content(content)
+        except Exception:  # a fault of ours: the file, and the others, must go on being watched
+            log.exception(
+                "%s cannot be taken, by a fault of the picker: its content has no effect", self.path
+            )
+            self._on_fault()
         return True
 
     def _stat(self) -> tuple[int, int, int] | None:

@@ -84,6 +84,10 @@ class ModelFeed:
             words = "reward model %s: round %d, trained on %d of %d requests"
             log.info(words, model.version, model.round, model.samples, model.seen)
 
+    def fault(self) -> None:
+        """`content` raised, which it never should."""
+        self._metrics.file_failed("model")
+
     def decided(self, decision: Decision) -> None:
         """A decision was made; looked at later."""
         self._recent.append(decision)

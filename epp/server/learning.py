@@ -94,7 +94,7 @@ class Learning:
         """The model file, where there is one."""
         if self.feed is None or not self._model_file:
             return []
-        return [WatchedFile(base / self._model_file, self.feed.content)]
+        return [WatchedFile(base / self._model_file, self.feed.content, self.feed.fault)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""

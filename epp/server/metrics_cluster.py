@@ -27,7 +27,8 @@ class ClusterMetrics:
         self._events = Counter("epp_kubernetes_events", "Changes told by watches.", labels, registry=registry)
         self._failures = Counter(
             "epp_kubernetes_failures",
-            "Calls of the API server that failed and watches that broke; gone is a watch too old to resume.",
+            "Calls of the API server that failed and watches that broke; gone is a watch too old to resume,"
+            " fault (of the pool) a pool that the picker could not make or take.",
             ["resource", "reason"],
             registry=registry,
         )

@@ -8,6 +8,7 @@ of others are mostly connection set-up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,10 @@ BEATS, TOGETHER = 20, 8
 PROBES_AT = 0.25
 #: After an answer that took longer than the interval.
 SHORTEST_PAUSE_S = 0.01
+#: After a fault of the picker's own: whoever reads the log needs it told now and then, not each interval.
+FAULT_PAUSE_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -212,14 +217,14 @@ class Poller:
     async def run(self) -> None:
         """Poll until cancelled."""
         works: list[Callable[[Connection], Awaitable[None]]] = []
-        for interval_s, salt, once, beat in (
-            (self._probe.interval_s, "probe", self._probe_once, self._beats.probe),
-            (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape),
+        for interval_s, salt, once, beat, failed in (
+            (self._probe.interval_s, "probe", self._probe_once, self._beats.probe, self._failed_probe),
+            (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape, self._failed_scrape),
         ):
             if interval_s:
-                works.append(partial(self._every, interval_s, salt, once, beat))
+                works.append(partial(self._kept, partial(self._every, interval_s, salt, once, beat), failed))
         if self._probe.interval_s and self._target.engine_names:
-            works.append(self._check_models)
+            works.append(partial(self._kept, self._check_models, None))
         connections = [await self._connected() for _ in works]  # opened when first asked
         try:
             await asyncio.gather(
@@ -230,15 +235,27 @@ class Poller:
                 connection.close()
             await asyncio.sleep(0)  # sockets close one turn of the loop later
 
+    async def _kept(self, work: _Work, failed: Callable[[str], None] | None, connection: Connection) -> None:
+        """Begin a work again, after a while, that raised what nobody foresaw: a fault of the picker's own."""
+        while True:
+            try:
+                await work(connection)
+            except Exception as error:
+                log.exception("polling %s failed, and goes on in %g s", self._target.address, FAULT_PAUSE_S)
+                if failed is not None:
+                    failed(_problem(error))
+            connection.close()
+            await asyncio.sleep(FAULT_PAUSE_S)
+
     async def _connected(self) -> Connection:
         """A connection, as soon as the certificates that it needs can be read."""
         while True:
             try:
                 return self._connection()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 problem = _problem(error)
             if self._probe.interval_s:
-                self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())
+                self._failed_probe(problem)
             if self._scrape.interval_s:
                 self._failed_scrape(problem)
             await asyncio.sleep(self._probe.interval_s or self._scrape.interval_s)
@@ -276,7 +293,7 @@ class Poller:
         try:
             answer = await connection.get(self._probe.path, self._token.headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
-            self._sink.probe_failed(self._target.address, _problem(error), self._clock.mono_s())
+            self._failed_probe(_problem(error))
             return
         answered_s = self._clock.mono_s()
         if answer.status >= 500:
@@ -316,6 +333,9 @@ class Poller:
         if answer.status >= 500:
             return None
         return listed_names(answer.body) if answer.status == 200 else frozenset()
+
+    def _failed_probe(self, problem: str) -> None:
+        self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())
 
     def _failed_scrape(self, problem: str) -> None:
         self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())

@@ -1,7 +1,7 @@
 """Background tasks with owners: every task has a name, and one that dies is seen.
 
 Owns the list of running tasks. A task that ends by an exception is logged with its name and stays in
-`failed`, which readiness reports; none is silently lost.
+`failed`, which readiness reports, until it is started again or wanted no more; none is silently lost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class Tasks:
         if name in self._tasks:
             work.close()
             raise ValueError(f"task {name!r} is already running")
+        self.failed.pop(name, None)
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(self._done)
 
     def cancel(self, name: str) -> None:
         """End one task, without waiting; its name is free at once. An unknown name is fine."""
+        self.failed.pop(name, None)
         task = self._tasks.pop(name, None)
         if task is not None:
             self._ending.add(task)

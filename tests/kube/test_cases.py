@@ -49,6 +49,25 @@ async def test_a_restart_of_the_engine_is_another_process(cluster: Cluster) -> N
         await picker.until(lambda: picker.pools[-1].specs["10.0.0.1:8000"].uid != before)
 
 
+async def test_a_pool_that_cannot_be_taken_ends_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def odd(_found: object) -> None:
+        raise OverflowError("nobody foresaw this")
+
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+    async with cluster.follow(**BY_LABEL) as picker:
+        with monkeypatch.context() as patch:
+            patch.setattr(picker.source, "_apply", odd)
+            await picker.until(lambda: picker.seen.failures["pool", "fault"])
+            assert "nobody foresaw this" in picker.source.not_ready()
+            assert any("nobody foresaw this" in problem for problem in picker.source.problems())
+        await cluster.client.run_pod(pod("b"), "10.0.0.2")
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
+        assert picker.source.not_ready() == ""
+        assert picker.source.problems() == []
+
+
 async def test_a_label_that_goes_takes_the_pod_along(cluster: Cluster) -> None:
     await cluster.client.run_pod(pod("a"), "10.0.0.1")
     async with cluster.follow(**BY_LABEL) as picker:

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.server.files import WatchedFile, read_file, replace_file
+from epp.clock import ManualClock
+from epp.config.load import parse_config
+from epp.server.app import App
+from epp.server.files import WatchedFile, read_file, replace_file, watch
 from epp.server.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -72,6 +75,74 @@ def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "big").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than"):
         read_file(tmp_path / "big")
+
+
+async def test_a_content_that_cannot_be_taken_by_a_fault_of_ours_costs_itself_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[bytes | None] = []
+    faults: list[str] = []
+
+    def take(content: bytes | None) -> None:
+        if content == b"odd":
+            raise OverflowError("nobody foresaw this")
+        taken.append(content)
+
+    path, other = tmp_path / "pool.yaml", tmp_path / "weights.yaml"
+    one, (two, seen) = WatchedFile(path, take, lambda: faults.append("pool")), watched(other)
+    tasks = Tasks()
+    tasks.start("watch files", watch([one, two], poll_s=0.01))
+    for number, content in enumerate((b"good", b"odd", b"better")):
+        replace_file(path, content)
+        replace_file(other, str(number).encode())
+        async with asyncio.timeout(10):
+            while len(taken) + len(faults) <= number or len(seen) <= number:
+                assert not tasks.failed
+                await asyncio.sleep(0.01)
+    await tasks.stop_all()
+    assert (taken, faults, seen) == ([b"good", b"better"], ["pool"], [b"0", b"1", b"2"])
+    assert "pool.yaml" in caplog.text
+    assert "nobody foresaw this" in caplog.text, "with its traceback"
+
+
+async def test_a_fault_of_ours_is_counted_with_the_bad_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+
+    def odd(*_facts: object) -> None:
+        raise OverflowError("nobody foresaw this")
+
+    def state(name: str) -> float | None:
+        return app.metrics.registry.get_sample_value(name, {"file": "endpoints"})
+
+    (file,) = app._files
+    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: 'a:1'}]")
+    with monkeypatch.context() as patch:
+        patch.setattr(app.picker, "set_pool", odd)
+        file.check(first=True)
+        assert (state("epp_file_ok"), state("epp_file_errors_total")) == (0.0, 1.0)
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    file.check()
+    assert state("epp_file_ok") == 1.0
+
+
+async def test_a_task_that_died_is_forgotten_when_it_is_wanted_no_more_or_begun_again() -> None:
+    async def die() -> None:
+        raise RuntimeError("broken")
+
+    tasks = Tasks()
+    for again in (True, False):
+        tasks.start("poll a:1", die())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert tasks.failed
+        if again:
+            tasks.start("poll a:1", asyncio.sleep(10))
+            assert not tasks.failed
+        tasks.cancel("poll a:1")
+        assert not tasks.failed
+    await tasks.stop_all()
 
 
 async def test_a_task_that_dies_is_known_by_name() -> None:

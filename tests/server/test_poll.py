@@ -185,6 +185,26 @@ async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path
                 await asyncio.sleep(0.01)
 
 
+async def test_a_fault_of_ours_in_one_work_ends_neither_it_nor_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("epp.server.poll.FAULT_PAUSE_S", 0.02)
+    taken = Seen.scraped
+
+    def odd(seen: Seen, address: str, sample: EngineSample, now_s: float) -> None:
+        if len(seen.scrape_failures) < 2:
+            raise OverflowError("nobody foresaw this")
+        taken(seen, address, sample, now_s)
+
+    monkeypatch.setattr(Seen, "scraped", odd)
+    async with engine() as address, polling(address) as seen:
+        await seen.until("samples", 2)
+        await seen.until("rtts", 3)
+        assert seen.scrape_failures == ["OverflowError: nobody foresaw this"] * 2
+        assert not seen.failures
+    assert caplog.text.count("Traceback") == 2
+
+
 def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("one")
