@@ -12,8 +12,29 @@ import msgspec
 from epp.config.section import Section
 
 
-class ServerTls(Section, frozen=True):
-    """TLS of a listener. Files in PEM, read at start.
+class FileTls(Section, frozen=True):
+    """TLS of a listener whose clients verify. Files in PEM, read at start.
+
+    Attributes:
+        cert_file: certificate chain.
+        key_file: private key.
+        client_ca_file: when set, clients must present a certificate signed by it (mTLS).
+        reload: read the files again when they change; new connections get the new certificate.
+    """
+
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    reload: bool = False
+
+    def __post_init__(self) -> None:
+        """Both files, not half of them."""
+        if not (self.cert_file and self.key_file):
+            raise ValueError("cert_file and key_file are needed")
+
+
+class ServerTls(FileTls, frozen=True):
+    """TLS of the gRPC listener: files, or a certificate of its own.
 
     Attributes:
         cert_file: certificate chain.
@@ -24,11 +45,7 @@ class ServerTls(Section, frozen=True):
         reload: read the files again when they change; new connections get the new certificate.
     """
 
-    cert_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
     self_signed: bool = False
-    reload: bool = False
 
     def __post_init__(self) -> None:
         """Files, or a certificate of our own, not half of either."""
@@ -65,7 +82,7 @@ class Listen(Section, frozen=True):
     health: str = ""
     transport: Literal["builtin", "grpcio"] = "builtin"
     tls: ServerTls | None = None
-    first_token_tls: ServerTls | None = None
-    http_tls: ServerTls | None = None
+    first_token_tls: FileTls | None = None
+    http_tls: FileTls | None = None
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from epp.config.listen import ServerTls
+    from epp.config.listen import FileTls, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Pair:
         ConfigError: a file cannot be read, or the two do not belong together.
     """
 
-    def __init__(self, tls: ServerTls, base: Path, source: str) -> None:
+    def __init__(self, tls: FileTls, base: Path, source: str) -> None:
         self._key, self._cert = base / tls.key_file, base / tls.cert_file
         self._seen = self._stamp()
         for key, path in (("key_file", self._key), ("cert_file", self._cert)):
@@ -214,17 +214,14 @@ def _h2_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.
     return context
 
 
-def http_context(tls: ServerTls | None, base: Path, source: str) -> ssl.SSLContext | None:
+def http_context(tls: FileTls | None, base: Path, source: str) -> ssl.SSLContext | None:
     """The same for the HTTP listener; reload is honoured for connections made after a change.
 
     Raises:
-        ConfigError: a file cannot be used, or a self-signed certificate is asked for.
+        ConfigError: a file cannot be used.
     """
     if tls is None:
         return None
-    if tls.self_signed:
-        fix = "scrapers verify; give cert_file and key_file"
-        raise ConfigError(source, "listen.http_tls.self_signed", "is for the gRPC side alone", fix)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     pair = Pair(tls, base, source)
     context.load_cert_chain(base / tls.cert_file, base / tls.key_file)
@@ -242,7 +239,7 @@ def http_context(tls: ServerTls | None, base: Path, source: str) -> ssl.SSLConte
     return context
 
 
-def _client_ca(tls: ServerTls, base: Path, source: str) -> bytes | None:
+def _client_ca(tls: FileTls, base: Path, source: str) -> bytes | None:
     if not tls.client_ca_file:
         return None
     try:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import pytest
 from cryptography import x509
 
 from epp.config.listen import ServerTls
+from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed
 from tests.kit import certificates
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parent.parent.parent
 NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
 
 
@@ -153,5 +152,10 @@ def test_the_http_side_asks_for_client_certificates_where_told(tmp_path: Path) -
     context = http_context(mutual, tmp_path, "epp.yaml")
     assert context is not None
     assert context.verify_mode is ssl.CERT_REQUIRED
-    with pytest.raises(ConfigError, match="scrapers verify"):
-        http_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
+
+
+@pytest.mark.parametrize("listener", ["http_tls", "first_token_tls"])
+def test_listeners_whose_clients_verify_take_no_certificate_of_their_own(listener: str) -> None:
+    with pytest.raises(ConfigError, match=rf"listen\.{listener}\.self_signed: unknown key .*cert_file"):
+        parse_config(f"listen: {{{listener}: {{self_signed: true}}}}", "epp.yaml")
+    assert f"`listen.{listener}.self_signed`" not in (ROOT / "docs" / "configuration.md").read_text()
