@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.inspect import ListType, StructType, UnionType, type_info
+from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
@@ -95,7 +95,8 @@ def rows(kind: type, prefix: str) -> Iterator[str]:
 
 def options(info: Type) -> tuple[Type, ...]:
     """The alternatives of a union, or the type itself."""
-    return info.types if isinstance(info, UnionType) else (info,)
+    found = info.types if isinstance(info, UnionType) else (info,)
+    return tuple(option.type if isinstance(option, Metadata) else option for option in found)
 
 
 def section_of(info: Type) -> tuple[type | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, split_address
@@ -32,6 +33,10 @@ def parse_config(text: str | bytes, source: str) -> Config:
             split_address(address)
         except ValueError as error:
             raise ConfigError(source, f"listen.{key}", str(error), "e.g. 127.0.0.1:9002") from error
+    weights, overrides = config.weights_file, config.overrides_file
+    if weights and overrides and normpath(weights) == normpath(overrides):
+        fix = "a file each: the tuner writes the first and you the second, which wins"
+        raise ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix)
     return config
 
 

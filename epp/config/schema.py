@@ -13,7 +13,7 @@ import msgspec
 from epp.config.kubernetes import Kubernetes  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
-from epp.config.section import NotNegative, Positive, PositiveInt, Section, Share
+from epp.config.section import HeaderName, NotNegative, Positive, PositiveInt, Section, Share
 
 
 class Pool(Section, frozen=True):
@@ -83,7 +83,7 @@ class RegionRule(Section, frozen=True):
     allow: Annotated[list[str], msgspec.Meta(min_length=1)]
     model: str = ""
     path_prefix: str = ""
-    header: str = ""
+    header: HeaderName = ""
     value: str = ""
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Request(Section, frozen=True):
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     max_held_body_bytes: PositiveInt = 1024 * 1024 * 1024
-    tenant_header: str = ""
+    tenant_header: HeaderName = ""
     default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
     read_bodies: Literal["needed", "always"] = "needed"
@@ -269,7 +269,13 @@ class Leases(Section, frozen=True):
     max_count: PositiveInt = 100_000
 
 
-ObserveMode = Annotated[str, msgspec.Meta(pattern=r"^(all|none|sample:(0|1|0?\.[0-9]+|0\.[0-9]+|1\.0+))$")]
+ObserveMode = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(all|none|sample:(0|1|0?\.[0-9]+|0\.[0-9]+|1\.0+))$",
+        extra={"fix": "all, none, or sample: and a share from 0 to 1, e.g. sample:0.1"},
+    ),
+]
 
 
 class ObserveSection(Section, frozen=True):

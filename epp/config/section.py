@@ -6,10 +6,21 @@ from typing import Annotated
 
 import msgspec
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+#: Largest number of seconds, tokens and the like; above all, `.inf` is more: no wait or sum can be had of it.
+MOST = 1e12
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST, extra={"fix": f"above 0 and at most {MOST:.0f}"})]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=MOST, extra={"fix": f"from 0 to {MOST:.0f}"})]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+#: RFC 9110, section 5.1, or one of HTTP/2's own, such as ``:authority``; none where empty.
+HeaderName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(:?[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$",
+        extra={"fix": "a header's name alone, e.g. x-tenant: letters, digits and dashes"},
+    ),
+]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 

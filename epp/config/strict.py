@@ -107,6 +107,8 @@ def _explain(text: str, value: object, kind: type, source: str) -> ConfigError:
     problem, path = (parts["problem"], parts["path"] or "$") if parts else (text, "$")
     fix = _fix(problem, kind, path)
     path = _name_entry(path, text, value, kind)
+    if fix and "matching regex" in problem:
+        problem = "no such value"  # the fix says in words what the expression does
     problem = problem.replace("`", "'").replace("Object missing", "missing").replace("Expected", "expected")
     return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:], fix)
 
@@ -118,7 +120,9 @@ def _fix(problem: str, kind: type, path: str) -> str:
         return f"one of: {', '.join(words)}" if words else ""
     wrong = _WRONG_TYPE.match(problem)
     wanted = wrong["wanted"].split(" | ") if wrong else []
-    return next((_FIXES[name] for name in wanted if name in _FIXES), "")
+    if wrong or problem.startswith("Object"):
+        return next((_FIXES[name] for name in wanted if name in _FIXES), "")
+    return next((str(option.extra["fix"]) for option in _stated(_type_at(kind, path)) if option.extra), "")
 
 
 def _words(info: msgspec.inspect.Type) -> list[str]:
@@ -173,6 +177,18 @@ def _type_at(kind: object, path: str) -> msgspec.inspect.Type:
 
 
 def _options(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
+    """The alternatives of a union, or the type itself, without what is stated beside them."""
+    return tuple(
+        option.type if isinstance(option, msgspec.inspect.Metadata) else option for option in _union(info)
+    )
+
+
+def _stated(info: msgspec.inspect.Type) -> list[msgspec.inspect.Metadata]:
+    """Those alternatives that state a fix (`msgspec.Meta.extra`)."""
+    return [option for option in _union(info) if isinstance(option, msgspec.inspect.Metadata)]
+
+
+def _union(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
     return info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
 
 
