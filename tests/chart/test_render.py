@@ -364,3 +364,13 @@ def test_the_script_that_sets_the_kernel_writes_what_it_is_told(tmp_path: Path) 
 def test_kernel_settings_that_would_reach_no_envoy_are_refused() -> None:
     assert "kernel.enabled=false" in refused("kernel.enabled=true", APP)
     refused(*STANDALONE, "kernel.enabled=true", r"kernel.sysctls.vm\.swappiness=1")
+
+
+def test_decimals_on_the_command_line_are_given_as_the_documents_say() -> None:
+    assert "got string, want number" in refused(APP, "overrides.queue_weight=0.3")
+    found = find(
+        example("gateway", "--set-json", "overrides.queue_weight=0.3"), "ConfigMap", "gorgo-epp-overrides"
+    )
+    assert yaml.safe_load(found["data"]["overrides.yaml"]) == {"weights": {"queue_weight": 0.3}}
+    for said in ((CHART / "values.yaml"), (CHART.parents[2] / "docs" / "kubernetes.md")):
+        assert "--set-json overrides." in said.read_text()
