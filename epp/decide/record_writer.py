@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,6 +59,16 @@ class RecordWriter:
         self._fd = -1
         self._bytes = 0
         self.path: Path | None = None
+
+    def check(self) -> None:
+        """Make the folder and see whether a file can be made there; leaves none.
+
+        Raises:
+            OSError: it cannot.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder):
+            pass
 
     def append(self, lines: bytes) -> None:
         """Write whole lines.

@@ -98,7 +98,7 @@ class FileRecorder:
     def __init__(
         self, folder: Path, *, settings: Records, hasher: BlockHasher, on_drop: Callable[[int], None]
     ) -> None:
-        self._hasher, self._on_drop = hasher, on_drop
+        self._hasher, self._on_drop, self._folder = hasher, on_drop, folder
         self._sample = settings.sample
         self._encoder = msgspec.json.Encoder()
         self._writer = RecordWriter(
@@ -155,6 +155,10 @@ class FileRecorder:
             self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._writer.check()
+        except OSError as error:  # said before the first request is lost; each further write is another try
+            log.error("no records can be written to %s: %s", self._folder, error)  # noqa: TRY400
         while True:
             self._wake.wait()
             stopping = self._stop.wait(FLUSH_S)

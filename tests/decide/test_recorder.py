@@ -236,6 +236,17 @@ def drain(log: recorder.FileRecorder) -> None:
     raise AssertionError("the recorder does not drain")
 
 
+@pytest.mark.parametrize("name", ["a file", "/proc/nope"])
+def test_a_folder_that_cannot_be_written_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    (tmp_path / "a file").write_text("in the way")
+    with recorder_to(tmp_path / name) as (_, lost):
+        pass
+    assert f"no records can be written to {tmp_path / name}" in caplog.text
+    assert not lost, "nothing is lost so far"
+
+
 def test_a_hanging_disk_fills_the_queue_and_then_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
