@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -19,10 +19,11 @@ from epp.decide.record_query import (
 )
 from epp.decide.record_schema import join
 from epp.decide.wide_console import wide_console
+from epp.errors import EppError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from epp.decide.record_schema import Joined
 
@@ -37,16 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
-    query, total = query_of(arguments), 0
+    """Print the table.
+
+    Raises:
+        EppError: a flag that makes no sense, or nothing there is a record.
+    """
+    if arguments.limit < 0:
+        raise EppError(f"--limit must be at least 0, not {arguments.limit}")
+    query, total, records = query_of(arguments), 0, 0
     newest: list[tuple[float, int, Joined]] = []
-    for request in join(read_records(arguments.folder)):
+
+    def counted() -> Iterator[dict[str, Any]]:
+        nonlocal records
+        for records, record in enumerate(read_records(arguments.folder), 1):  # noqa: B007  # told below
+            yield record
+
+    for request in join(counted()):
         if not query.matches(request):
             continue
         total += 1
         heapq.heappush(newest, (request.decision["at"], total, request))
-        if len(newest) > max(arguments.limit, 0):
+        if len(newest) > arguments.limit:
             heapq.heappop(newest)
+    if not records:
+        raise EppError(f"{arguments.folder}: nothing in it is a record")
     console = wide_console()
     console.print(requests_table([request for _, _, request in sorted(newest, key=lambda entry: entry[:2])]))
     console.print(f"{len(newest)} of {total} requests; `epp explain ID` tells why one went where it did")

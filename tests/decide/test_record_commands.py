@@ -98,6 +98,23 @@ def test_show(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "client-gone 200" in out
 
 
+def test_what_holds_no_records_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, empty = tmp_path / "epp.yaml", tmp_path / "empty"
+    other.write_text("policy: {name: gorgo}\n{}\n")
+    empty.mkdir()
+    for place in (other, empty):
+        with pytest.raises(EppError, match=rf"{place.name}: nothing in it is a record"):
+            command(record_show, place)
+    header = record_files(folder)[0].read_text().splitlines()[0]
+    (tmp_path / "fresh.jsonl").write_text(header + "\n")
+    assert command(record_show, tmp_path / "fresh.jsonl") == 0
+    assert "0 of 0 requests" in capsys.readouterr().out
+    with pytest.raises(EppError, match="--limit must be at least 0, not -1"):
+        command(record_show, folder, "--limit", -1)
+
+
 def test_a_time_that_is_none_is_told(folder: Path) -> None:
     with pytest.raises(EppError, match="'yesterday' is neither"):
         command(record_show, folder, "--since", "yesterday")
