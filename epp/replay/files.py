@@ -80,6 +80,9 @@ def load_trace(
     try:
         row = msgspec.json.decode(first)
     except msgspec.DecodeError as error:
+        if not first.lstrip().startswith(("{", "[")):
+            words = f"neither a JSON object nor the header of Azure's CSV, {AZURE_HEADER}"
+            raise TraceError(f"{path}: line 1 is {words}: {first.strip()[:60]!r}") from error
         raise TraceError(f"{path}: line 1: {error}") from error
     keys = set(row) if isinstance(row, dict) else set()
     rows = itertools.chain([first], lines)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from difflib import get_close_matches
 from math import isnan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -59,6 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) < 0:
             raise EppError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(arguments, name)}")
     is_workload = arguments.trace in WORKLOADS
+    if not is_workload and not Path(arguments.trace).exists():
+        near = get_close_matches(arguments.trace, WORKLOADS, n=1, cutoff=0.5)
+        fix = f"did you mean {near[0]!r}?" if near else f"workloads: {', '.join(sorted(WORKLOADS))}"
+        raise EppError(f"{arguments.trace}: neither a file nor a workload ({fix})")
     source = Source(
         workload=arguments.trace if is_workload else "",
         trace="" if is_workload else arguments.trace,

@@ -253,6 +253,28 @@ class TestTraceStats:
         assert found["reuse_by_capacity"]["100000000"] == pytest.approx(found["stats"]["reuse_share"])
         assert found["requests_without_blocks"] == 0
 
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("art-chat-apr7", "neither a file nor a workload (did you mean 'art-chat-apr-7'?)"),
+            ("zzz", "neither a file nor a workload (workloads: "),
+        ],
+    )
+    def test_a_name_that_is_none_is_told_with_those_near_it(self, name: str, words: str) -> None:
+        with pytest.raises(EppError) as caught:
+            run(name, module=trace_command)
+        assert words in str(caught.value)
+
+    def test_a_table_of_another_kind_is_told_as_such(self, tmp_path: Path) -> None:
+        path = tmp_path / "trace.csv"
+        path.write_text("time,prompt,answer\n0,10,5\n")
+        with pytest.raises(EppError) as caught:
+            run(str(path), module=trace_command)
+        assert "line 1 is neither a JSON object nor the header of Azure's CSV, TIMESTAMP," in str(
+            caught.value
+        )
+        assert "'time,prompt,answer'" in str(caught.value)
+
     @pytest.mark.parametrize("text", ["many", "0", "-3M"])
     def test_a_capacity_that_is_none_is_refused(self, text: str) -> None:
         with pytest.raises(EppError):
