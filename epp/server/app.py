@@ -273,7 +273,7 @@ class App:
                 self.metrics.file_failed(label)
                 log.error("%s; the last good values stay in force", error)  # noqa: TRY400
                 return
-            self.metrics.file_good(label)
+            self.metrics.file_good(label, there=text is not None)
             if changed:
                 log.info("weights in force: %s", self.picker.weights.current.values)
 

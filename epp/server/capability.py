@@ -35,7 +35,7 @@ class CapabilityFeed:
             self._metrics.file_failed("capability")
             log.error("%s; the last good table stays in force", error)  # noqa: TRY400
             return
-        self._metrics.file_good("capability")
+        self._metrics.file_good("capability", there=text is not None)
         self._table.replace(chances)
         if text is None:
             log.warning("no capability file in %s: all models count as equally right", self._source)

@@ -74,7 +74,7 @@ class ModelFeed:
             self._metrics.file_failed("model")
             log.error("%s; the last good model stays in force", error)  # noqa: TRY400
             return
-        self._metrics.file_good("model")
+        self._metrics.file_good("model", there=text is not None)
         self._watch.watch(model)
         self._recent.clear()
         self._apply()

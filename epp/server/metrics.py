@@ -134,7 +134,7 @@ class Metrics:
         registry = self.registry
         self.file_ok = Gauge(
             "epp_file_ok",
-            "1 when a watched file's content is in force, 0 when an older one is.",
+            "1 when a watched file's content is in force, 0 when an older one is; no series without a file.",
             ["file"],
             registry=registry,
         )
@@ -194,9 +194,12 @@ class Metrics:
         """Show what a receiver of reports has counted."""
         self._receivers.add(name, receiver)
 
-    def file_good(self, file: str) -> None:
-        """A watched file's content is in force."""
-        self.file_ok.labels(file).set(1)
+    def file_good(self, file: str, *, there: bool = True) -> None:
+        """A watched file's content is in force; or it is gone, and nothing of it is, old or new."""
+        if there:
+            self.file_ok.labels(file).set(1)
+        else:
+            self.file_ok.remove_by_labels({"file": file})
 
     def file_failed(self, file: str) -> None:
         """A watched file's content is unusable."""

@@ -125,6 +125,15 @@ def test_shares_of_a_few_requests_say_nothing() -> None:
     assert found(**few) == []
 
 
+def test_files_that_are_not_there_are_told_and_are_not_in_force() -> None:
+    report = Report()
+    config = Config(weights_file="weights.yaml", overrides_file="mine.yaml")
+    check_picker(report, Page(page()), config, SPECS)
+    notes = [text for _, text in report.notes]
+    assert "files in force: weights" in notes
+    assert "files that are not there, so that nothing of them counts: overrides (mine.yaml)" in notes
+
+
 def test_the_names_that_are_read_are_names_that_pickers_show() -> None:
     shown = set(families()) | {f"{name}_count" for name in families()}
     assert {name.partition("{")[0].partition(" ")[0] for name in page().splitlines()} <= shown

@@ -127,6 +127,27 @@ async def test_a_fault_of_ours_is_counted_with_the_bad_contents(
     assert state("epp_file_ok") == 1.0
 
 
+def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> None:
+    text = "policy: {name: gorgo}\nweights_file: w.yaml\noverrides_file: o.yaml\ncapability: {file: c.json}"
+    app = App(parse_config(text, "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+
+    def states() -> dict[str, float]:
+        found = app.metrics.file_ok.collect()
+        return {sample.labels["file"]: sample.value for family in found for sample in family.samples}
+
+    for file in app._files:
+        file.check(first=True)
+    assert states() == {"endpoints": 0.0}
+    (tmp_path / "o.yaml").write_text("weights: {queue_weight: 0.5}")
+    for file in app._files:
+        file.check()
+    assert states() == {"endpoints": 0.0, "overrides": 1.0}
+    (tmp_path / "o.yaml").unlink()
+    for file in app._files:
+        file.check()
+    assert states() == {"endpoints": 0.0}
+
+
 async def test_a_task_that_died_is_forgotten_when_it_is_wanted_no_more_or_begun_again() -> None:
     async def die() -> None:
         raise RuntimeError("broken")

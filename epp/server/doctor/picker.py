@@ -64,7 +64,7 @@ class Page:
 
 def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
     """All checks that need nothing but the picker's own word."""
-    _files(report, page)
+    _files(report, page, config)
     _secret(report, config)
     _endpoints(report, page, config, specs)
     _rtts(report, page, specs)
@@ -74,7 +74,7 @@ def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str,
     _observed(report, page)
 
 
-def _files(report: Report, page: Page) -> None:
+def _files(report: Report, page: Page, config: Config) -> None:
     states = page.by("epp_file_ok", "file")
     for file, state in states.items():
         if not state:
@@ -87,6 +87,17 @@ def _files(report: Report, page: Page) -> None:
     good = [file for file, value in states.items() if value]
     if good:
         report.note("picker", f"files in force: {', '.join(good)}")
+    named = {
+        "weights": config.weights_file,
+        "overrides": config.overrides_file,
+        "capability": config.capability.file,
+        "model": config.policy.model_file,
+    }
+    missing = [f"{file} ({path})" for file, path in named.items() if path and file not in states]
+    if missing:
+        report.note(
+            "picker", f"files that are not there, so that nothing of them counts: {', '.join(missing)}"
+        )
     weights = ", ".join(f"{name} {value:g}" for name, value in page.by("epp_weight", "name").items())
     if weights:
         report.note("picker", f"weights in force: {weights}")
