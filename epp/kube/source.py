@@ -212,10 +212,10 @@ class KubeSource:
             return
         labels = pool.spec.match_labels
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-        newest = self._next_members or self._members
-        if newest is None or newest.resource.params["labelSelector"] != selector:
-            if self._next_members is not None:
-                self._stop(self._next_members)
+        if self._next_members is not None and not _selects(self._next_members, selector):
+            self._stop(self._next_members)
+            self._next_members = None
+        if self._next_members is None and not _selects(self._members, selector):
             self._next_members = self._pods(selector)
             self._start(_task(self._next_members), self._next_members.run())
         if self._next_members is not None and self._next_members.synced:
@@ -258,6 +258,10 @@ def _spared(mirror: Reflector[Any]) -> bool:
     """Whether the only thing wrong is that something is missing which clusters do without."""
     problem = mirror.problem
     return problem is not None and problem.reason in mirror.resource.spared
+
+
+def _selects(mirror: Reflector[Any] | None, selector: str) -> bool:
+    return mirror is not None and mirror.resource.params["labelSelector"] == selector
 
 
 def _task(mirror: Reflector[Any]) -> str:

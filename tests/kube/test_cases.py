@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.kit import kubeobjects as objects
 from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pytest
 
     from tests.kit.kubecluster import Cluster
@@ -111,6 +113,33 @@ async def test_a_pool_that_selects_others_swaps_them_at_once(cluster: Cluster) -
         await cluster.client.delete(pool())
         await picker.until(lambda: picker.addresses == [])
         assert "does not exist" in picker.source.not_ready()
+
+
+async def test_a_selector_taken_back_before_its_pods_are_listed_changes_nothing(cluster: Cluster) -> None:
+    await cluster.install(objects.POOL_CRD)
+    await cluster.client.create(pool())
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+
+    def selects(app: str) -> Any:
+        return {"spec": {"selector": {"matchLabels": {"app": app}}}}
+
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
+        get, asked = picker.api.get, asyncio.Event()
+
+        async def hangs(path: str, params: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+            if params.get("labelSelector") == "app=new":
+                asked.set()
+                await asyncio.Event().wait()
+            return await get(path, params, metadata_only=metadata_only)
+
+        picker.api.get = hangs  # type: ignore[method-assign]  # a server that is slow for these pods
+        await cluster.client.patch(pool(), selects("new"))
+        await asked.wait()
+        await cluster.client.patch(pool(), selects("llm"))
+        await picker.until(lambda: picker.source._next_members is None)
+        await cluster.client.run_pod(pod("b"), "10.0.0.2")
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"], "still followed")
 
 
 async def test_regions_come_from_nodes_and_follow_them(cluster: Cluster) -> None:
