@@ -173,16 +173,19 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(int(low + (high - low) * self._backoff.spread("watch"))),
         }
         began_s, events = clock.mono_s(), 0
+        opened = False
         watching = self._tools.api.watch(resource.path, params, metadata_only=resource.metadata_only)
         try:
             async with watching as lines:
+                opened = True
                 self._mended()
                 async for line in lines:
                     self._take(line)
                     events += 1
         finally:
             now_s = clock.mono_s()
-            if events or now_s - began_s >= SHORT_S:
+            # One that was never opened has not worked, however long that took.
+            if events or (opened and now_s - began_s >= SHORT_S):
                 self._backoff.reset()
                 self._warned = False
         if now_s - self._listed_s >= RELIST_S:

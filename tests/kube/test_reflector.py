@@ -176,6 +176,28 @@ async def test_waits_double_up_to_a_bound_and_start_small_after_success() -> Non
     )
 
 
+async def test_a_watch_that_hangs_until_it_fails_has_not_worked(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(a_list("a", version=5))
+
+    @asynccontextmanager
+    async def unreachable(*_: Any, **__: Any) -> AsyncIterator[AsyncIterator[bytes]]:
+        if len(script.slept) == 8:
+            raise Over
+        script.clock.advance(10.0)  # until a connection is given up
+        raise KubeError(Reason.UNREACHABLE, "no answer")
+        yield script._play([])
+
+    script.watch = unreachable  # type: ignore[method-assign]  # nobody is there any more
+    resource = Resource("pods", "/pods", Decoder(Pod))
+    mirror = Reflector(resource, Tools(script, Counted(), script.clock, script.sleep, seed=7), lambda: None)
+    with pytest.raises(Over):
+        await mirror.run()
+    assert script.slept[-1] >= LONGEST_S / 2.0, "waits double"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no answer"
+    ]
+
+
 async def test_a_server_that_asks_for_patience_gets_it() -> None:
     script, _, _ = await play(KubeError(Reason.SERVER, "busy", retry_after_s=17.0))
     assert script.slept == [17.0]
