@@ -57,6 +57,8 @@ def prompt_content(canonical: bytes) -> PromptContent:
     try:
         for frame in frames(canonical):
             _add(content, frame[:1], frame[1:])
+        for message in content.messages:
+            _join(message)
     except (UnicodeDecodeError, msgspec.DecodeError, IndexError, RecursionError) as error:
         raise ValueError(f"not canonical: {error}") from error
     return content
@@ -101,8 +103,16 @@ def _add_to_message(message: dict[str, Any], tag: bytes, data: bytes) -> None:
 
 
 def _append(message: dict[str, Any], key: str, data: bytes) -> None:
-    before = message.get(key)
-    message[key] = data.decode() if before is None else f"{before}\n{data.decode()}"
+    if message.get(key) is None:
+        message[key] = []
+    message[key].append(data.decode())
+
+
+def _join(message: dict[str, Any]) -> None:
+    """Parts to texts, once for all of them: a client may send a hundred thousand."""
+    for key in ("content", _REASONING, _REFUSAL):
+        if message.get(key) is not None:
+            message[key] = "\n".join(message[key])
 
 
 def _call(call: Any) -> Any:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: Shorter contents are found in wrong places more often than they help.
 _LEAST_TIE_BYTES = 16
 _HEAD_BYTES = 64
+#: Bytes of rendered text that are searched in vain for the contents of one prompt: templates may write none
+#: of them as they came, and a search for each to the end of the text takes the square of its length.
+_MOST_SEARCHED = 256 * 1024 * 1024
 
 
 def block_curve(
@@ -44,12 +47,12 @@ def block_curve(
 def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
     """Places in the one and the same places in the other, ascending in both."""
     ours, theirs = [0], [0]
-    start, reached = 0, 0
+    start, reached, left = 0, 0, _MOST_SEARCHED
     for frame in canonical.split(b"\xff"):
         end = start + len(frame)
         body = frame[1:]
         content = body.strip()
-        if len(content) >= _LEAST_TIE_BYTES:
+        if len(content) >= _LEAST_TIE_BYTES and left > 0:
             # Looked for by its head: searching for long needles costs a preparation as long as they are.
             found = rendered.find(content[:_HEAD_BYTES], reached)
             if found >= 0 and rendered.startswith(content, found):
@@ -57,6 +60,8 @@ def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
                 reached = found + len(content)
                 ours += (at, at + len(content))
                 theirs += (found, reached)
+            else:
+                left -= (len(rendered) if found < 0 else found) - reached
         start = end + 1
     ours.append(len(canonical))
     theirs.append(len(rendered))

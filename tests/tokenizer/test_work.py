@@ -1,0 +1,58 @@
+"""What reading a prompt back costs beside its tokens: no more than in proportion to its length."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from epp.prompt import curve
+from epp.prompt.content import prompt_content
+from epp.prompt.curve import block_curve
+from epp.prompt.openai import ChatParser
+
+if TYPE_CHECKING:
+    import pytest
+
+PART = "some twenty characters"
+
+
+class Searched(bytes):
+    """Tells how much of it was searched in vain."""
+
+    in_vain = 0
+
+    def find(self, needle: Any, *places: Any) -> int:
+        found = super().find(needle, *places)
+        Searched.in_vain += len(self) - places[0] if found < 0 else 0
+        return found
+
+
+def canonical(*messages: dict[str, Any]) -> bytes:
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    return ChatParser().parse(body, {}).canonical
+
+
+def test_a_message_of_many_parts_is_joined_once() -> None:
+    parts = 200_000
+    framed = canonical({"role": "user", "content": [{"type": "text", "text": PART}] * parts})
+    began_s = time.process_time()
+    (message,) = prompt_content(framed).messages
+    assert time.process_time() - began_s < 5.0, "joined one by one it takes a minute"
+    assert message["content"] == "\n".join([PART] * parts)
+
+
+def test_contents_that_a_template_spells_otherwise_are_not_looked_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    framed = canonical(
+        {"role": "user", "content": PART}, *[{"role": "assistant", "tool_calls": [call]}] * 500
+    )
+    rendered = Searched(f"<user>{PART}".encode() + b"<call>look()" * 500)
+    whole = block_curve(framed, rendered, [len(rendered)], [1000], 64)
+    assert Searched.in_vain > 400 * len(rendered), "each of them is looked for to the end"
+    Searched.in_vain = 0
+    monkeypatch.setattr(curve, "_MOST_SEARCHED", 10 * len(rendered))
+    assert block_curve(framed, rendered, [len(rendered)], [1000], 64) == whole, "what was found counts"
+    assert Searched.in_vain <= 11 * len(rendered)
