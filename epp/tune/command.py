@@ -158,11 +158,10 @@ def tell_tuner(
     lock = TunerLock(setup.places.lock, tell=_warn)
     try:
         lock.acquire()
+        return _do_now(setup, lock, asked)
     except LockHeldError:
         print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
         return 0
-    try:
-        return _do_now(setup, lock, asked)
     except BaseException:
         withdraw(setup.places, disk, asked)  # who was told that it failed is not to see it done later
         raise

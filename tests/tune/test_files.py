@@ -258,11 +258,17 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
     assert world.state.reason == "by request: no reason given"
 
 
-def test_what_failed_is_not_done_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("weights.yaml", "Is a directory"), ("weights.lock", "a tuner must be able to write here")],
+)
+def test_what_failed_is_not_done_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
     config = configured(tmp_path)
-    (tmp_path / "weights.yaml").mkdir()
+    (tmp_path / name).mkdir()
     assert epp("tune", "freeze", "--config", config) == 2
-    assert "Is a directory" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert read_asked(Places(tmp_path / "weights.yaml"), RealDisk()) == []
 
 
