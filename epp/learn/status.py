@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
 from epp.tune.status import ago, running
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _read(places: ModelPlaces, disk: Disk) -> dict[str, Any] | None:
     try:
         content = disk.read(places.status)
         told = None if not content else msgspec.json.decode(content)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DAMAGED):
         return None
     return told if isinstance(told, dict) else None
 

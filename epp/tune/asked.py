@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
 from epp.tuner.state import Freeze, RollBack, Thaw
 
 if TYPE_CHECKING:
@@ -115,5 +116,5 @@ def _on_file(places: Places, disk: Disk) -> list[Asked]:
     content = disk.read(places.asked)
     try:
         return msgspec.json.decode(content, type=list[Asked]) if content else []
-    except msgspec.MsgspecError:
+    except DAMAGED:
         return []

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_holder(path: Path) -> Holder | None:
     """Who holds the lock by its file's word; None for nobody, or for half a word."""
     try:
         return msgspec.json.decode(path.read_bytes()[:_LENGTH], type=Holder)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DAMAGED):
         return None
 
 

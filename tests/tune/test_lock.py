@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.tune.asked import read_asked
+from epp.tune.disk import RealDisk
 from epp.tune.lock import (
     STALE_S,
     Holder,
@@ -20,6 +22,7 @@ from epp.tune.lock import (
     TunerLock,
     read_holder,
 )
+from epp.tune.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,3 +177,11 @@ def test_half_a_lock_file_is_nobodys(tmp_path: Path, length: int) -> None:
     lock.acquire()
     lock.check()
     lock.release()
+
+
+def test_files_that_are_no_text_name_nobody_and_ask_for_nothing(tmp_path: Path) -> None:
+    places = Places(tmp_path / "weights.yaml")
+    places.lock.write_bytes(b'{"host": "\xff", "boot": "", "pid": 1, "token": ""}')
+    places.asked.write_bytes(b'[{"id": "\xff", "what": "freeze"}]')
+    assert read_holder(places.lock) is None
+    assert read_asked(places, RealDisk()) == []
