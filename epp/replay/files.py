@@ -10,6 +10,7 @@ import gzip
 import itertools
 import math
 import os
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
             packed = head.read(2) == _GZIP_MAGIC
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as lines:
             yield from lines
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"{path}: {error}") from error
 
 

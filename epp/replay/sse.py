@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
+
 
 class _Delta(msgspec.Struct):
     content: str | None = None
@@ -137,7 +139,7 @@ def _event(line: bytes) -> _Event | str | None:
         return None
     try:
         return _DECODER.decode(payload)
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         return f"unreadable event: {error}"
 
 

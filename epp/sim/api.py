@@ -93,7 +93,7 @@ def parse(body: bytes, *, chat: bool) -> SimRequest:
     """
     try:
         data = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise ClientError(400, "The body must be a JSON object.")

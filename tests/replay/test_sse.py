@@ -65,6 +65,10 @@ def test_completions_carry_text_in_another_place() -> None:
         (b"", "stopped before its end"),
         (HEAD + FIRST, "stopped before its end"),
         (HEAD + FIRST + b'data: {"choi', "unreadable"),
+        (
+            HEAD + FIRST + b'data: {"choices": [{"delta": {"content": "\xe4\xb8"}}]}\n\ndata: [DONE]\n\n',
+            "unreadable",
+        ),
         (HEAD + b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
     ],
 )

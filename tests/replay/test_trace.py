@@ -174,6 +174,13 @@ class TestOrderAndSelection:
 
 
 class TestFiles:
+    def test_a_damaged_archive_is_told(self, tmp_path: Path) -> None:
+        packed = bytearray(gzip.compress("\n".join(MOONCAKE * 100).encode()))
+        packed[20:40] = b"\xff" * 20
+        (tmp_path / "t.jsonl.gz").write_bytes(packed)
+        with pytest.raises(TraceError, match=r"t\.jsonl\.gz: "):
+            load_trace(tmp_path / "t.jsonl.gz")
+
     @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
     def test_canonical_records_survive_a_file(self, tmp_path: Path, name: str) -> None:
         trace = (request(0), request(5, 0, 2.5))

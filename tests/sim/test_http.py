@@ -154,6 +154,8 @@ async def test_answers_are_the_same_everywhere(http: aiohttp.ClientSession) -> N
     ("body", "status", "words"),
     [
         (b"{", 400, "not valid JSON"),
+        (b'"\xff"', 400, "not valid JSON"),
+        (b"[" * 100_000, 400, "not valid JSON"),
         (b"[]", 400, "JSON object"),
         (b'{"model": "sim-model"}', 400, "messages"),
         (b'{"model": "sim-model", "messages": [{"content": "x"}]}', 400, "role"),
