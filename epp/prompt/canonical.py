@@ -26,6 +26,11 @@ MEDIA_BYTES_PER_TOKEN = 4
 #: Tools, calls and other structured values of one request. Each costs more than the byte that can spell it;
 #: a context of a million tokens has room for a fifth of so many calls and their results.
 MAX_VALUES = 100_000
+#: Texts, or lists of token ids, of one request that stand for themselves: prompts of a batch, documents,
+#: parts. Each costs far more than the three bytes that can spell it; engines take batches of thousands.
+MAX_TEXTS = 100_000
+#: Frames that are looked at one by one for media. A prompt of more is short texts mostly.
+_MOST_LOOKED_AT = 10_000
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _AS_IT_CAME = msgspec.json.Encoder()
 
@@ -37,16 +42,26 @@ class Frames:
         text_only: no frame is one of media.
     """
 
-    __slots__ = ("_parts", "_values", "text_only")
+    __slots__ = ("_bare", "_parts", "_values", "text_only")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._values = 0
+        self._bare = self._values = 0
         self.text_only = True
 
     def add_text(self, tag: bytes, text: str) -> None:
         """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
         self._parts += (_TEXT_MARK, tag, text.encode("utf-8", "replace"))
+
+    def add_bare(self, tag: bytes, text: str) -> None:
+        """A piece of text that is no more than that in the body.
+
+        Raises:
+            ValueError: more than `MAX_TEXTS` came.
+        """
+        self._bare += 1
+        check_texts(self._bare)
+        self.add_text(tag, text)
 
     def add_said(self, role: str, text: str) -> None:
         """Who speaks (``R``) and what is said (``C``), at once: what most messages are."""
@@ -87,6 +102,16 @@ class Frames:
     def bytes(self) -> bytes:
         """All of it."""
         return b"".join(self._parts)
+
+
+def check_texts(count: int) -> None:
+    """Refuse more texts than any engine takes.
+
+    Raises:
+        ValueError: they are more than `MAX_TEXTS`.
+    """
+    if count > MAX_TEXTS:
+        raise ValueError(f"more than {MAX_TEXTS} texts")
 
 
 def frame_token_ids(prompts: list[list[int]]) -> bytes:
@@ -149,11 +174,13 @@ def _has_media(canonical: bytes) -> bool:
     From mark to mark: one byte is found by wide instructions of the processor, two are looked for one by one.
     """
     find, at = canonical.find, canonical.find(_TEXT_MARK)
-    while at >= 0:
+    for _ in range(_MOST_LOOKED_AT):
+        if at < 0:
+            return False
         if canonical[at + 1 : at + 2] == _MEDIA_TAG:
             return True
         at = find(_TEXT_MARK, at + 1)
-    return False
+    return at >= 0 and find(_MEDIA_MARK, at) >= 0
 
 
 def _spell(value: object, encoder: msgspec.json.Encoder = _ENCODER) -> bytes:

@@ -72,10 +72,10 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
     """Frame a part of content: a bare text, a text part, or media.
 
     Raises:
-        ValueError: it has no JSON spelling, or is nested too deeply.
+        ValueError: it has no JSON spelling, or is nested too deeply, or too many came.
     """
     if isinstance(part, str):
-        framed.add_text(b"C", part)
+        framed.add_bare(b"C", part)
         return
     text = part.get("text")
     if isinstance(text, str) and part.get("type") == "text":  # what most parts are

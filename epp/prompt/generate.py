@@ -14,10 +14,10 @@ import msgspec
 import xxhash
 
 from epp.errors import ClientError
-from epp.prompt.canonical import Frames, frame_token_ids, media_words
+from epp.prompt.canonical import Frames, check_texts, frame_token_ids, media_words
 from epp.prompt.decode import StreamOptions, decode, optional, output_limit, session_hint
 from epp.prompt.error_bodies import sglang_error, vllm_error
-from epp.prompt.media import PromptFrames
+from epp.prompt.media import MAX_PARTS, PromptFrames
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def _with_media(ids: list[int], features: _Features | None) -> list[int]:
     """Ids with words of a medium's hash in its places, as engines key their cache by both."""
     if features is None or not features.mm_hashes or not features.mm_placeholders:
         return ids
+    if sum(map(len, features.mm_placeholders.values())) > MAX_PARTS:
+        raise ClientError(400, f"Invalid request: more than {MAX_PARTS} places of media", "features")
     words, left = list(ids), len(ids)
     for kind, places in features.mm_placeholders.items():
         hashes = features.mm_hashes.get(kind, [])
@@ -233,6 +235,7 @@ def _frame_texts(texts: Sequence[str], media: list[tuple[bytes, int]]) -> bytes:
     """Texts with each medium where the text names its place; media that have none come first."""
     if not texts:
         raise ClientError(400, "text cannot be empty.")
+    check_texts(len(texts))
     framed, left = Frames(), list(reversed(media))
     if media and sum(len(_PLACES.findall(text)) for text in texts) != len(media):
         for identity, tokens in media:
@@ -256,6 +259,7 @@ def _frame_ids(given: list[int | list[int]], media: list[tuple[bytes, int]]) -> 
         raise ClientError(400, "input_ids cannot be empty.")
     if ids and lists:
         raise ClientError(400, "input_ids should be a list of integers or a list of lists of integers.")
+    check_texts(len(lists))
     words = [word for identity, tokens in media for word in media_words(identity, tokens)]
     prompts = [ids] if ids else lists
     return frame_token_ids([words + prompts[0], *prompts[1:]])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.canonical import Frames, frame_token_ids
+from epp.prompt.canonical import Frames, check_texts, frame_token_ids
 from epp.prompt.chat_messages import Message, add_message
 from epp.prompt.decode import OpenAIFields, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
@@ -156,11 +156,16 @@ def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes
         field: the body's name for them.
 
     Raises:
-        ClientError: 400, a mixture, no prompt at all, or an id that is none.
+        ClientError: 400, a mixture, no prompt at all, too many of them, or an id that is none.
     """
     if not given and not isinstance(given, str):
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
     prompts: list[str | int | list[int]] = given if isinstance(given, list) else [given]
+    if not isinstance(prompts[0], int):
+        try:
+            check_texts(len(prompts))
+        except ValueError as error:
+            raise ClientError(400, f"Invalid request: {error}", field) from None
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     ids = [prompt for prompt in prompts if isinstance(prompt, int)]
     lists = [prompt for prompt in prompts if isinstance(prompt, list)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
+from epp.prompt.canonical import check_texts
 from epp.prompt.chat_messages import Message, add_message, add_part
 from epp.prompt.decode import decode, optional, required, session_hint
 from epp.prompt.error_bodies import openai_error, vllm_error
@@ -182,6 +183,10 @@ def _listed(given: _Texts, field: str) -> list[Any]:
         listed = [given]
     if not listed:
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
+    try:
+        check_texts(len(listed))
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", field) from None
     return listed
 
 
@@ -193,7 +198,7 @@ def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> b
         for number, second in enumerate(seconds):
             if not repeated or number * chars <= MAX_REPEATED_CHARS:
                 framed.add_text(b"Q", "")
-                _add_side(framed, firsts[0 if repeated else number])
+                _add_side(framed, firsts[0 if repeated else number], again=repeated and number > 0)
             framed.add_text(b"B", "")
             _add_side(framed, second)
     except ValueError as error:
@@ -213,7 +218,8 @@ def _chars(side: object) -> int:
         raise ValueError("nested too deeply") from None
 
 
-def _add_side(framed: PromptFrames, side: object) -> None:
+def _add_side(framed: PromptFrames, side: object, *, again: bool = False) -> None:
+    """Frame a side; the texts of one that stands there again have been counted."""
     if isinstance(side, str):
         framed.add_text(b"C", side)
     elif isinstance(side, dict):
@@ -221,6 +227,9 @@ def _add_side(framed: PromptFrames, side: object) -> None:
         for part in parts if isinstance(parts, list) else [side]:
             if not isinstance(part, (str, dict)):
                 raise ClientError(400, "Invalid request: expected a part of content")
-            add_part(framed, part)
+            if again and isinstance(part, str):
+                framed.add_text(b"C", part)
+            else:
+                add_part(framed, part)
     else:  # token ids, which no text can pass for
         framed.add_json(b"J", side)

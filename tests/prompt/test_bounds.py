@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.errors import ClientError
-from epp.prompt.canonical import MAX_VALUES
+from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, text_bytes
 from epp.prompt.decode import MAX_NAME_CHARS
 from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
@@ -121,6 +121,14 @@ def many(value: str, count: int) -> str:
         ),
         ("/v1/chat/completions", '{"model":"m","tools":HOLE,"messages":[{"role":"u"}]}', "1", MAX_VALUES),
         ("/v1/responses", '{"model":"m","input":HOLE}', '{"type":"x"}', MAX_VALUES),
+        ("/v1/chat/completions", '{"model":"m","messages":[{"role":"u","content":HOLE}]}', '""', MAX_TEXTS),
+        ("/v1/completions", '{"model":"m","prompt":HOLE}', '""', MAX_TEXTS),
+        ("/v1/completions", '{"model":"m","prompt":HOLE}', "[]", MAX_TEXTS),
+        ("/v1/embeddings", '{"model":"m","input":HOLE}', '""', MAX_TEXTS),
+        ("/score", '{"text_1":"","text_2":HOLE}', '""', MAX_TEXTS),
+        ("/rerank", '{"query":"","documents":HOLE}', '{"content":[]}', MAX_TEXTS),
+        ("/generate", '{"text":HOLE}', '""', MAX_TEXTS),
+        ("/generate", '{"input_ids":HOLE}', "[1]", MAX_TEXTS),
     ],
 )
 def test_what_costs_more_than_its_bytes_is_refused_when_there_is_too_much(
@@ -132,6 +140,27 @@ def test_what_costs_more_than_its_bytes_is_refused_when_there_is_too_much(
     with pytest.raises(ClientError, match=f"more than {most} ") as caught:
         parser.parse(body.replace("HOLE", many(value, most + 1)).encode(), {})
     assert caught.value.status == 400
+
+
+def test_places_of_media_among_token_ids_are_bounded() -> None:
+    def body(places: int) -> bytes:
+        features = {
+            "mm_hashes": {"image": ["x"] * places},
+            "mm_placeholders": {"image": [{"offset": 0, "length": 0}] * places},
+        }
+        return json.dumps({"token_ids": [1], "sampling_params": {}, "features": features}).encode()
+
+    parser = find_parser("POST", "/inference/v1/generate", {})
+    assert parser is not None
+    assert parser.parse(body(MAX_PARTS), {}).canonical
+    with pytest.raises(ClientError, match=f"more than {MAX_PARTS} places"):
+        parser.parse(body(MAX_PARTS + 1), {})
+
+
+def test_media_are_found_behind_any_number_of_texts() -> None:
+    texts = b"\xffPa" * 50_000
+    assert text_bytes(texts) == len(texts)
+    assert text_bytes(texts + b"\xffM" + b"0" * 32) == 0
 
 
 @EVERY
