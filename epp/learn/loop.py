@@ -20,6 +20,7 @@ import msgspec
 from epp.learn.feed import LogFeed
 from epp.learner.rounds import Learner
 from epp.tune.lock import Heart
+from epp.tune.steps import ClockSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ class Loop:
         self._store, self._publisher, self._audit = store, publisher, audit
         self._lock, self._clock, self._tell = lock, clock, tell
         self._heart = Heart(lock, clock.mono_s(), self._once)
+        self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
         self._status_s = self._retry_s = float("-inf")
         self._unsaved = False
         self._told: set[str] = set()
@@ -112,8 +114,9 @@ class Loop:
         Raises:
             LockLostError: another learner has taken over; nothing may be written any more.
         """
-        self._heart.tick(self._clock.mono_s())
-        now_wall_s = self._clock.wall_s()
+        now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
+        self._heart.tick(now_s)
+        self._look_at_the_clock(now_s, now_wall_s)
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
         self._tell_retreats(now_wall_s)
@@ -131,6 +134,14 @@ class Loop:
         self._unsaved, self._retry_s = True, float("-inf")
         self._write()
         self._lock.release()
+
+    def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
+        """Requests under way when the clock steps have not waited for as long as it says."""
+        before_wall_s = self._steps.wall_s
+        stepped_s = self._steps.look(now_s, now_wall_s)
+        if stepped_s:
+            self._feed.stepped(before_wall_s, now_wall_s, wait_s=self._settings.late_s)
+            self._tell(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
 
     def _tell_retreats(self, now_wall_s: float) -> None:
         retreats, self.learner.retreats = self.learner.retreats, []

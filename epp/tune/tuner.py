@@ -16,6 +16,7 @@ from epp.tune.asked import as_done, not_done, read_asked
 from epp.tune.feed import SampleFeed
 from epp.tune.feed import State as FeedState
 from epp.tune.lock import Heart
+from epp.tune.steps import ClockSteps
 from epp.tuner.state import TRIALS, NothingBetter, Observed, Pinned, Proposed
 from epp.tuner.trials import late_s
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from epp.tune.session import Session
     from epp.tuner.state import State
 
-#: Wall and monotonic time may part by so much between two ticks; more is a step of the clock.
-STEP_S = 2.0
 #: Without news the state is persisted so often.
 SAVE_S = 5.0
 #: A rehearsal that failed is begun again after so long, each time twice as long, up to the other.
@@ -137,7 +136,7 @@ class Tuner:
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
         self._heart = Heart(lock, self._saved_s, self._once)
-        self._mono_s, self._wall_s = clock.mono_s(), clock.wall_s()
+        self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
         self._feed: SampleFeed
 
     def open(self) -> None:
@@ -212,10 +211,9 @@ class Tuner:
         return bool(samples)
 
     def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
-        stepped_s = (now_wall_s - self._wall_s) - (now_s - self._mono_s)
-        before_wall_s = self._wall_s
-        self._mono_s, self._wall_s = now_s, now_wall_s
-        if abs(stepped_s) <= STEP_S:
+        before_wall_s = self._steps.wall_s
+        stepped_s = self._steps.look(now_s, now_wall_s)
+        if not stepped_s:
             return
         session = self.session
         wait_s = late_s(session.state, session.rules.settings)

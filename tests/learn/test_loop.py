@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.config.reward_model import parse_reward_model, version_path
+from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.learn.store import MemoryStore
 from epp.learner.rounds import Learner
@@ -224,3 +225,20 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(tmp
     loop.tick()
     assert not world.places.model.exists()
     assert len(world.places.versions()) == 2
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_step_of_the_clock_teaches_nothing(tmp_path: Path, step_s: float) -> None:
+    world = LearnWorld(tmp_path / "world")
+    loop = world.start()
+    world.run(20)
+    under_way = [to_record(world.recorded.decision()) for _ in range(3)]
+    world.recorded.append("".join(json.dumps(record) + "\n" for record in under_way).encode())
+    loop.tick()
+    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (3, 20)
+    world.clock._offset_s += step_s
+    loop.tick()
+    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (0, 20), (
+        "nobody has waited for an hour"
+    )
+    assert sum("clock stepped" in sentence for sentence in world.told) == 1
