@@ -50,7 +50,7 @@ class Frames:
         self.text_only = True
 
     def add_text(self, tag: bytes, text: str) -> None:
-        """A piece of text; unpaired surrogates, which JSON can spell, become question marks."""
+        """A piece of text; unpaired surrogates, which no decoded body holds, become question marks."""
         self._parts += (_TEXT_MARK, tag, text.encode("utf-8", "replace"))
 
     def add_bare(self, tag: bytes, text: str) -> None:

@@ -55,8 +55,16 @@ def prompt_content(canonical: bytes) -> PromptContent:
     """
     content = PromptContent()
     try:
+        texts: list[list[str]] = []
         for frame in frames(canonical):
-            _add(content, frame[:1], frame[1:])
+            tag, data = frame[:1], frame[1:]
+            if tag == b"P":
+                texts.append([data.decode()])
+            elif tag == b"C" and texts and not content.messages:
+                texts[-1].append(data.decode())  # a text that goes on behind a piece of media
+            else:
+                _add(content, tag, data)
+        content.texts = ["".join(pieces) for pieces in texts]
         for message in content.messages:
             _join(message)
     except (UnicodeDecodeError, msgspec.DecodeError, IndexError, RecursionError) as error:
@@ -65,9 +73,7 @@ def prompt_content(canonical: bytes) -> PromptContent:
 
 
 def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
-    if tag == b"P":
-        content.texts.append(data.decode())
-    elif tag == b"R":
+    if tag == b"R":
         content.messages.append({"role": data.decode(), "content": None})
     elif tag == b"T":
         content.tools.append(msgspec.json.decode(data))
@@ -77,8 +83,6 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
         content.chat_template = data.decode()
     elif tag == b"M":
         content.media_tokens += len(data) // MEDIA_BYTES_PER_TOKEN
-    elif tag == b"C" and content.texts and not content.messages:
-        content.texts[-1] += data.decode()  # a text that goes on behind a piece of media
     else:
         _add_to_message(content.messages[-1], tag, data)
 

@@ -242,12 +242,12 @@ def _frame_texts(texts: Sequence[str], media: list[tuple[bytes, int]]) -> bytes:
             framed.add_media(identity, tokens)
         left = []
     for text in texts:
-        start = 0
+        start, tag = 0, b"P"
         for place in _PLACES.finditer(text) if left else ():
-            framed.add_text(b"P", text[start : place.end()])
+            framed.add_text(tag, text[start : place.end()])
             framed.add_media(*left.pop())
-            start = place.end()
-        framed.add_text(b"P", text[start:])
+            start, tag = place.end(), b"C"  # the same text goes on
+        framed.add_text(tag, text[start:])
     return framed.bytes()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epp.prompt import curve
 from epp.prompt.content import prompt_content
 from epp.prompt.curve import block_curve
+from epp.prompt.generate import SGLangGenerateParser
 from epp.prompt.openai import ChatParser
 
 if TYPE_CHECKING:
@@ -56,3 +57,11 @@ def test_contents_that_a_template_spells_otherwise_are_not_looked_for_without_en
     monkeypatch.setattr(curve, "_MOST_SEARCHED", 10 * len(rendered))
     assert block_curve(framed, rendered, [len(rendered)], [1000], 64) == whole, "what was found counts"
     assert Searched.in_vain <= 11 * len(rendered)
+
+
+def test_a_text_with_media_inside_is_one_prompt() -> None:
+    body = {"text": ["before <image> behind", "<image>", "plain"], "image_data": ["a.png", "b.png"]}
+    framed = SGLangGenerateParser().parse(json.dumps(body).encode(), {}).canonical
+    content = prompt_content(framed)
+    assert content.texts == body["text"], "a tokenizer puts its marks around each of them once"
+    assert content.media_tokens > 0
