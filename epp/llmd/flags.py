@@ -8,6 +8,7 @@ Knows neither argparse's namespace nor our configuration: `settings` translates.
 # ruff: noqa: E501  # the table reads by its lines, a flag each
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def _text(text: str) -> str:
 
 
 def _level(text: str) -> str:
-    if text not in ("debug", "info", "error", "panic") and not text.lstrip("-").isdigit():
+    if text not in ("debug", "info", "error", "panic") and not re.fullmatch("-?[0-9]{1,9}", text):
         raise ValueError(f"{text!r} is not debug, info, error, panic or a number")
     return text
 

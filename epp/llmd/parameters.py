@@ -6,6 +6,7 @@ Owns how a wrong parameter is told. Pure.
 from __future__ import annotations
 
 import difflib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ConfigError
@@ -33,8 +34,8 @@ class Parameters:
         self._warnings = warnings
         self._known: set[str] = set()
 
-    def number(self, name: str, default: float, *, low: float, high: float = float("inf")) -> float:
-        """A number within bounds."""
+    def number(self, name: str, default: float, *, low: float, high: float = sys.float_info.max) -> float:
+        """A number within bounds, which is finite."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise self._error(name, f"{value!r} is not a number of at least {low:g}")

@@ -5,6 +5,7 @@ Pure functions from text. Each says in its error what it wants.
 
 from __future__ import annotations
 
+import math
 import re
 
 _DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -28,9 +29,11 @@ def duration_s(text: str) -> float:
     if text == "0":
         return 0.0
     parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text.removeprefix("+"):
+    seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    complete = "".join(number + unit for number, unit in parts) == text.removeprefix("+")
+    if not parts or not complete or seconds == math.inf:
         raise ValueError(f"{text!r} is not a duration such as 50ms, 2s or 1m30s")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    return seconds
 
 
 def quantity_bytes(text: str) -> int:
@@ -40,10 +43,10 @@ def quantity_bytes(text: str) -> int:
         ValueError: it is none, or not positive.
     """
     match = _QUANTITY.fullmatch(text)
-    value = int(float(match[1]) * _FACTOR[match[2]]) if match else 0
-    if value <= 0:
+    value = float(match[1]) * _FACTOR[match[2]] if match else 0.0
+    if not 1.0 <= value < math.inf:
         raise ValueError(f"{text!r} is not a size such as 25M or 16Mi")
-    return value
+    return int(value)
 
 
 def truth(text: str) -> bool:

@@ -231,3 +231,12 @@ def test_what_cannot_be_honoured_says_where_and_what_to_do(changes: dict[str, An
         read(text)
     assert says in str(caught.value)
     assert caught.value.source == "--config-text"
+
+
+def test_a_number_without_end_is_none() -> None:
+    text = (
+        "{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, plugins: "
+        "[{type: approx-prefix-cache-producer, parameters: {lruCapacityPerServer: .inf}}]}"
+    )
+    with pytest.raises(ConfigError, match="inf is not a number of at least 0"):
+        read(text)

@@ -166,6 +166,8 @@ def test_flags_that_mean_something_else_are_told(words: list[str], says: str) ->
         (["--grpc-port=70000"], "not a port"),
         (["--drain-timeout=30"], "not a duration"),
         (["--zap-encoder=xml"], "json"),
+        (["--zap-log-level=--5"], "a number"),
+        (["--zap-log-level=²"], "a number"),
         (["--config=epp.yaml"], "does not go with --config"),
         (["--config-file=/nowhere.yaml"], "does not exist"),
     ],
