@@ -106,7 +106,11 @@ are guesses.
 | embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
 
 Of several objects called `usage` in one line of an answer the last that has counts is the answer's own: others are
-in what a model or a client wrote, a tool's input or its description.
+in what a model or a client wrote, a tool's input or its description. One of theirs is taken for it only where it has
+counts of these names and stands behind the answer's own in the same line: a field echoed by an engine that tells the
+usage first. In an event stream Envoy's filter keeps the first object of the stream beside the last, so that of two in
+one line the other's counts fill what the last leaves out. Telling them apart would take a look at every brace and quote
+behind the first, for every chunk of every answer.
 
 ## New versions of SDKs
 

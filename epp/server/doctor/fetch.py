@@ -47,7 +47,7 @@ class Answer:
         """The body decoded, None when it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
 
