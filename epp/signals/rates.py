@@ -23,7 +23,7 @@ import numpy as np
 
 from epp.signals.line import Line
 from epp.signals.slots import grown, rows_of
-from epp.signals.slow import SlowEndpoints
+from epp.signals.slow import FORGIVEN_AFTER, SlowEndpoints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,9 +70,6 @@ _PREFILL_DESIGN = ((1.0, 100.0), (1.0, 2_000.0), (1.0, 16_000.0))
 _DECODE_DESIGN = ((1.0, 1.0), (1.0, 8.0), (1.0, 32.0))
 _LONGEST_TTFT_MS = 600_000.0
 _LONGEST_ITL_MS = 10_000.0
-#: Samples of the whole fleet, two a request, after which a class of which none came believes half of what it
-#: had learned: where load is low it is chosen no more, and nothing else would ever say that it is well again.
-_DOUBTED_AFTER = 1000
 
 
 class _Class:
@@ -138,7 +135,6 @@ class RateTable:
         self._block = np.ones((len(Rates.__slots__), 0), np.float64)
         self._changed: set[str] = set()  # classes whose rates are not in the block yet
         self._slow = SlowEndpoints()
-        self._seen = 0  # samples of all endpoints
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
@@ -260,18 +256,20 @@ class RateTable:
         self, slot: int, known: _Class, error: float, ended_s: float, *, decode: bool = False
     ) -> None:
         """Judge its endpoint by a sample's error, and now and then the classes that sent none."""
-        self._seen += 1
-        known.last = self._seen
         self._changed.add(self._of[slot])
         for forgiven in self._slow.take(slot, known.slots, error, ended_s, decode=decode):
             self._changed.add(self._of[forgiven])
-        if self._seen % _DOUBTED_AFTER == 0:
+        known.last = self._slow.seen
+        if known.last % FORGIVEN_AFTER == 0:
             self._doubt_unheard_classes()
 
     def _doubt_unheard_classes(self) -> None:
-        """Bring those of which nothing was heard for long halfway back to their priors."""
+        """Bring those of which nothing was heard for long halfway back to their priors.
+
+        Where load is low they are chosen no more, and nothing else would ever say that they are well again.
+        """
         for name, known in self._classes.items():
-            if self._seen - known.last >= _DOUBTED_AFTER:
+            if self._slow.seen - known.last >= FORGIVEN_AFTER:
                 known.prefill.halve()
                 known.decode.halve()
                 self._changed.add(name)

@@ -45,8 +45,9 @@ _AT_ONCE, _IN_A_SECOND = 4.0, 4.0
 _SIGNIFICANT = 3.0
 #: Samples of one endpoint between two judgements of it.
 _JUDGED_EVERY = 3
-#: Samples of all endpoints without one of its own after which one that was told slow is judged anew.
-_FORGIVEN_AFTER = 1000
+#: Samples of all endpoints, two a request, without one of its own after which who was told slow is judged
+#: anew.
+FORGIVEN_AFTER = 1000
 
 
 class _Mean:
@@ -61,16 +62,18 @@ class _Mean:
 class _Evidence:
     """How an endpoint's times compare with its class' word."""
 
-    __slots__ = ("all", "decode", "last", "samples", "square")
+    __slots__ = ("all", "decode", "last", "open", "open_s", "samples", "square")
 
     def __init__(self) -> None:
         self.all, self.decode = _Mean(), _Mean()
+        self.open = self.open_s = 0.0  # samples that may count, as of that time
         self.square = 0.0  # sum of squares around the mean of all
         self.samples = 0
         self.last = 0  # samples of all endpoints at its last one
 
-    def take(self, log_ratio: float, counts: float, *, decode: bool) -> None:
-        """Add a sample that counts so much."""
+    def take(self, log_ratio: float, now_s: float, *, decode: bool) -> None:
+        """Add a sample."""
+        counts = self._counts(now_s)
         if not counts:
             return
         keep = 1.0 - counts / _MEMORY
@@ -84,24 +87,30 @@ class _Evidence:
             of_decode.weight += counts
             of_decode.mean += counts * (log_ratio - of_decode.mean) / of_decode.weight
 
+    def _counts(self, now_s: float) -> float:
+        """How much a sample counts that comes now, 0..1."""
+        left, since_s = self.open, now_s - self.open_s
+        if since_s > 0.0:
+            left = min(left + since_s * _IN_A_SECOND, _AT_ONCE)
+            self.open_s = now_s
+        counts = min(left, 1.0)
+        self.open = left - counts
+        return counts
+
 
 class SlowEndpoints:
     """Who is slow, by slot."""
 
     def __init__(self) -> None:
         self._evidence: list[_Evidence] = []
-        self._open: list[float] = []  # samples that may count, as of
-        self._open_s: list[float] = []  # that time
         self._factors = np.zeros(0, np.float64)
         self._slow: set[int] = set()
-        self._seen = 0
+        #: Samples of all endpoints.
+        self.seen = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        more = capacity - len(self._evidence)
-        self._evidence.extend(_Evidence() for _ in range(more))
-        self._open.extend([0.0] * more)
-        self._open_s.extend([0.0] * more)
+        self._evidence.extend(_Evidence() for _ in range(capacity - len(self._evidence)))
         self._factors = grown(self._factors, capacity, 1.0)
 
     @property
@@ -135,28 +144,18 @@ class SlowEndpoints:
             Others whose factor has changed: who was told slow and is judged anew.
         """
         evidence = self._evidence[slot]
-        evidence.take(math.log(max(1.0 + error, 0.02)), self._counts(slot, now_s), decode=decode)
+        evidence.take(math.log(max(1.0 + error, 0.02)), now_s, decode=decode)
         evidence.samples += 1
-        self._seen += 1
-        evidence.last = self._seen
+        self.seen += 1
+        evidence.last = self.seen
         if evidence.samples % _JUDGED_EVERY == 0:
             self._judge(slot, of_class)
         if not self._slow:
             return []
-        unheard = [at for at in self._slow if self._seen - self._evidence[at].last >= _FORGIVEN_AFTER]
+        unheard = [at for at in self._slow if self.seen - self._evidence[at].last >= FORGIVEN_AFTER]
         for at in unheard:
             self.forget(at)
         return unheard
-
-    def _counts(self, slot: int, now_s: float) -> float:
-        """How much a sample counts that comes now, 0..1."""
-        left, since_s = self._open[slot], now_s - self._open_s[slot]
-        if since_s > 0.0:
-            left = min(left + since_s * _IN_A_SECOND, _AT_ONCE)
-            self._open_s[slot] = now_s
-        counts = min(left, 1.0)
-        self._open[slot] = left - counts
-        return counts
 
     def _judge(self, slot: int, of_class: Sequence[int]) -> None:
         """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
