@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -23,7 +24,7 @@ from epp.errors import EppError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from epp.decide.record_schema import Joined
 
@@ -45,23 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.limit < 0:
         raise EppError(f"--limit must be at least 0, not {arguments.limit}")
-    query, total, records = query_of(arguments), 0, 0
+    query, total = query_of(arguments), 0
+    records = read_records(arguments.folder)
+    first = next(records, None)
+    if first is None:
+        raise EppError(f"{arguments.folder}: nothing in it is a record")
     newest: list[tuple[float, int, Joined]] = []
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal records
-        for records, record in enumerate(read_records(arguments.folder), 1):  # noqa: B007  # told below
-            yield record
-
-    for request in join(counted()):
+    for request in join(chain([first], records)):
         if not query.matches(request):
             continue
         total += 1
         heapq.heappush(newest, (request.decision["at"], total, request))
         if len(newest) > arguments.limit:
             heapq.heappop(newest)
-    if not records:
-        raise EppError(f"{arguments.folder}: nothing in it is a record")
     console = wide_console()
     console.print(requests_table([request for _, _, request in sorted(newest, key=lambda entry: entry[:2])]))
     console.print(f"{len(newest)} of {total} requests; `epp explain ID` tells why one went where it did")

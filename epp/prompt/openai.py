@@ -148,6 +148,18 @@ class CompletionParser:
         return openai_error(status, message, param)
 
 
+def check_listed(count: int, field: str) -> None:
+    """Refuse more texts under a body's ``field`` than any engine takes.
+
+    Raises:
+        ClientError: 400, they are more than `epp.prompt.canonical.MAX_TEXTS`.
+    """
+    try:
+        check_texts(count)
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", field) from None
+
+
 def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes:
     """Canonical bytes of a text, texts, token ids or lists of token ids, but no mixture.
 
@@ -162,10 +174,7 @@ def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
     prompts: list[str | int | list[int]] = given if isinstance(given, list) else [given]
     if not isinstance(prompts[0], int):
-        try:
-            check_texts(len(prompts))
-        except ValueError as error:
-            raise ClientError(400, f"Invalid request: {error}", field) from None
+        check_listed(len(prompts), field)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     ids = [prompt for prompt in prompts if isinstance(prompt, int)]
     lists = [prompt for prompt in prompts if isinstance(prompt, list)]

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.canonical import check_texts
 from epp.prompt.chat_messages import Message, add_message, add_part
 from epp.prompt.decode import decode, optional, required, session_hint
 from epp.prompt.error_bodies import openai_error, vllm_error
 from epp.prompt.media import PromptFrames
-from epp.prompt.openai import frame_prompts
+from epp.prompt.openai import check_listed, frame_prompts
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
@@ -183,10 +182,7 @@ def _listed(given: _Texts, field: str) -> list[Any]:
         listed = [given]
     if not listed:
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
-    try:
-        check_texts(len(listed))
-    except ValueError as error:
-        raise ClientError(400, f"Invalid request: {error}", field) from None
+    check_listed(len(listed), field)
     return listed
 
 

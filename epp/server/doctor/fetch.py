@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
+from epp.decide.record_files import DAMAGED
+
 if TYPE_CHECKING:
     from epp.server.poll import Target
 
@@ -47,7 +49,7 @@ class Answer:
         """The body decoded, None when it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGED:
             return None
 
 
