@@ -7,9 +7,10 @@
 
 Prints the table, and writes ``report.html``, ``results.json`` and a page for each cell into ``--out``. The
 short run takes the first ten minutes of few cells, the baselines that come near the best, and the tuned
-weights that ``bench/policy_weights.json`` keeps; ``--tune`` makes that file. Runs are kept in ``--folder``:
-what was run once, of the same source, is not run again. The short run goes seed by seed and begins none that
-would not end within ``--minutes``: on a slow machine it tells of fewer seeds, and called again it goes on.
+weights that ``bench/policy_weights.json`` keeps; ``--tune`` makes that file, and does no more where the
+candidate is not among ``--entries``. Runs are kept in ``--folder``: what was run once, of the same source, is
+not run again. The short run goes seed by seed and begins none that would not end within ``--minutes``: on a
+slow machine it tells of fewer seeds, and called again it goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.policy_entries import ABLATIONS, ENTRIES, SHORT, WIDE, Weights, cells_of, chosen, tuning_tasks
+from bench.policy_entries import (
+    ABLATIONS,
+    CANDIDATE,
+    ENTRIES,
+    SHORT,
+    WIDE,
+    Weights,
+    cells_of,
+    chosen,
+    tuning_tasks,
+)
 from bench.policy_figures import written
 from bench.policy_report import text_of, write_report
 from bench.policy_runs import Shelf, TimeLimit, digest_of
@@ -50,12 +61,16 @@ _SHORT_BUDGET, _FULL_BUDGET = 8, 24
 def main() -> int:
     """Run what is asked for."""
     arguments = _arguments()
+    entries = _entries(arguments)
+    compared = _compared(entries, tune=arguments.tune)
     digest = _any_source if arguments.any_source else digest_of
     shelf = Shelf(arguments.folder, workers=arguments.workers, digest=digest, on_done=_Progress())
     short = not (arguments.full or arguments.wide)
     cells = cells_of(arguments.cells, core=short, seconds=arguments.seconds)
-    entries = _entries(arguments)
     weights = _tuned(shelf, entries, cells, arguments)
+    if not compared:
+        print(f"the weights are in {WEIGHTS}; nothing is compared, for want of {CANDIDATE!r}")
+        return 0
     seeds = (DEVELOPMENT_SEEDS if arguments.development else SCORING_SEEDS)[: arguments.seeds]
     limit = TimeLimit(60.0 * arguments.minutes, time.monotonic)
     runs = _run(shelf, entries, cells, seeds, weights, kept_only=arguments.kept_only, limit=limit)
@@ -89,6 +104,22 @@ def _entries(arguments: argparse.Namespace) -> list[Entry]:
         return known
     labels = set(WIDE if arguments.wide else SHORT)
     return [entry for entry in known if entry.label in labels or entry in ABLATIONS]
+
+
+def _compared(entries: Sequence[Entry], *, tune: bool) -> bool:
+    """Whether there is a comparison; without the candidate there is none, and only weights can be wanted."""
+    if any(entry.label == CANDIDATE for entry in entries):
+        return True
+    if not tune:
+        sys.exit(
+            f"--entries: {CANDIDATE!r} must be among them, the others are compared with it; "
+            "--tune goes without, and only searches for weights"
+        )
+    if not any(entry.tuned for entry in entries):
+        sys.exit(
+            f"--entries: none of them has weights to search for, and without {CANDIDATE!r} none is compared"
+        )
+    return False
 
 
 def _tuned(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bench import policies
 from bench.policy_entries import (
     CANDIDATE,
     ENTRIES,
@@ -28,6 +31,7 @@ from epp.policies.registry import POLICIES, create
 from epp.replay.measure import Figures, Quantiles
 from epp.replay.policy_cells import POLICY_CELLS, SCORING_SEEDS
 from epp.replay.simulate import Outcome, Task
+from epp.replay.tune import Tuned
 from epp.sim.oracle import ORACLES
 
 if TYPE_CHECKING:
@@ -35,10 +39,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.policy_entries import Entry
+    from epp.replay.tune import TuningTask
 
 BY_LABEL = {entry.label: entry for entry in ENTRIES}
 NONE = Quantiles(0.0, 0.0, 0.0, 0.0)
 SHORT_CELL = "agent sessions / mixed / steady"
+
+
+class NoRuns:
+    """In the place of a shelf: searches find one weight, and nothing may be run."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def tune(self, tasks: Sequence[TuningTask]) -> list[Tuned]:
+        return [Tuned(task.policy.name, {"a_weight": 2.0}, 1.0, 0.5, 2) for task in tasks]
 
 
 def outcome(ttft_ms: float, e2e_ms: float) -> Outcome:
@@ -280,3 +295,40 @@ def test_the_source_of_runs_is_known(name: str) -> None:
 
 def test_policies_of_other_modules_have_other_sources() -> None:
     assert len({digest_of(name) for name in ("gorgo-ms", "lmetric", "dynamo", "greedy-oracle-ttft")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--entries", "lmetric,dynamo"), "'gorgo-ms' must be among them"),
+        (("--entries", "gorgo-ms tuned"), "'gorgo-ms' must be among them"),
+        (("--entries", "lmetric", "--tune"), "none of them has weights to search for"),
+    ],
+)
+def test_what_nothing_can_be_compared_with_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], told: str
+) -> None:
+    folder = tmp_path / "runs"
+    monkeypatch.setattr(policies, "WEIGHTS", tmp_path / "weights.json")
+    monkeypatch.setattr(
+        sys, "argv", ["policies", "--cells", SHORT_CELL, "--seconds", "1", "--folder", str(folder), *words]
+    )
+    with pytest.raises(SystemExit, match=told):
+        policies.main()
+    assert not folder.exists()
+
+
+def test_weights_alone_are_searched_for_without_the_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "weights.json"
+    monkeypatch.setattr(policies, "WEIGHTS", weights)
+    monkeypatch.setattr(policies, "Shelf", NoRuns)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["policies", "--cells", SHORT_CELL, "--seconds", "1", "--entries", "dynamo tuned", "--tune"],
+    )
+    assert policies.main() == 0
+    assert json.loads(weights.read_bytes()) == {"dynamo tuned": {"agent sessions / mixed": {"a_weight": 2.0}}}
+    assert "nothing is compared" in capsys.readouterr().out
