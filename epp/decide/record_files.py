@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -48,6 +48,17 @@ def record_files(place: Path) -> list[Path]:
     except OSError as error:
         raise EppError(f"{place} is not a folder of records: {error.strerror}") from error
     return [place / name for name in sorted(names) if _NAME.fullmatch(name)]
+
+
+class Place(NamedTuple):
+    """Where a record stands: a file, and the number of its line in it, from 1."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.path}, line {self.line}"
 
 
 class Decompressor(Protocol):
@@ -129,11 +140,21 @@ def read_records(place: Path) -> Iterator[dict[str, Any]]:
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
     """
+    for _, record in placed_records(place):
+        yield record
+
+
+def placed_records(place: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """As `read_records`, each with the line that it stands in.
+
+    Raises:
+        EppError: there is nothing to read, or it was written under another schema.
+    """
     for path in record_files(place):
-        for line in Tail(path).lines():
+        for number, line in enumerate(Tail(path).lines(), 1):
             record = parse_line(line, path)
             if record is not None:
-                yield record
+                yield Place(path, number), record
 
 
 def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:

@@ -6,18 +6,27 @@ Owns the row and how it is read. A row is one question that one model answered; 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from epp.decide.record_files import read_records
+from epp.decide.record_files import placed_records
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from epp.decide.record_files import Place
+
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What counts of a verdict."""
+
+    id: str
+    correct: bool
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -67,26 +76,45 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _recorded(folder: Path) -> Iterator[Row]:
-    """Verdicts joined to their decisions; the last one on a decision counts."""
-    decisions: dict[str, dict[str, object]] = {}
+    """Verdicts joined to their decisions; the last one on a decision counts.
+
+    Raises:
+        EppError: a record that counts does not hold what its kind says; the message names its line.
+    """
+    decisions: dict[str, tuple[Place, dict[str, object]]] = {}
     verdicts: dict[str, bool] = {}
-    for record in read_records(folder):
-        if record["kind"] == "decision":
-            request = record["request"]
-            decisions[record["id"]] = {
-                # Prompts with the same blocks are the same question, or its retries.
-                "question": (record["blocks"] or [record["id"]])[-1],
-                "model": record.get("served_model", ""),
-                "language": request.get("language", ""),
-                "prompt_tokens": request["prompt_tokens"],
-                "task": request.get("task", ""),
-            }
-        elif record["kind"] == "feedback":
-            verdicts[record["id"]] = record["correct"]
+    for place, record in placed_records(folder):
+        try:
+            if record["kind"] == "decision":
+                decisions[record["id"]] = place, _decided(record)
+            elif record["kind"] == "feedback":
+                told = msgspec.convert(record, _Told)
+                verdicts[told.id] = told.correct
+        except (msgspec.ValidationError, KeyError, TypeError, IndexError, AttributeError) as error:
+            why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise EppError(f"{place}: this {record['kind']} cannot be read: {why}") from error
     for decision_id, correct in verdicts.items():
-        known = decisions.get(decision_id)
-        if known is not None and known["model"] and known["language"] and known["prompt_tokens"]:
-            yield msgspec.convert({**known, "correct": correct}, Row)
+        if decision_id not in decisions:
+            continue
+        place, known = decisions[decision_id]
+        if known["model"] and known["language"] and known["prompt_tokens"]:
+            try:
+                yield msgspec.convert({**known, "correct": correct}, Row)
+            except msgspec.ValidationError as error:
+                raise EppError(f"{place}: this decision makes no checked answer: {error}") from error
+
+
+def _decided(record: Mapping[str, Any]) -> dict[str, object]:
+    """What a row tells of a decision."""
+    request = record["request"]
+    return {
+        # Prompts with the same blocks are the same question, or its retries.
+        "question": (record["blocks"] or [record["id"]])[-1],
+        "model": record.get("served_model", ""),
+        "language": request.get("language", ""),
+        "prompt_tokens": request["prompt_tokens"],
+        "task": request.get("task", ""),
+    }
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from epp.config.capability import parse_capability
-from epp.decide.verdicts import Verdict
+from epp.decide.records import to_record
+from epp.decide.verdicts import Verdict, verdict_record
 from epp.errors import EppError
 from epp.laar import command as fit_command
 from epp.laar.fit import by_cell, fit
@@ -20,6 +21,7 @@ from tests.kit.records import command, decided, recorder_to
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536)
 LANGUAGES = ("en", "ja", "zh")
@@ -161,3 +163,39 @@ def test_flight_records_with_feedback_are_checked_answers(tmp_path: Path) -> Non
     if not requests[1][0].request.language:  # these asks name no language: nothing to learn by
         with pytest.raises(EppError, match="no checked answers"):
             read_rows(tmp_path)
+
+
+def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str, Any]) -> Path:
+    """Two decisions and a verdict on the second, some of their fields replaced."""
+    records = [to_record(taken) for taken, _ in decided(2, "laar")]
+    records[1]["request"]["language"] = "en"
+    records[1] |= decision
+    records.append(verdict_record(Verdict(id=records[1]["id"], correct=True), 1.0) | feedback)
+    path = folder / "records-20260101T000000.000000Z-1-00000000.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("decision", "feedback", "words"),
+    [
+        ({"served_model": "m" * 257}, {}, r"line 2: .*decision.* length <= 256 - at `\$\.model`"),
+        ({"request": {"language": "en"}}, {}, "line 2: .*decision.* lacks 'prompt_tokens'"),
+        ({"request": 1}, {}, "line 2: .*decision"),
+        ({}, {"correct": "yes"}, r"line 3: .*feedback.*bool.* at `\$\.correct`"),
+        ({}, {"id": ["x"]}, r"line 3: .*feedback.* at `\$\.id`"),
+    ],
+)
+def test_a_record_that_makes_no_answer_is_named(
+    tmp_path: Path, decision: dict[str, Any], feedback: dict[str, Any], words: str
+) -> None:
+    path = judged_folder(tmp_path, decision=decision, feedback=feedback)
+    with pytest.raises(EppError, match=words) as caught:
+        read_rows(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_longest_name_of_a_model_and_its_verdict_are_read(tmp_path: Path) -> None:
+    judged_folder(tmp_path, decision={"served_model": "m" * 256}, feedback={})
+    (row,) = read_rows(tmp_path)
+    assert (row.model, row.language, row.correct) == ("m" * 256, "en", True)
