@@ -29,7 +29,7 @@ from epp.tune.command import build_session
 from epp.tune.disk import RealDisk
 from epp.tune.lock import TunerLock
 from epp.tune.process import StopSignals, tidy, told_files
-from epp.tune.setup import above_zero
+from epp.tune.setup import MOST_LOOK_INTERVAL_S, look_interval_s
 from epp.tune.status import status_lines as trial_lines
 from epp.tune.store import StateStore
 from epp.tune.tuner import Tuner
@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of a training offline (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print a training offline as JSON")
-    parser.add_argument("--every", type=above_zero, default=1.0, help="seconds between looks (%(default)s)")
+    parser.add_argument(
+        "--every",
+        type=look_interval_s,
+        default=1.0,
+        help=f"seconds between looks, up to {MOST_LOOK_INTERVAL_S:g} (%(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -71,7 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
     parser.add_argument("--reason", default="", help="why, for the audit log (freeze, thaw)")
     parser.add_argument(
-        "--every", type=setups.above_zero, default=1.0, help="seconds between looks (%(default)s)"
+        "--every",
+        type=setups.look_interval_s,
+        default=1.0,
+        help=f"seconds between looks, up to {setups.MOST_LOOK_INTERVAL_S:g} (%(default)s)",
     )
 
 

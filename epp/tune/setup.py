@@ -20,6 +20,7 @@ from epp.errors import ConfigError, EppError
 from epp.policies.registry import create
 from epp.server.files import required_file
 from epp.tune.calibrate import newest_records
+from epp.tune.lock import STALE_S
 from epp.tune.places import Places
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.settings import TunerSettings
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Weights that are the unit of the others: only ratios matter, so one of them stays where it is.
 _UNITS: Mapping[str, str] = MappingProxyType({"gorgo": "prefill_weight"})
+#: A heartbeat that is this late leaves others time to see the next one before they break the lock.
+MOST_LOOK_INTERVAL_S = STALE_S / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,19 @@ class Setup:
     config_file: Path | None
 
 
-def above_zero(text: str) -> float:
-    """The value of a flag that must be more than 0.
+def look_interval_s(text: str) -> float:
+    """The value of a flag that says how often is looked: the lock has its heartbeat with each look.
 
     Raises:
-        ArgumentTypeError: it is not.
+        ArgumentTypeError: it is no number above 0, or one that makes the lock look abandoned.
     """
     try:
-        value = float(text)
+        interval_s = float(text)
     except ValueError:
-        value = math.nan
-    if not 0.0 < value < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+        interval_s = math.nan
+    if not 0.0 < interval_s <= MOST_LOOK_INTERVAL_S:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0, up to {MOST_LOOK_INTERVAL_S:g}")
+    return interval_s
 
 
 def at_least_one(text: str) -> int:

@@ -79,6 +79,15 @@ def test_what_is_missing_is_named(
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300"])
+def test_looks_that_no_heartbeat_could_go_with_are_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["learn", "--every", text])
+    assert "not a number above 0, up to 10" in capsys.readouterr().err
+
+
 def test_as_a_process_it_learns_refuses_a_second_one_and_keeps_its_state(
     tmp_path: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

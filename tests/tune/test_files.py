@@ -320,8 +320,8 @@ def test_the_configuration_of_another_policy_costs_no_memory(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--every", "0"), "not a number above 0"),
-        (("--every", "often"), "not a number above 0"),
+        *((("--every", text), "not a number above 0, up to 10") for text in ("0", "often", "nan", "-1")),
+        *((("--every", text), "not a number above 0, up to 10") for text in ("inf", "1e300", "10.1")),
         (("--budget", "-3"), "not a whole number from 1"),
         (("dance",), "invalid choice"),
     ],
