@@ -25,7 +25,7 @@ from epp.signals.capability import Cell
 from epp.view import length_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -228,12 +228,3 @@ def _calibrated(log_odds: Floats, tally: _Tally, questions: int) -> tuple[float,
 
 def _chance(log_odds: float) -> float:
     return float(1.0 / (1.0 + np.exp(-log_odds)))
-
-
-def by_cell(parsed: CapabilityFile) -> Mapping[tuple[str, Cell], ChanceEntry]:
-    """Entries by model and cell."""
-    return {
-        (model, Cell(entry.language, entry.bucket_tokens, entry.task)): entry
-        for model, entries in parsed.models.items()
-        for entry in entries
-    }

@@ -62,8 +62,8 @@ def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | 
     """The parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through (audio comes as
-    ``multipart/form-data``), and so does a body that is encoded (``content-encoding``) or a request for an
-    upgrade, which has none.
+    ``multipart/form-data``), and so does a body that is encoded (``content-encoding``). A request for an
+    upgrade (WebSockets, ``/v1/realtime``) must: what looks like its body ends only with the connection.
     """
     route = _route(path)
     if route is None or method not in route.methods or is_upgrade(method, headers):
@@ -83,15 +83,6 @@ def error_words(path: str) -> Callable[[int, str, str | None], bytes] | None:
     """
     route = _route(path)
     return route.parser.error_body if route is not None else None
-
-
-def picked_on_headers(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request's headers are all that a pick needs, so that its body need not be waited for.
-
-    True for all that passes through unread. WebSockets and other upgrades (``/v1/realtime``) must be picked
-    so: what looks like their body ends only with the connection.
-    """
-    return find_parser(method, path, headers) is None
 
 
 def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:

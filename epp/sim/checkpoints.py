@@ -78,11 +78,6 @@ class Checkpoints:
             else:
                 del self._by_block[block]
 
-    def clear(self) -> None:
-        """Drop all copies."""
-        self._order.clear()
-        self._by_block.clear()
-
     def fork(self) -> Checkpoints:
         """An independent copy."""
         twin = copy(self)

@@ -142,13 +142,6 @@ class Engine:
         if self._phase == _DECODE:
             self._break_run(now_ms)
 
-    def flush_cache(self, now_ms: float) -> None:
-        """Forget every block that no running request holds."""
-        self._run_until(now_ms)
-        self._kv.clear_idle()
-        if self._checkpoints is not None:
-            self._checkpoints.clear()
-
     # What callers ask
 
     def next_event_ms(self) -> float | None:

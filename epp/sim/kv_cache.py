@@ -107,9 +107,3 @@ class KvCache:
             del self._holders[block]
             self.evicted_blocks += 1
             excess -= self.block_tokens
-
-    def clear_idle(self) -> None:
-        """Forget every block that nobody holds, as an engine's cache flush does."""
-        for block in self._idle:
-            del self._holders[block]
-        self._idle.clear()

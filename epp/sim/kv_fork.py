@@ -107,14 +107,6 @@ class ForkedKv(KvCache):
             self.evicted_blocks += 1
             excess -= self.block_tokens
 
-    def clear_idle(self) -> None:
-        """See `KvCache`."""
-        for block in list(self.idle_order()):
-            self._holders[block] = _GONE
-        self._idle.clear()
-        self._blocks -= self._idle_blocks
-        self._idle_blocks = 0
-
     def _next_idle(self) -> int | None:
         """Take the next block to evict out of the idle ones."""
         if self._untouched is None:

@@ -13,15 +13,18 @@ from epp.decide.records import to_record
 from epp.decide.verdicts import Verdict, verdict_record
 from epp.errors import EppError
 from epp.laar import command as fit_command
-from epp.laar.fit import by_cell, fit
+from epp.laar.fit import fit
 from epp.laar.results import Row, read_rows, write_rows
 from epp.laar.split import halves
 from epp.signals.capability import Cell
 from tests.kit.records import command, decided, recorder_to
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
+
+    from epp.config.capability import CapabilityFile, ChanceEntry
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536)
 LANGUAGES = ("en", "ja", "zh")
@@ -44,6 +47,15 @@ def answers(questions: int = 100, seed: int = 1, models: tuple[str, ...] = ("slo
         for model in models
         for chance in [truth(model, language, tokens)]
     ]
+
+
+def by_cell(parsed: CapabilityFile) -> Mapping[tuple[str, Cell], ChanceEntry]:
+    """Entries by model and cell."""
+    return {
+        (model, Cell(entry.language, entry.bucket_tokens, entry.task)): entry
+        for model, entries in parsed.models.items()
+        for entry in entries
+    }
 
 
 def test_chances_are_near_the_truth_and_intervals_hold_it() -> None:

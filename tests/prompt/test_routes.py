@@ -1,10 +1,10 @@
-"""Which requests are read, which pass through, and which are picked on their headers."""
+"""Which requests are read, and which pass through unread."""
 
 from __future__ import annotations
 
 import pytest
 
-from epp.prompt.registry import error_words, find_parser, picked_on_headers
+from epp.prompt.registry import error_words, find_parser
 
 JSON = {"content-type": "application/json"}
 WEBSOCKET = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
@@ -42,7 +42,6 @@ def test_paths(path: str, api: str | None) -> None:
     parser = find_parser("POST", path, JSON)
     assert (parser.name if parser else None) == api
     assert (error_words(path) is None) == (api is None)
-    assert picked_on_headers("POST", path, JSON) == (api is None)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,8 @@ def test_paths(path: str, api: str | None) -> None:
         ("OPTIONS", "/v1/chat/completions", {}),
     ],
 )
-def test_what_needs_no_body_is_picked_on_headers(method: str, path: str, headers: dict[str, str]) -> None:
+def test_what_needs_no_body_passes_through(method: str, path: str, headers: dict[str, str]) -> None:
     assert find_parser(method, path, headers) is None
-    assert picked_on_headers(method, path, headers)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_what_needs_no_body_is_picked_on_headers(method: str, path: str, headers
      JSON | {"content-encoding": "identity"}, JSON | {"upgrade": "h2c", "connection": "upgrade"}],
 )  # fmt: skip
 def test_json_is_read(headers: dict[str, str]) -> None:
-    assert not picked_on_headers("POST", "/v1/messages", headers)
+    assert find_parser("POST", "/v1/messages", headers) is not None
 
 
 def test_generate_may_be_put() -> None:

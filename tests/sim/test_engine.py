@@ -153,15 +153,6 @@ def test_without_a_prefix_cache_nothing_is_found() -> None:
     assert engine.snapshot().idle_tokens == 0
 
 
-def test_a_flush_forgets() -> None:
-    engine = Engine(PLAIN, block_tokens=10)
-    engine.submit(Job(1, 50, 1, blocks(50)), 0.0)
-    drain(engine, 500.0)
-    engine.flush_cache(500.0)
-    engine.submit(Job(2, 50, 1, blocks(50)), 500.0)
-    assert first_tokens(drain(engine))[2].cached_tokens == 0
-
-
 def test_a_full_pool_evicts_the_oldest_prompt() -> None:
     engine = Engine(PLAIN, block_tokens=10)
     for job_id, family in enumerate([1, 2, 3, 1, 4, 1, 2]):

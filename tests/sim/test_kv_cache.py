@@ -40,15 +40,6 @@ def test_held_blocks_are_never_evicted() -> None:
     assert kv.match([1, 2, 3]) == (3, 0)
 
 
-def test_a_flush_spares_what_is_held() -> None:
-    kv = KvCache(100, 10)
-    kv.hold([1, 2, 3])
-    kv.release([1, 2, 3])
-    kv.hold([1])
-    kv.clear_idle()
-    assert kv.match([1, 2, 3]) == (1, 0)
-
-
 def test_a_pool_too_small_for_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="no block"):
         KvCache(9, 10)
