@@ -8,7 +8,6 @@ also be the time at which each was driven, and nothing here can tell: repeat in 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -142,8 +141,7 @@ def _drive(cell: Cell, seed: int, options: LoadOptions, name: str) -> Outcome:
             done += 1
             step(name, done, len(requests))
 
-        with contextlib.suppress(asyncio.CancelledError):
-            results = asyncio.run(run_load(requests, options, on_result=count))
+        results = asyncio.run(run_load(requests, options, on_result=count))
     if not any(result.ok for result in results):
         error = results[0].error if results else "nothing was sent"
         raise EppError(f"{name} answered no request: {error}")
