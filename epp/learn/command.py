@@ -105,6 +105,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
             trial_lock = TunerLock(setup.trial.places.lock, tell=log.warning)
             trial_lock.acquire()
             held.callback(trial_lock.release)
+            loop.heart.add(trial_lock)
             tidy(setup.trial.places.weights, spared=setup.trial.places.asked)
             loop.trial = _trial(setup, setup.trial, loop, trial_lock)
             with told_files():
@@ -147,6 +148,7 @@ def _trial(setup: Setup, trial: TrialSetup, loop: Loop, lock: TunerLock) -> Tune
         clock=clock,
         rehearsal=Contender(lambda: loop.incumbent, clock, setup.settings.retry_s),
         tell=log.info,
+        heart=loop.heart,
     )
 
 

@@ -54,6 +54,7 @@ class LogFeed(Feed[Logged]):
         features: of the model.
         tell: takes sentences for the log, each once.
         state: where an earlier feed was; None to begin with the newest files.
+        on_progress: see `Feed`.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class LogFeed(Feed[Logged]):
         features: Sequence[str],
         tell: Callable[[str], None],
         state: State | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._features = features
-        super().__init__(folder, tell=tell, state=state, first=newest_files(folder))
+        first = newest_files(folder)
+        super().__init__(folder, tell=tell, state=state, first=first, on_progress=on_progress)
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """The inputs of all candidates, in plain values so that they can be persisted."""

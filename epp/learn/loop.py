@@ -7,7 +7,7 @@ Rules
 - Memory first, model file second: whoever is killed in between publishes after the restart, and what was read
   since the last memory is read again. Nothing counts twice and nothing is lost.
 - What cannot be written is told once and tried again; pickers keep what they have.
-- Whoever lost the lock writes nothing any more.
+- Whoever lost the lock writes nothing any more; it is beaten within whatever takes long.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Loop:
         self._settings, self._places, self._disk, self._records = settings, places, disk, records
         self._store, self._publisher, self._audit = store, publisher, audit
         self._lock, self._clock, self._tell = lock, clock, tell
-        self._heart = Heart(lock, clock.mono_s(), self._once)
+        #: Beats the lock, and those of the trial.
+        self.heart = Heart(lock, clock, self._once)
         self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
         self._status_s = self._retry_s = float("-inf")
         self._unsaved = False
@@ -91,9 +92,10 @@ class Loop:
         """Read the memory; nothing is written before the first tick."""
         found = self._store.load()
         memory, feed = found if found is not None else (None, None)
-        self.learner = Learner(self._settings, memory=memory)
+        beat = self.heart.tick
+        self.learner = Learner(self._settings, memory=memory, on_progress=beat)
         features = self._settings.network.features
-        self._feed = LogFeed(self._records, features=features, tell=self._tell, state=feed)
+        self._feed = LogFeed(self._records, features=features, tell=self._tell, state=feed, on_progress=beat)
         now_wall_s = self._clock.wall_s()
         seen = self.learner.memory.seen
         self._audit.write(now_wall_s, "start" if found is None else "resume", seen=seen)
@@ -115,7 +117,7 @@ class Loop:
             LockLostError: another learner has taken over; nothing may be written any more.
         """
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
-        self._heart.tick(now_s)
+        self.heart.tick()
         self._look_at_the_clock(now_s, now_wall_s)
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)

@@ -74,6 +74,7 @@ class Feed(Generic[T]):
         tell: takes sentences for the log, each once.
         state: where an earlier feed was; None for a first start.
         first: names of the files whose content counts on a first start; others are begun at their ends.
+        on_progress: called with every line that is read and every decision that is given up.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Feed(Generic[T]):
         tell: Callable[[str], None],
         state: State | None = None,
         first: frozenset[str] = frozenset(),
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._tell = folder, tell
+        self._folder, self._tell, self._on_progress = folder, tell, on_progress
         self._tails: dict[str, Tail] = {}
         self._skip: dict[str, int] = {}
         self._foreign: set[str] = set()
@@ -153,30 +155,37 @@ class Feed(Generic[T]):
         self.behind = False
         files = self._files()
         for path in files:
-            name = path.name
-            tail = self._tails.get(name) or self._tails.setdefault(name, Tail(path))
-            try:
-                for line in tail.lines():
-                    taken += 1
-                    skip = self._skip.get(name, 0)
-                    if skip:
-                        self._skip[name] = skip - 1
-                        continue
-                    self.state.lines[name] = self.state.lines.get(name, 0) + 1
-                    record = parse_line(line, path)
-                    if record is None:
-                        self.state.damaged += 1
-                        continue
+            for record in self._lines(path):
+                taken += 1
+                self._on_progress()
+                if record is not None:
                     yield record
-            except EppError as error:
-                if isinstance(error.__cause__, OSError):
-                    self._once(f"{error}; trying again")
-                    continue
-                self._foreign.add(name)
-                self._once(f"{error}; passing over this file")
             if taken >= MAX_BATCH and path != files[-1]:
                 self.behind = True
                 return
+
+    def _lines(self, path: Path) -> Iterator[Mapping[str, Any] | None]:
+        """The records of a file's new lines; None for each line that was taken before, or is damaged."""
+        name = path.name
+        tail = self._tails.get(name) or self._tails.setdefault(name, Tail(path))
+        try:
+            for line in tail.lines():
+                skip = self._skip.get(name, 0)
+                if skip:
+                    self._skip[name] = skip - 1
+                    yield None
+                    continue
+                self.state.lines[name] = self.state.lines.get(name, 0) + 1
+                record = parse_line(line, path)
+                if record is None:
+                    self.state.damaged += 1
+                yield record
+        except EppError as error:
+            if isinstance(error.__cause__, OSError):
+                self._once(f"{error}; trying again")
+                return
+            self._foreign.add(name)
+            self._once(f"{error}; passing over this file")
 
     def _files(self) -> list[Path]:
         try:
@@ -236,6 +245,7 @@ class Feed(Generic[T]):
         waiting = self.state.waiting
         # Files of several pickers are read one after the other: the order is nearly that of time.
         for key in [key for key, kept in waiting.items() if kept["at"] < before_wall_s]:
+            self._on_progress()
             kept = waiting.pop(key)
             self.state.given_up += 1
             try:
@@ -264,15 +274,22 @@ class SampleFeed(Feed["Sample"]):
         policy: samples of other policies are passed over.
         tell: takes sentences for the log, each once.
         state: where an earlier feed was; None to begin at the end of what is there.
+        on_progress: see `Feed`.
     """
 
     def __init__(
-        self, folder: Path, *, policy: str, tell: Callable[[str], None], state: State | None = None
+        self,
+        folder: Path,
+        *,
+        policy: str,
+        tell: Callable[[str], None],
+        state: State | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy = policy
         #: Endpoints' addresses as of the newest decision.
         self.pool: tuple[str, ...] = ()
-        super().__init__(folder, tell=tell, state=state)
+        super().__init__(folder, tell=tell, state=state, on_progress=on_progress)
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a sample needs."""

@@ -30,6 +30,8 @@ from epp.errors import EppError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.clock import Clock
+
 _BEAT_S = 5.0
 STALE_S = 30.0
 _LOOK_S = 1.0
@@ -234,30 +236,40 @@ class TunerLock:
 
 
 class Heart:
-    """Beats a lock as often as it takes.
+    """Beats the locks of a process as often as it takes.
+
+    Whoever works calls it at every look, and again and again within whatever may take long: records that are
+    read, a training. No thread does, because it would beat for one that hangs, too.
 
     Args:
-        lock: the lock, held.
-        now_s: monotonic time of the last beat.
+        lock: held, and beaten just now.
+        clock: the time.
         tell: takes sentences for the log.
     """
 
-    def __init__(self, lock: TunerLock, now_s: float, tell: Callable[[str], None]) -> None:
-        self._lock, self._beat_s, self._tell = lock, now_s, tell
+    def __init__(self, lock: TunerLock, clock: Clock, tell: Callable[[str], None]) -> None:
+        self._locks, self._clock, self._tell = [lock], clock, tell
+        self._beat_s = clock.mono_s()
 
-    def tick(self, now_s: float) -> None:
+    def add(self, lock: TunerLock) -> None:
+        """Beat another lock, too, that the same process holds."""
+        self._locks.append(lock)
+
+    def tick(self) -> None:
         """Beat when it is time to; a lock file that cannot be written is told of.
 
         Raises:
-            LockLostError: the lock is another's by now.
+            LockLostError: a lock is another's by now.
         """
+        now_s = self._clock.mono_s()
         if now_s - self._beat_s < _BEAT_S:
             return
         self._beat_s = now_s
-        try:
-            self._lock.beat()
-        except OSError as error:
-            self._tell(f"cannot write the lock: {error}")
+        for lock in self._locks:
+            try:
+                lock.beat()
+            except OSError as error:
+                self._tell(f"cannot write the lock: {error}")
 
 
 def _boot_id() -> str:

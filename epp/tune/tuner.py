@@ -110,6 +110,7 @@ class Tuner:
         clock: the time.
         rehearsal: finds candidates.
         tell: takes sentences of what is not as it should be.
+        heart: beats the lock beside others of this process; None for one of its own.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Tuner:
         clock: Clock,
         rehearsal: Rehearsal,
         tell: Callable[[str], None],
+        heart: Heart | None = None,
     ) -> None:
         self.session, self._places, self._disk, self._records = session, places, disk, records
         self._overrides, self._bounds, self._lock, self._clock = overrides, bounds, lock, clock
@@ -135,7 +137,7 @@ class Tuner:
         self._failures = 0
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
-        self._heart = Heart(lock, self._saved_s, self._once)
+        self._heart = heart or Heart(lock, clock, self._once)
         self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
         self._feed: SampleFeed
 
@@ -154,6 +156,7 @@ class Tuner:
             policy=self.session.policy,
             tell=self._tell,
             state=None if cursor is None else cursor.feed,
+            on_progress=self._heart.tick,
         )
         if cursor is not None:
             self._asked = cursor.asked
@@ -170,7 +173,7 @@ class Tuner:
         """
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         self._look_at_the_clock(now_s, now_wall_s)
-        self._heart.tick(now_s)
+        self._heart.tick()
         self._look_at_overrides(now_wall_s)
         self._look_at_what_was_asked(now_wall_s)
         news = self._observe(now_wall_s)
@@ -194,7 +197,7 @@ class Tuner:
         """What came while no tuner ran is read before the state hears what time it is by now."""
         self._observe(self._clock.wall_s())
         while self._feed.behind:
-            self._heart.tick(self._clock.mono_s())
+            self._heart.tick()
             self._observe(self._clock.wall_s())
 
     def _observe(self, now_wall_s: float) -> bool:

@@ -82,6 +82,7 @@ class LearnedLife(World):
             clock=self.clock,
             tell=tell,
         )
+        loop.heart.add(trial_lock)
         loop.open()
         self.tuner = loop.trial = self.tuner_of(
             trial_lock,
@@ -90,6 +91,7 @@ class LearnedLife(World):
             policy=POLICY,
             starting=STARTING,
             who="learner",
+            heart=loop.heart,
         )
         loop.trial.open()
         self.loop = loop

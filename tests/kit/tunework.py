@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from epp.tune.lock import Heart
     from epp.tune.tuner import Rehearsal
     from epp.tuner.state import State
 
@@ -203,6 +204,7 @@ class World:
         policy: str,
         starting: Mapping[str, float],
         who: str = "tuner",
+        heart: Heart | None = None,
     ) -> Tuner:
         """A tuner on these files, not yet opened."""
         tell = self.told.append
@@ -231,6 +233,7 @@ class World:
             clock=self.clock,
             rehearsal=rehearsal,
             tell=tell,
+            heart=heart,
         )
 
     def die(self) -> None:

@@ -71,6 +71,28 @@ def test_each_request_is_one_sample_over_rotations_and_interleaved_pickers(tmp_p
     assert first.name not in feed.state.lines
 
 
+def test_progress_is_told_with_every_line_whatever_it_says(tmp_path: Path) -> None:
+    whole = text(lines(3))
+    path_of(tmp_path).write_bytes(whole + b"no record\n" + text(lines(1, "late")))
+    told: list[None] = []
+
+    def begun(state: State | None) -> SampleFeed:
+        told.clear()
+        said = told.append
+        return SampleFeed(
+            tmp_path, policy="gorgo", tell=lambda _: None, state=state, on_progress=lambda: said(None)
+        )
+
+    feed = begun(None)
+    assert len(told) == 9, "history, read to its end"
+    again = begun(feed.state)
+    assert taken(again) == []
+    assert len(told) == 9, "passed over"
+    whole_again = begun(State())
+    assert len(taken(whole_again)) == 4
+    assert len(told) == 9
+
+
 def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> None:
     records = lines(6)
     path = path_of(tmp_path)

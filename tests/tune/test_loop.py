@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.tune import feed
 from epp.tune.asked import ask, read_asked, withdraw
 from epp.tune.audit import read_audit
 from epp.tune.disk import RealDisk
+from epp.tune.lock import STALE_S
 from epp.tune.places import Places
 from epp.tuner.plan import Switchback, parse_plan
+from tests.kit.beats import Beats
 from tests.kit.tunework import BAD, GOOD, STARTING, World
 
 if TYPE_CHECKING:
@@ -271,3 +274,18 @@ def test_what_commands_ask_for_at_the_same_moment_is_all_on_file(tmp_path: Path)
     with ThreadPoolExecutor(6) as pool:
         ids = set(pool.map(said, range(6)))
     assert {asked.id for asked in read_asked(places, RealDisk())} == ids
+
+
+def test_the_lock_is_beaten_while_a_backlog_is_read(
+    lived: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = lived.again(tmp_path)
+    assert world.tuner is not None
+    for _ in range(50):
+        world.request()
+    beats = Beats(monkeypatch, world.clock)
+    beats.slow(feed, "parse_line", 1.0)
+    begun_s = world.clock.mono_s()
+    world.tuner.tick()
+    assert world.clock.mono_s() - begun_s >= 2 * STALE_S
+    assert beats.longest_silence_s(world.places.lock.name, begun_s) < STALE_S / 3
