@@ -1,6 +1,7 @@
 """The pool at run time: the endpoints file, or a cluster, becomes endpoints, pollers and readiness.
 
 Owns which endpoints are known. An unusable file keeps the last good pool; an explicit empty list empties it.
+A pool is taken whole or not at all.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
 from epp.server.poll import Poller, new_beats, target_of
+from epp.signals.rtt import check_assumed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,11 +85,24 @@ class PoolFeed:
         self.apply(specs)
 
     def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
-        """Make these the pool; ``aliases`` are further addresses of them, to their own."""
+        """Make these the pool; ``aliases`` are further addresses of them, to their own.
+
+        Raises:
+            ValueError: an entry that no source of entries lets pass; nothing is changed.
+        """
+        # All that an entry can fail in comes before the first change: no half pool is ever in force.
+        endpoints = [spec.endpoint() for spec in specs.values()]
+        targets = {
+            address: target_of(address, spec, self._scrape, self._relays) for address, spec in specs.items()
+        }
+        for spec in specs.values():
+            check_assumed(spec.rtt_ms)
+        for address in (*specs, *(aliases or ())):
+            split_address(address)
         now_s = self._clock.mono_s()
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
-        self._picker.set_pool([spec.endpoint() for spec in specs.values()], now_s)
+        self._picker.set_pool(endpoints, now_s)
         for address, spec in specs.items():
             self._picker.fleet.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
@@ -94,18 +110,14 @@ class PoolFeed:
         self._resolver.set_aliases(aliases or {})
         for address in gone:
             self._metrics.forget_endpoint(address)
-        self._run_pollers()
+        self._run_pollers(targets)
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 
-    def _run_pollers(self) -> None:
+    def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
         for beat, interval_s in zip(
             self._beats, (self._probe.interval_s, self._scrape.interval_s), strict=True
         ):
             beat.share(interval_s, len(self._specs))
-        wanted = {
-            address: target_of(address, spec, self._scrape, self._relays)
-            for address, spec in self._specs.items()
-        }
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
             self._tasks.cancel(_task_name(address))

@@ -33,6 +33,16 @@ _SAME_PEER = 0.5
 _NOWHERE, _ASSUMED, _PROBE, _CONNECT = range(len(RTT_SOURCES))
 
 
+def check_assumed(rtt_ms: float | None) -> None:
+    """Whether this may be stated of an endpoint; None states nothing.
+
+    Raises:
+        ValueError: not a time.
+    """
+    if rtt_ms is not None and not 0.0 <= rtt_ms <= MAX_RTT_MS:
+        raise ValueError(f"not a round-trip time: {rtt_ms} ms")
+
+
 class _Filtered:
     """Minimum over a window, then an EWMA, by slot; see `RttTable` for the constants."""
 
@@ -126,8 +136,7 @@ class RttTable:
         Raises:
             ValueError: not a time.
         """
-        if rtt_ms is not None and not 0.0 <= rtt_ms <= MAX_RTT_MS:
-            raise ValueError(f"not a round-trip time: {rtt_ms} ms")
+        check_assumed(rtt_ms)
         self._prior[slot] = _NAN if rtt_ms is None else rtt_ms
         self._show(slot)
 
