@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.report import decode
+from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     from epp.http2.messages import Message
@@ -51,6 +52,7 @@ class AccessLogReceiver:
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._streams: set[Sending] = set()
+        self._logger = SparseLog(log)
         self.received = 0
         self.malformed = 0
         self.failed = 0
@@ -75,7 +77,7 @@ class AccessLogReceiver:
                 self._reports.finished(decode(entry))
             except Exception:
                 self.failed += 1
-                log.exception("a report was lost")
+                self._logger.exception("a report was lost")
             else:
                 self.received += 1
 

@@ -124,7 +124,7 @@ class App:
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._observation = Observation(config, self.core, self.metrics, clock)
-        self._grpc = GrpcServer(config, base, self.core, self.metrics, source, observation=self._observation)
+        self._grpc = self._build_grpc()
         kubernetes = config.pool.kubernetes
         self.metrics.registry.register(
             PickerCollector(
@@ -161,6 +161,17 @@ class App:
             relays=self._relays,
             observers=self._learning.observers,
             read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
+        )
+
+    def _build_grpc(self) -> GrpcServer:
+        return GrpcServer(
+            self._config,
+            self._base,
+            self.core,
+            self.metrics,
+            self._source,
+            observation=self._observation,
+            clock=self._clock,
         )
 
     def _build_cluster(self, source: str) -> ClusterFeed | None:

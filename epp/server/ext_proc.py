@@ -11,9 +11,10 @@ Every call ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
 
 from epp.extproc.types import Abort, Finish
 from epp.http2.status import Status
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
     from epp.http2.messages import Message
     from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
+    from epp.server.sparse_log import SparseLog
 
-log = logging.getLogger(__name__)
+#: Lines of the log on either transport.
+ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
+#: What a stream is aborted for that says what no proxy says.
+NO_MESSAGE = "a message is no ProcessingRequest"
 
 
 class ProcessCall:
@@ -38,6 +43,7 @@ class ProcessCall:
         exchange: what it is about.
         metrics: counted into.
         flush: writes what was sent, where no message is just being read.
+        log: for lines that a peer can cause by the thousand.
     """
 
     __slots__ = (
@@ -46,6 +52,7 @@ class ProcessCall:
         "_ending",
         "_exchange",
         "_flush",
+        "_logger",
         "_metrics",
         "_over",
         "_task",
@@ -53,8 +60,11 @@ class ProcessCall:
         "_waiting",
     )
 
-    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None]) -> None:
+    def __init__(
+        self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None], log: SparseLog
+    ) -> None:
         self._call, self._exchange, self._metrics, self._flush = call, exchange, metrics, flush
+        self._logger = log
         self._time_s = asyncio.get_running_loop().time
         self._began_s = self._time_s()
         self._waiting: deque[bytes] = deque()
@@ -92,7 +102,7 @@ class ProcessCall:
         try:
             self._answer(self._exchange.no_room())
         except Exception:
-            log.exception("a stream failed")
+            self._logger.exception(FAILED)
             self._failed()
 
     def cancelled(self) -> None:
@@ -117,13 +127,18 @@ class ProcessCall:
     def _take(self, message: Message) -> None:
         try:
             request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
+        except DecodeError:
+            self._logger.warning(ABORTED, NO_MESSAGE)
+            self._finish(Status.INTERNAL, NO_MESSAGE)  # the status that gRPC has for it
+            return
+        try:
             answer = self._exchange.take(request)
             if isinstance(answer, tuple):
                 self._answer(answer)
             else:
                 self._task = asyncio.ensure_future(self._wait(answer))
         except Exception:
-            log.exception("a stream failed")
+            self._logger.exception(FAILED)
             self._failed()
 
     async def _wait(self, waiting: Awaitable[Answer]) -> None:
@@ -133,7 +148,7 @@ class ProcessCall:
             self._task = None
             self._answer(answer)
         except Exception:
-            log.exception("a stream failed")
+            self._logger.exception(FAILED)
             self._task = None
             self._failed()
         self._go_on()
@@ -147,7 +162,7 @@ class ProcessCall:
         if isinstance(marker, Finish):
             self._finish(Status.OK, last=None if last is None else last.SerializeToString())
         elif isinstance(marker, Abort):
-            log.warning("a stream was aborted: %s", marker.detail)
+            self._logger.warning(ABORTED, marker.detail)
             self._finish(Status[marker.status], marker.detail)
         elif self._call.over and not self._over:  # an answer was too long, or found no room
             self._metrics.stream_errors.inc()
@@ -172,7 +187,7 @@ class ProcessCall:
         try:
             self._exchange.closed(cut=status is not Status.OK)
         except Exception:
-            log.exception("a stream's end failed")
+            self._logger.exception("a stream's end failed")
             self._metrics.stream_errors.inc()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from epp.config.address import UNIX, join_address, split_address
+from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     import ssl
@@ -54,6 +55,7 @@ class FirstTokenReceiver:
         self._reports = reports
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
+        self._logger = SparseLog(log)
         self.received = 0
         self.malformed = 0
         self.failed = 0
@@ -126,7 +128,7 @@ class FirstTokenReceiver:
             self._reports.first_token(decision_id.decode("ascii"))
         except Exception:
             self.failed += 1
-            log.exception("a first token was lost")
+            self._logger.exception("a first token was lost")
         else:
             self.received += 1
         return _NO_CONTENT

@@ -8,6 +8,7 @@ closed, reset, cancelled, failed - ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from epp.extproc.body_budget import BodyBudget
@@ -20,11 +21,13 @@ from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.rpc_server import RpcServer
 from epp.server.services import Services
+from epp.server.sparse_log import SparseLog
 from epp.server.tls import grpc_credentials, rpc_context
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epp.clock import Clock
     from epp.config.listen import ServerTls
     from epp.config.schema import Config
     from epp.server.core import Core
@@ -60,6 +63,7 @@ class GrpcServer:
         metrics: counted into.
         source: name of the configuration file, for errors.
         observation: what is seen of responses.
+        clock: the time.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -74,7 +78,9 @@ class GrpcServer:
         source: str,
         *,
         observation: Observation,
+        clock: Clock,
     ) -> None:
+        self._logger = SparseLog(logging.getLogger(__name__), clock.mono_s)
         self._config, self._core, self._metrics = config, core, metrics
         self._protocol = ProtocolMetrics()
         metrics.registry.register(FamilyCollector(self._protocol.families()))
@@ -98,6 +104,7 @@ class GrpcServer:
             self._new_exchange,
             self.access_log,
             may_leave=self._sampler.may_leave,
+            log=self._logger,
         )
         self._watchers = services.watchers
         self._listener = self._listen(services, config.listen.tls, base, source)
@@ -131,7 +138,12 @@ class GrpcServer:
             )
         context = rpc_context(tls, base, source)
         return RpcServer(
-            services.methods(), max_receive_bytes=receive, max_send_bytes=send, tls=context, room=self._bodies
+            services.methods(),
+            max_receive_bytes=receive,
+            max_send_bytes=send,
+            tls=context,
+            room=self._bodies,
+            log=self._logger,
         )
 
     async def set_serving(self, *, serving: bool) -> None:

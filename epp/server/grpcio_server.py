@@ -59,7 +59,9 @@ class GrpcioServer:
         services = self._services
         server = grpc.aio.server(options=self._options)
         if services.new_exchange is not None and services.access_log is not None:
-            self._ext_proc = ExtProc(services.new_exchange, services.metrics, single=services.may_leave)
+            self._ext_proc = ExtProc(
+                services.new_exchange, services.metrics, services.log, single=services.may_leave
+            )
             log = AccessLog(services.access_log)
             server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(Health(services.health), server)

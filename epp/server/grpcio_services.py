@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
 from epp.extproc.types import Abort, Finish
@@ -22,7 +23,7 @@ from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.als import METHOD as ACCESS_LOG_METHOD
 from epp.server.als import SERVICE as ACCESS_LOG
-from epp.server.ext_proc import go_name
+from epp.server.ext_proc import ABORTED, FAILED, NO_MESSAGE, go_name
 from epp.server.health import EXT_PROC
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics
+    from epp.server.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +44,15 @@ class ExtProc:
     Args:
         new_exchange: makes what carries one HTTP request.
         metrics: counted into.
+        log: for lines that a peer can cause by the thousand.
         single: whether streams may end with their pick; without it the method is an ordinary streaming one.
     """
 
-    def __init__(self, new_exchange: Callable[[], Exchange], metrics: Metrics, *, single: bool) -> None:
+    def __init__(
+        self, new_exchange: Callable[[], Exchange], metrics: Metrics, log: SparseLog, *, single: bool
+    ) -> None:
         self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
+        self._logger = log
         #: Set when the server begins to stop.
         self.leaving = False
 
@@ -71,12 +77,12 @@ class ExtProc:
             raise
         except _AbortedError as aborted:
             code = aborted.code
-            log.warning("a stream was aborted: %s", aborted.detail)
+            self._logger.warning(ABORTED, aborted.detail)
             await context.abort(code, aborted.detail)
         except Exception as error:
             if self.leaving and isinstance(error, grpc.aio.BaseError):
                 raise  # the server has stopped under a stream that was over: gRPC says so in a line
-            log.exception("a stream failed")
+            self._logger.exception(FAILED)
             self._metrics.stream_errors.inc()
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
@@ -87,7 +93,10 @@ class ExtProc:
     async def _converse(self, exchange: Exchange, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         """Read and write until either side ends the stream; the message to end it with."""
         while True:
-            message = await context.read()
+            try:
+                message = await context.read()
+            except DecodeError:
+                raise _AbortedError(grpc.StatusCode.INTERNAL, NO_MESSAGE) from None
             if message is grpc.aio.EOF:
                 return b""
             replies, marker = await exchange.receive(message)

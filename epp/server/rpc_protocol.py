@@ -12,7 +12,6 @@ Owns the socket's side: what came is played to the handlers, what they sent is w
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
     from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
-
-log = logging.getLogger(__name__)
+    from epp.server.sparse_log import SparseLog
 
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
@@ -56,6 +54,10 @@ class Place(Protocol):
     @property
     def methods(self) -> Mapping[bytes, Serve]:
         """What serves a call, by its path."""
+
+    @property
+    def log(self) -> SparseLog:
+        """For lines that a peer can cause by the thousand."""
 
     def new_calls(self) -> Calls:
         """The state of a connection."""
@@ -175,7 +177,7 @@ class RpcConnection(asyncio.Protocol):
             self._transport.write(output)
             unread = self._corked_bytes
             if unread is not None and self._transport.get_write_buffer_size() > unread + _MAX_UNREAD_BYTES:
-                log.warning("a connection was cut whose answers nobody reads")
+                self._place.log.warning("a connection was cut whose answers nobody reads")
                 self._transport.abort()
             elif unread is None and self._calls.connection.corked:  # there is more, and the socket takes it
                 self._loop.call_soon(self._write_on)
@@ -204,12 +206,14 @@ class RpcConnection(asyncio.Protocol):
                 elif isinstance(event, NoRoom):
                     self._no_room(call)
             except Exception:
-                log.exception("a call of %s failed", call.path.decode("latin-1"))
+                path = call.path.decode("latin-1")
+                self._place.log.exception("a call of %s failed", path)
                 self._failed(call)
         self._playing = False
         if self._calls.failed and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
-            log.info("a connection from %s was ended: %s", peer, self._calls.failed)
+            words = "a connection from %s was ended: %s"
+            self._place.log.info(words, peer, self._calls.failed)
         self.flush()
 
     def _write_early(self) -> None:

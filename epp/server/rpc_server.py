@@ -7,6 +7,7 @@ they are cut. Serves what it is given, by path; the calls of a connection are `e
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
@@ -14,6 +15,7 @@ from epp.http2.calls import Calls
 from epp.http2.messages import UNBOUNDED
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
+from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +40,7 @@ class RpcServer:
         max_send_bytes: longest message sent.
         tls: for connections, None for plaintext.
         room: what messages are held out of that nobody has taken yet.
+        log: for lines that a peer can cause by the thousand.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class RpcServer:
         max_send_bytes: int,
         tls: ssl.SSLContext | None = None,
         room: Room = UNBOUNDED,
+        log: SparseLog | None = None,
     ) -> None:
         self._room = room
+        self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._servers: list[asyncio.Server] = []

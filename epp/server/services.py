@@ -5,6 +5,7 @@ Owns the list of services of a listener and their paths on the picker's own tran
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ProcessCall
 from epp.server.health import EXT_PROC
 from epp.server.rpc_handlers import AccessLogCall, Watch, health_service
+from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,7 @@ class Services:
         access_log: takes Envoy's reports; None for a listener that does not.
         may_leave: whether streams may end with their pick.
         watchers: who watches the health service, on the picker's own transport.
+        log: for lines that a peer can cause by the thousand.
     """
 
     metrics: Metrics
@@ -43,14 +46,16 @@ class Services:
     access_log: AccessLogReceiver | None = None
     may_leave: bool = True
     watchers: set[Watch] = field(default_factory=set)
+    log: SparseLog = field(default_factory=lambda: SparseLog(logging.getLogger(__name__)))
 
     def methods(self) -> dict[str, Serve]:
         """What serves a call, by its path."""
         methods = health_service(self.health, self.watchers)
         new_exchange, metrics, access_log = self.new_exchange, self.metrics, self.access_log
+        log = self.log
         if new_exchange is not None:
             methods[f"/{EXT_PROC}/Process"] = lambda call, flush: ProcessCall(
-                call, new_exchange(), metrics, flush
+                call, new_exchange(), metrics, flush, log
             )
         if access_log is not None:
             methods[f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}"] = lambda call, flush: AccessLogCall(

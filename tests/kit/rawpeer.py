@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from epp.clock import Clock
+
 PROCESS = f"/{EXT_PROC}/Process".encode()
 _HEAD_BYTES = 9
 
@@ -117,6 +119,10 @@ class RawPeer:
         self.write(frames.frame(frames.PING, 0, 0, b"12345678"))
         await until(lambda: self._pongs > before or self._listening.done())
 
+    def ended(self) -> bool:
+        """Whether the other side has hung up."""
+        return self._listening.done()
+
     def stop_reading(self) -> None:
         """Let the socket fill."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -170,11 +176,11 @@ class Serving:
     address: str
 
     @classmethod
-    async def start(cls, folder: Path, **config: Any) -> Serving:
+    async def start(cls, folder: Path, clock: Clock | None = None, **config: Any) -> Serving:
         """Listen on a free port, with these sections of the configuration."""
         config["listen"] = {"grpc": "127.0.0.1:0", **config.get("listen", {})}
         config["pool"] = {"warmup_s": 0}
-        app = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", SystemClock())
+        app = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", clock or SystemClock())
         app.picker.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
         return cls(app, await app._grpc.start())
 

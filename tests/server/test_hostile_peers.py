@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
+from epp.clock import ManualClock
 from epp.http2.status import Status
+from epp.server.sparse_log import EVERY_S
 from tests.kit.conversation import DUPLEX, request_headers, response_body, response_headers, with_modes
 from tests.kit.http2 import message
-from tests.kit.rawpeer import RawPeer, Serving, until
+from tests.kit.rawpeer import PROCESS, RawPeer, Serving, until
+from tests.kit.transports import BOTH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,3 +73,52 @@ async def test_answers_that_nobody_reads_wait_in_the_budget_and_not_in_the_socke
     await until(lambda: all(len(peer.told[number].data) > size for number in numbers))
     assert await serving.metric("epp_held_body_bytes") == 0
     await peer.close()
+
+
+@pytest.mark.parametrize("transport", BOTH)
+async def test_streams_that_are_aborted_by_the_hundred_take_a_line_every_few_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str
+) -> None:
+    clock = ManualClock()
+    serving = await Serving.start(tmp_path, clock, listen={"transport": transport})
+    out_of_turn, garbage = response_body(b"x").SerializeToString(), b"\xff\xff\xff no protobuf"
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "aborted" in record.getMessage()]
+
+    async with grpc.aio.insecure_channel(serving.address) as channel:
+
+        async def abort(count: int, told: bytes) -> None:
+            for _ in range(count):
+                call = channel.stream_stream(PROCESS.decode())()
+                await call.write(told)
+                assert await call.code() is not grpc.StatusCode.OK
+
+        await abort(100, out_of_turn)
+        await abort(100, garbage)
+        assert lines() == ["a stream was aborted: response_body before request_headers"]
+        clock.advance(EVERY_S)
+        await abort(2, garbage)
+    assert lines()[1:] == [
+        "a stream was aborted: a message is no ProcessingRequest (199 more like this were left out before)"
+    ]
+    await serving.stop()
+    counted = 'llm_d_epp_extproc_streams_total{{code="{}"}}'.format
+    assert await serving.metric(counted("InvalidArgument")) == 100
+    assert await serving.metric(counted("Internal")) == 102
+    assert await serving.metric("epp_stream_errors_total") == 0, "no fault of ours, and nothing to alert on"
+
+
+async def test_connections_that_break_the_rules_take_a_line_every_few_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = await Serving.start(tmp_path, ManualClock())
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            peer = await RawPeer.connect(serving.address)
+            peer.write(bytes(100))
+            await until(peer.ended)
+            await peer.close()
+    await serving.stop()
+    lines = [record for record in caplog.records if "was ended" in record.getMessage()]
+    assert len(lines) == 1

@@ -219,7 +219,7 @@ async def test_what_goes_wrong_is_told_as_grpc_tells_it(served: Served) -> None:
         assert (await ends(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         call = channel.stream_stream(PROCESS)()
         await call.write(b"\xff\xff\xff no protobuf")
-        assert await ends(call) == (grpc.StatusCode.INTERNAL, "internal error")
+        assert await ends(call) == (grpc.StatusCode.INTERNAL, "a message is no ProcessingRequest")
     await until(lambda: len(served.ends) == 4)
     assert served.ends == [True] * 4
 
