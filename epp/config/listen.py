@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.section import Section
+from epp.config.section import PositiveInt, Section
 
 
 class FileTls(Section, frozen=True):
@@ -71,6 +71,9 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
+        max_connections: connections to each gRPC listener at once, handshakes included; those beyond are
+            closed as they come. An Envoy has one or two for each of its workers. Never more than a quarter of
+            the files that the process may open (``ulimit -n``).
         max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
             its envelope.
         max_send_bytes: longest gRPC message sent; 0 for the same.
@@ -84,5 +87,6 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
+    max_connections: PositiveInt = 4096
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

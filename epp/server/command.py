@@ -19,6 +19,7 @@ from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
+from epp.server.accepting import allow_files
 from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
@@ -120,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     log.info("core: %s", core())
     for warning in setup.warnings:
         log.warning(warning)
+    allow_files()
     app = App(setup.config, setup.base, setup.source, SystemClock())
     uvloop.run(serve(app, arguments.ready_file))
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
+from epp.server.accepting import allowed_connections
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.health import HealthNames, HealthState
@@ -87,6 +88,7 @@ class GrpcServer:
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
+        self._max_connections = allowed_connections(config.listen.max_connections)
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = config.listen.max_send_bytes or longest
         self._bodies = BodyBudget(
@@ -134,7 +136,11 @@ class GrpcServer:
 
             credentials = grpc_credentials(tls, base, source)
             return GrpcioServer(
-                services, max_receive_bytes=receive, max_send_bytes=send, credentials=credentials
+                services,
+                max_receive_bytes=receive,
+                max_send_bytes=send,
+                credentials=credentials,
+                max_connections=self._max_connections,
             )
         context = rpc_context(tls, base, source)
         return RpcServer(
@@ -144,6 +150,8 @@ class GrpcServer:
             tls=context,
             room=self._bodies,
             log=self._logger,
+            max_connections=self._max_connections,
+            on_refused=self._metrics.connections_refused.inc,
         )
 
     async def set_serving(self, *, serving: bool) -> None:

@@ -31,6 +31,7 @@ class GrpcioServer:
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         credentials: of the listener, None for plaintext.
+        max_connections: at once; those beyond are closed as they come, and not counted.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class GrpcioServer:
         max_receive_bytes: int,
         max_send_bytes: int,
         credentials: grpc.ServerCredentials | None = None,
+        max_connections: int = 4096,
     ) -> None:
         self._services, self._credentials = services, credentials
         self._options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", max_receive_bytes),
             ("grpc.max_send_message_length", max_send_bytes),
+            ("grpc.max_allowed_incoming_connections", max_connections),
         )
         self._server: grpc.aio.Server | None = None
         self._ext_proc: ExtProc | None = None

@@ -93,6 +93,11 @@ class Metrics:
             "request.max_held_body_bytes bounds them.",
             registry=registry,
         )
+        self.connections_refused = Counter(
+            "epp_grpc_connections_refused",
+            "Connections to the gRPC listeners closed as they came: listen.max_connections were open.",
+            registry=registry,
+        )
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )

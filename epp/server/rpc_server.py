@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from epp.config.address import join_address, split_address
 from epp.http2.calls import Calls
 from epp.http2.messages import UNBOUNDED
+from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
 from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from epp.http2.messages import Room
     from epp.server.rpc_handlers import Serve
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-_HANDSHAKE_S = 20.0
+#: Where nobody says how many connections there may be.
+_MAX_CONNECTIONS = 4096
 
 
 class RpcServer:
@@ -41,6 +43,8 @@ class RpcServer:
         tls: for connections, None for plaintext.
         room: what messages are held out of that nobody has taken yet.
         log: for lines that a peer can cause by the thousand.
+        max_connections: at once; those beyond are closed as they come.
+        on_refused: told of each of those.
     """
 
     def __init__(
@@ -52,13 +56,15 @@ class RpcServer:
         tls: ssl.SSLContext | None = None,
         room: Room = UNBOUNDED,
         log: SparseLog | None = None,
+        max_connections: int = _MAX_CONNECTIONS,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._room = room
         self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
-        self._servers: list[asyncio.Server] = []
-        self._connections: set[RpcConnection] = set()
+        self._max_connections, self._on_refused = max_connections, on_refused
+        self._acceptor: Acceptor[RpcConnection] | None = None
         self._stopping = False
         self._gone: asyncio.Event | None = None
 
@@ -69,17 +75,17 @@ class RpcServer:
             OSError: the address cannot be bound.
         """
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        for bound in listening_sockets(host, port, backlog=_BACKLOG):
+        sockets = listening_sockets(host, port, backlog=_BACKLOG)
+        self._acceptor = Acceptor(
+            lambda: RpcConnection(self),
+            most=self._max_connections,
+            tls=self._tls,
+            lines=self.log,
+            on_refused=self._on_refused,
+        )
+        for bound in sockets:
             port = bound.getsockname()[1]
-            server = await loop.create_server(
-                lambda: RpcConnection(self),
-                sock=bound,
-                ssl=self._tls,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
-            )
-            self._servers.append(server)
+            self._acceptor.listen(bound)
         return join_address(host, port)
 
     async def stop(self, grace_s: float) -> None:
@@ -87,8 +93,8 @@ class RpcServer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + grace_s
         self._stopping, self._gone = True, asyncio.Event()
-        for server in self._servers:
-            server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self._connections):
             connection.drain()
         await self._wait(min(grace_s, _HEARD_WITHIN_S))
@@ -101,6 +107,10 @@ class RpcServer:
         for connection in list(self._connections):
             connection.abort()
         await self._wait(_HEARD_WITHIN_S)
+
+    @property
+    def _connections(self) -> set[RpcConnection]:
+        return self._acceptor.open if self._acceptor is not None else set()
 
     async def _wait(self, timeout_s: float) -> None:
         """Until no connection is left, for so long."""
@@ -126,12 +136,14 @@ class RpcServer:
 
     def opened(self, connection: RpcConnection) -> None:
         """A connection has begun."""
-        self._connections.add(connection)
+        if self._acceptor is not None:
+            self._acceptor.begun(connection)
         if self._stopping:
             connection.abort()
 
     def closed(self, connection: RpcConnection) -> None:
         """It is gone."""
-        self._connections.discard(connection)
+        if self._acceptor is not None:
+            self._acceptor.gone(connection)
         if not self._connections and self._gone is not None:
             self._gone.set()
