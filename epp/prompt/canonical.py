@@ -9,7 +9,6 @@ they stand alone, and `_BETWEEN`, which is no id, keeps several prompts apart. K
 from __future__ import annotations
 
 import re
-import struct
 from array import array
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 _TEXT_MARK, _IDS_MARK = b"\xff", b"\xffI"
 _MEDIA_MARK, _MEDIA_TAG = b"\xffM", b"M"
 _ROLE, _SAID = b"\xffR", b"\xffC"
-_BETWEEN = 0xFFFF_FFFF
+_BETWEEN, _BETWEEN_WORD = 0xFFFF_FFFF, b"\xff\xff\xff\xff"
 _MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
 #: A word for a piece of media has the highest bit set, which no token id of a tokenizer has.
 _MEDIA_WORD = 0x8000_0000
@@ -120,16 +119,15 @@ def frame_token_ids(prompts: list[list[int]]) -> bytes:
     Raises:
         ValueError: an id is not from 0 to 4294967294.
     """
-    words: list[int] = []
-    for number, ids in enumerate(prompts):
-        words += [_BETWEEN, *ids] if number else ids
     try:
-        framed = struct.pack(f"<{len(words)}I", *words)
-    except struct.error:
-        framed = None
-    if framed is None or words.count(_BETWEEN) != max(len(prompts) - 1, 0):
+        framed = [array("I", ids).tobytes() for ids in prompts]
+    except OverflowError:
+        framed = []
+    # Millions of ids are looked at one by one only where their bytes, on whatever borders, look like it.
+    odd = any(_BETWEEN_WORD in words and _BETWEEN in ids for words, ids in zip(framed, prompts, strict=False))
+    if odd or len(framed) != len(prompts):
         raise ValueError(f"token ids must be from 0 to {_BETWEEN - 1}")
-    return _IDS_MARK + framed
+    return _IDS_MARK + _BETWEEN_WORD.join(framed)
 
 
 def media_words(identity: bytes, count: int) -> list[int]:

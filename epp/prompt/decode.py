@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from epp.errors import ClientError
+from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,8 +68,11 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     """A body as its API's type.
 
     Raises:
-        ClientError: 400; `param` names the field where one can be named.
+        ClientError: 400; `param` names the field where one can be named. Too many values are refused before
+            they are decoded.
     """
+    if too_many_values(body):
+        raise ClientError(400, f"Invalid request: more than {MAX_BODY_VALUES} texts, lists and objects")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -21,7 +21,7 @@ from epp.prompt.media import MAX_PARTS, PromptFrames
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: What stands for one image, film or recording in a text, by the chat templates of current models.
 _PLACES = re.compile(
@@ -220,15 +220,12 @@ def _frame(asked: _Generate) -> bytes:
     return framed.bytes()
 
 
-def _flat(given: object) -> list[object]:
+def _flat(given: object) -> Iterator[object]:
     """Media of one prompt or of a batch, in order."""
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        return [given]
-    return [
-        one for inner in given for one in (inner if isinstance(inner, list) else [inner]) if one is not None
-    ]
+    for inner in given if isinstance(given, list) else [given]:
+        for one in inner if isinstance(inner, list) else [inner]:
+            if one is not None:
+                yield one
 
 
 def _frame_texts(texts: Sequence[str], media: list[tuple[bytes, int]]) -> bytes:
@@ -253,13 +250,13 @@ def _frame_texts(texts: Sequence[str], media: list[tuple[bytes, int]]) -> bytes:
 
 def _frame_ids(given: list[int | list[int]], media: list[tuple[bytes, int]]) -> bytes:
     """Token ids; words for media, whose places only the engine knows, come first."""
-    ids = [one for one in given if isinstance(one, int)]
-    lists = [one for one in given if isinstance(one, list)]
-    if not given or not all(lists):
+    kinds = set(map(type, given))
+    prompts: list[Any] = [given] if kinds == {int} else given
+    if not given or (list in kinds and [] in given):
         raise ClientError(400, "input_ids cannot be empty.")
-    if ids and lists:
+    if len(kinds) > 1:
         raise ClientError(400, "input_ids should be a list of integers or a list of lists of integers.")
-    check_texts(len(lists))
+    if kinds != {int}:
+        check_texts(len(prompts))
     words = [word for identity, tokens in media for word in media_words(identity, tokens)]
-    prompts = [ids] if ids else lists
     return frame_token_ids([words + prompts[0], *prompts[1:]])

@@ -8,6 +8,7 @@ the answer (``tool_choice``, ``response_format``) are no part of it; nor are tho
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,14 +79,14 @@ def _template_arguments(chat: _Chat) -> TemplateArguments:
     }
     if isinstance(chat.chat_template_kwargs, dict):
         given |= chat.chat_template_kwargs
-    kept = [
+    kept = (
         (name, value)
         for name, value in given.items()
         if isinstance(name, str)
         and isinstance(value, str | int | float)
-        and max(len(name), len(str(value)) if isinstance(value, str) else 0) <= _ARGUMENT_CHARS
-    ]
-    return tuple(kept[:_MOST_ARGUMENTS])
+        and max(len(name), len(value) if isinstance(value, str) else 0) <= _ARGUMENT_CHARS
+    )
+    return tuple(islice(kept, _MOST_ARGUMENTS))  # the others are not even looked at: they may be a million
 
 
 class ChatParser:
@@ -172,20 +173,18 @@ def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes
     """
     if not given and not isinstance(given, str):
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
-    prompts: list[str | int | list[int]] = given if isinstance(given, list) else [given]
-    if not isinstance(prompts[0], int):
+    prompts: list[Any] = given if isinstance(given, list) else [given]
+    kinds = set(map(type, prompts))
+    if len(kinds) > 1:
+        raise ClientError(400, f"Invalid request: '{field}' mixes text and token ids", field)
+    if kinds != {int}:
         check_listed(len(prompts), field)
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
-    lists = [prompt for prompt in prompts if isinstance(prompt, list)]
-    if len(texts) == len(prompts):
+    if kinds == {str}:
         framed = Frames()
-        for text in texts:
+        for text in prompts:
             framed.add_text(b"P", text)
         return framed.bytes()
-    if len(prompts) not in (len(ids), len(lists)):
-        raise ClientError(400, f"Invalid request: '{field}' mixes text and token ids", field)
     try:
-        return frame_token_ids([ids] if ids else lists)
+        return frame_token_ids([prompts] if kinds == {int} else prompts)
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}", field) from None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+import struct
 from typing import Any
 
 import pytest
 
 from epp.errors import ClientError
-from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, text_bytes
+from epp.prompt import body_values
+from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
+from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, frame_token_ids, text_bytes
 from epp.prompt.decode import MAX_NAME_CHARS
 from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
-from tests.kit.apis import APIS, Api
+from tests.kit.apis import APIS, CHAT, Api
 
 EVERY = pytest.mark.parametrize("api", [pytest.param(api, id=api.name) for api in APIS])
 LONG = "word " * 4_000_000
@@ -140,6 +144,69 @@ def test_what_costs_more_than_its_bytes_is_refused_when_there_is_too_much(
     with pytest.raises(ClientError, match=f"more than {most} ") as caught:
         parser.parse(body.replace("HOLE", many(value, most + 1)).encode(), {})
     assert caught.value.status == 400
+
+
+@EVERY
+@pytest.mark.parametrize("value", ["{}", "[]", '""', '{"a":[]}'])
+def test_a_body_of_too_many_values_is_not_even_decoded(api: Api, value: str) -> None:
+    parser = find_parser("POST", api.paths[0], {})
+    assert parser is not None
+    body = json.dumps(api.body | {"unknown": "HOLE"}).replace('"HOLE"', many(value, MAX_BODY_VALUES))
+    with pytest.raises(ClientError, match="more than 1000000 texts, lists and objects") as caught:
+        parser.parse(body[:-1].encode(), {})  # what is behind the last value is never seen
+    assert caught.value.status == 400
+
+
+def test_no_value_is_what_only_looks_like_one_inside_of_a_text() -> None:
+    rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 200_000)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
+    assert body.count(b"{") + body.count(b"[") + body.count(b'"') // 2 > MAX_BODY_VALUES
+    assert not too_many_values(body)
+    assert outcome(CHAT, body) > len(rows)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 7, 1 << 18])
+def test_values_are_counted_as_a_decoder_makes_them(
+    monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    monkeypatch.setattr(body_values, "_WINDOW_BYTES", window_bytes)
+    draw = random.Random(7)
+    texts = ["", '"', "\\", '\\"', "\n{", "[]", "é", '{"a": ["b"]}', '\\\\"[', "\u2028"]
+
+    def made(depth: int) -> Any:
+        kind = draw.randrange(2 if depth else 4)
+        if depth and kind == 0:
+            return {draw.choice(texts) + str(at): made(depth - 1) for at in range(draw.randrange(4))}
+        if depth and kind == 1:
+            return [made(depth - 1) for _ in range(draw.randrange(4))]
+        return draw.choice([*texts, 1, -2.5e7, True, None])
+
+    def values(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(1 + values(inner) for inner in value.values())
+        if isinstance(value, list):
+            return 1 + sum(map(values, value))
+        return int(isinstance(value, str))
+
+    for _ in range(300):
+        value = made(4)
+        count = values(value)
+        for ensure_ascii in (True, False):
+            body = json.dumps(value, ensure_ascii=ensure_ascii, indent=draw.choice([None, 1])).encode()
+            for most in (count - 1, count):
+                monkeypatch.setattr(body_values, "MAX_BODY_VALUES", most)
+                assert too_many_values(body) == (most < count and len(body) > 2 * most)
+
+
+def test_ids_of_all_lengths_and_no_others_are_framed() -> None:
+    assert frame_token_ids([[1, 0xFFFF_FFFE], [], [256]]) == (
+        b"\xffI" + struct.pack("<5I", 1, 0xFFFF_FFFE, 0xFFFF_FFFF, 0xFFFF_FFFF, 256)
+    )
+    assert frame_token_ids([[0xFFFF_FF00, 0x00FF_FFFF]]), "the mark's bytes, over a border"
+    assert frame_token_ids([[0xFFFF_0000, 0xFFFF]])
+    for wrong in (-1, 0xFFFF_FFFF, 1 << 32, 1 << 80):
+        with pytest.raises(ValueError, match="token ids must be from 0 to 4294967294"):
+            frame_token_ids([[1], [wrong, 1]])
 
 
 def test_places_of_media_among_token_ids_are_bounded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,14 @@ import pytest
 from epp.clock import ManualClock
 from epp.http2.status import Status
 from epp.server.sparse_log import EVERY_S
-from tests.kit.conversation import DUPLEX, request_headers, response_body, response_headers, with_modes
+from tests.kit.conversation import (
+    DUPLEX,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    with_modes,
+)
 from tests.kit.http2 import message
 from tests.kit.rawpeer import PROCESS, RawPeer, Serving, until
 from tests.kit.transports import BOTH
@@ -122,3 +130,19 @@ async def test_connections_that_break_the_rules_take_a_line_every_few_seconds(
     await serving.stop()
     lines = [record for record in caplog.records if "was ended" in record.getMessage()]
     assert len(lines) == 1
+
+
+async def test_a_body_of_objects_alone_is_refused_before_it_is_decoded(serving: Serving) -> None:
+    """Decoding 30 MB of them held the event loop for seconds, whatever was wrong with them."""
+    peer = await RawPeer.connect(serving.address)
+    body = b'{"model":"m","messages":[' + b"{}," * 10_000_000 + b"{}]}"
+    peer.open(1)
+    peer.say(1, with_modes(request_headers(), DUPLEX), request_body(body, end=True))
+    await peer.round_trip()
+    refusal = peer.told[1].replies[-1].immediate_response
+    assert refusal.status.code == 400
+    assert json.loads(refusal.body)["error"]["message"] == (
+        "Invalid request: more than 1000000 texts, lists and objects"
+    )
+    assert await serving.metric('epp_refusals_total{status="400",rule="client"}') == 1
+    await peer.close()
