@@ -76,6 +76,8 @@ class RequestView:
         prefix_sharing: requests of the last minute, fading and a burst being one, that parted from the known
             prefixes where this one does: many for a context that prompts share, none for a conversation that
             goes on.
+        usual_first_token_ms: mean of the least time to first token that requests of the model had to expect
+            of late (`epp.signals.first_tokens`), 0 when not known.
         language: of the prompt, by its script (`epp.prompt.language`); ``""`` when not known.
         task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
         tried_models: of `FleetView.models` those that the client says have answered it wrongly, sorted.
@@ -91,6 +93,7 @@ class RequestView:
     sequence: int = 0
     expected_output_tokens: float = 0.0
     prefix_sharing: float = 0.0
+    usual_first_token_ms: float = 0.0
     language: str = ""
     task: str = ""
     tried_models: tuple[str, ...] = ()
@@ -259,7 +262,10 @@ class Ranking:
         costs: one finite cost per endpoint, lower is better.
         terms: what the costs are made of, for people: name -> one value per endpoint. Terms whose names a
             policy lists as additive sum to ``costs``.
+        least_first_token_ms: the least time to first token that the request has to expect of any of them, 0
+            of a policy that foretells none.
     """
 
     costs: NDArray[np.float64]
     terms: Mapping[str, NDArray[np.float64]]
+    least_first_token_ms: float = 0.0

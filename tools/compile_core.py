@@ -54,6 +54,7 @@ MODULES = (
     "epp/signals/calibration.py",
     "epp/signals/capacity.py",
     "epp/signals/engine_metrics.py",
+    "epp/signals/first_tokens.py",
     "epp/signals/fleet.py",
     "epp/signals/health.py",
     "epp/signals/ledger.py",

@@ -126,11 +126,15 @@ def _edits(node: ast.ClassDef, decorator: ast.expr, inherited: _Members) -> list
         raise ValueError(f"{node.name} is a dataclass of a kind that is not spelled out")
     indent = " " * (node.col_offset + 4)
     edits: list[tuple[int, int, list[str]]] = [(decorator.lineno - 1, decorator.end_lineno or 0, [])]
+    above = {one.name for one in inherited.fields}
     for line, one in _declared(node):
-        edits.append((line.lineno - 1, line.end_lineno or 0, [f"{indent}{one.name}: {one.type}"]))
+        declared = [] if one.name in above else [f"{indent}{one.name}: {one.type}"]
+        edits.append((line.lineno - 1, line.end_lineno or 0, declared))
     own = _own(node)
     made = "__post_init__" in own.methods | inherited.methods
-    added = _added(node.name, _Members([*inherited.fields, *own.fields], own.methods), made, given)
+    # A field that is given anew keeps its place, with the new default.
+    fields = list({one.name: one for one in [*inherited.fields, *own.fields]}.values())
+    added = _added(node.name, _Members(fields, own.methods), made, given)
     edits.append((node.end_lineno or 0, node.end_lineno or 0, [f"{indent}{line}" for line in added]))
     return edits
 

@@ -15,9 +15,11 @@ from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
+    from epp.decide.records import Decision
     from epp.decide.subset import Subset
     from epp.prompt.types import MeasuredPrompt
     from epp.signals.paths import Travelled
+    from epp.view import FleetView, Signals
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -144,3 +146,20 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
+
+
+def sent_of(decision: Decision, seen: Signals, idle: int) -> Sent:
+    """What stands before and beside a request where it is sent."""
+    return Sent(
+        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
+        pending_requests=seen.running_requests - seen.decoding_requests,
+        pending_uncached_tokens=seen.pending_uncached_tokens,
+        running_requests=seen.running_requests,
+        idle=idle,
+        upload_rounds=seen.upload_rounds,
+    )
+
+
+def _unknown(fleet: FleetView, column: str, index: int) -> bool:
+    mask = fleet.unknown.get(column)
+    return mask is not None and bool(mask[index])

@@ -18,7 +18,7 @@ from epp.decide.arms import Arms
 from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.feedback import DONE, learn_from, with_cached
-from epp.decide.in_flight import Ask, InFlight, Sent, outcome_of
+from epp.decide.in_flight import Ask, InFlight, outcome_of, sent_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
 from epp.policies.base import Need, Ties
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from epp.signals.fleet import Fleet
     from epp.signals.paths import Travelled
     from epp.signals.prefix_index import PrefixMatch
-    from epp.view import FleetView, Signals
 
 
 __all__ = ["Ask", "Picker", "PickerSettings"]
@@ -148,6 +147,8 @@ class Picker:
         weights, arm = self._arms.choose(ask, wall_s) if policy is self.policy else (self.weights.current, "")
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, view, values, settings.seed)
+        if tokens:
+            fleet.first_tokens.observe(ask.model, ranking.least_first_token_ms)
         shares = self._shares(found.slots, now_s)
         band = settings.tie_band if policy.ties is Ties.BAND else 0.0
         selection = select(
@@ -202,6 +203,7 @@ class Picker:
             sequence=self._sequence,
             expected_output_tokens=self.fleet.answers.expected(ask.model, ask.max_output_tokens),
             prefix_sharing=self._sharing(ask.prompt, match, now_s),
+            usual_first_token_ms=self.fleet.first_tokens.usual_ms(ask.model),
             language=ask.language,
             task=task,
             tried_models=tried,
@@ -233,7 +235,7 @@ class Picker:
     def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
         self._sequence += 1
         seen = decision.fleet.at(decision.chosen)
-        sent = _state(decision, seen, self.fleet.paths.started(slot, now_s))
+        sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
         prompt_tokens = decision.request.prompt_tokens
         self.fleet.ledger.reserve(
             decision.id,
@@ -382,19 +384,3 @@ class Picker:
                 if entry is not None:
                     outcomes.append(outcome_of(lease_id, entry, cause, now_s))
         return outcomes
-
-
-def _state(decision: Decision, seen: Signals, idle: int) -> Sent:
-    return Sent(
-        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
-        pending_requests=seen.running_requests - seen.decoding_requests,
-        pending_uncached_tokens=seen.pending_uncached_tokens,
-        running_requests=seen.running_requests,
-        idle=idle,
-        upload_rounds=seen.upload_rounds,
-    )
-
-
-def _unknown(fleet: FleetView, column: str, index: int) -> bool:
-    mask = fleet.unknown.get(column)
-    return mask is not None and bool(mask[index])

@@ -104,6 +104,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             sequence=request["sequence"],
             expected_output_tokens=request.get("expected_output_tokens", 0.0),  # since schema 2
             prefix_sharing=request.get("prefix_sharing", 0.0),
+            usual_first_token_ms=request.get("usual_first_token_ms", 0.0),
             language=request.get("language", ""),
             task=request.get("task", ""),
             tried_models=tuple(request.get("tried_models", ())),

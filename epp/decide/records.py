@@ -198,6 +198,7 @@ def _asked(request: RequestView) -> dict[str, Any]:
         "sequence": request.sequence,
         "expected_output_tokens": request.expected_output_tokens,
         "prefix_sharing": request.prefix_sharing,
+        "usual_first_token_ms": request.usual_first_token_ms,
         "language": request.language,
         "task": request.task,
         "tried_models": request.tried_models,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from epp.view import FleetView, RequestView
 
 _TERMS = ("network", "prefill", "waiting", "stall", "decode")
+#: Of what is usual, a request's own time counts as this much at least, and at most.
+_LEAST_SHARE, _MOST_SHARE = 0.05, 20.0
 #: Up to so many endpoints the formula is cheaper in numbers, one endpoint after the other, than in columns.
 _FEW = 8
 # The formula reads `Signals`: one endpoint's numbers, or the columns of all in their place. What it says of
@@ -45,9 +47,9 @@ class _Prices(NamedTuple):
 class GorgoMs:
     """Cheapest by the time that a request takes, and takes from others, there.
 
-    ``cost_ms = network_weight * (rtt * (1 + rounds * doublings) + cold)``
+    ``cost_ms = urgency * (network_weight * (rtt * (1 + rounds * doublings) + cold)``
     ``+ prefill_weight * (p * (uncached - missing) + b) + copy_weight * p * missing``
-    ``+ waiting_weight * (p * pending_uncached + b * pending / 2)``
+    ``+ waiting_weight * (p * pending_uncached + b * pending / 2))``
     ``+ stall_weight * (p * uncached + b) * running``
     ``+ decode_weight * answer * (d + s * running)``
 
@@ -62,6 +64,12 @@ class GorgoMs:
     connections were told of, ``cold = cold_chance * (connect + rtt * (1 - rounds) * doublings)`` is what a
     connection opened for the request adds, its second part for bodies beyond the first flight
     (`epp.signals.paths`).
+
+    ``urgency = (least / usual) ** urgency_power``: ``least`` is the time to first token (the terms within its
+    parentheses, each at weight 1) where it is least, ``usual`` the mean of that over requests of the model of
+    late (`epp.signals.first_tokens`); 1 before that is known. A second more hurts who waits long anyway more
+    than who does not, and those are the tail that users remember: they get what is near and free, and who is
+    answered soon goes farther, and where nobody is disturbed.
 
     Weights have no unit; 1 prices a time as it is. Prefill is priced above its own time, because one ms of
     it also delays whoever comes later, and because a conversation kept together saves prefills that no single
@@ -79,6 +87,7 @@ class GorgoMs:
             the latter as they were seen to travel.
         popular: recent requests at which the extra price of a copy of a shared prefix is halved; 0 for never.
         discount_hits: scale expected hits by the endpoint's ratio of reported to expected cached tokens.
+        urgency_power: 0 prices the time to the first token of all requests alike.
     """
 
     name: ClassVar[str] = "gorgo-ms"
@@ -98,6 +107,7 @@ class GorgoMs:
     price_cold: bool = True
     popular: float = 5.0
     discount_hits: bool = True
+    urgency_power: float = 0.75
 
     def __post_init__(self) -> None:
         """Refuse parameters that make no cost."""
@@ -105,6 +115,7 @@ class GorgoMs:
         check_flag("price_cold", self.price_cold)
         check_number("popular", self.popular, 0.0)
         check_flag("discount_hits", self.discount_hits)
+        check_number("urgency_power", self.urgency_power, 0.0, 4.0)
 
     def rank(
         self,
@@ -115,10 +126,13 @@ class GorgoMs:
     ) -> Ranking:
         """The sum of the five terms."""
         prices = self._prices(request, weights)
+        usual_ms = request.usual_first_token_ms
         if len(fleet) > _FEW:
             seen = Signals._make(fleet.block)
             cached = self._cached(prices, seen, _OF_COLUMNS)
-            columns = self._terms(prices, seen, cached, np.maximum.reduce(cached), _OF_COLUMNS)
+            priced = self._terms(prices, seen, cached, np.maximum.reduce(cached), _OF_COLUMNS)
+            least_ms = float(np.minimum.reduce(priced[-1]))
+            columns = _summed(self._urgency(least_ms, usual_ms), priced)
         else:
             each = fleet.each()
             few = [self._cached(prices, one, _OF_NUMBERS) for one in each]
@@ -127,9 +141,17 @@ class GorgoMs:
                 self._terms(prices, one, cached, most, _OF_NUMBERS)
                 for one, cached in zip(each, few, strict=True)
             ]
-            columns = tuple(np.array(rows, np.float64).T)
+            least_ms = min([row[-1] for row in rows])
+            urgency = self._urgency(least_ms, usual_ms)
+            columns = tuple(np.array([_summed(urgency, row) for row in rows], np.float64).T)
         *terms, costs = columns
-        return Ranking(costs, dict(zip(_TERMS, terms, strict=True)))
+        return Ranking(costs, dict(zip(_TERMS, terms, strict=True)), least_ms)
+
+    def _urgency(self, least_ms: float, usual_ms: float) -> float:
+        if not self.urgency_power or usual_ms <= 0.0:
+            return 1.0
+        urgency: float = min(max(least_ms / usual_ms, _LEAST_SHARE), _MOST_SHARE) ** self.urgency_power
+        return urgency
 
     def _prices(self, request: RequestView, weights: Mapping[str, float]) -> _Prices:
         prefill = weights["prefill_weight"]
@@ -160,32 +182,39 @@ class GorgoMs:
         most_cached: Any,
         extreme: _Extreme,
     ) -> tuple[Any, ...]:
-        """The terms in the order of `_TERMS`, and their sum."""
+        """The terms in the order of `_TERMS`, of the usual urgency, and the time to the first token, ms."""
         per_token, base, running = seen.prefill_ms_per_token, seen.prefill_base_ms, seen.running_requests
         uncached = prices.prompt_tokens - cached if self.discount_hits else seen.uncached_tokens
         own_ms = per_token * uncached + base
         copied_ms = per_token * (most_cached - cached)
         pending = running - seen.decoding_requests
-        network = self._network(prices, seen, extreme)
+        network_ms = self._network_ms(prices, seen, extreme)
+        wait_ms = per_token * seen.pending_uncached_tokens + 0.5 * base * pending
+        network = prices.network * network_ms
         prefill = prices.prefill * (own_ms - copied_ms) + prices.copy * copied_ms
-        waiting = prices.waiting * (per_token * seen.pending_uncached_tokens + 0.5 * base * pending)
+        waiting = prices.waiting * wait_ms
         stall = prices.stall * own_ms * running
         decode = prices.answer * (seen.decode_base_ms + seen.decode_ms_per_request * running)
-        return network, prefill, waiting, stall, decode, network + prefill + waiting + stall + decode
+        return network, prefill, waiting, stall, decode, network_ms + own_ms + wait_ms
 
-    def _network(self, prices: _Prices, seen: Any, extreme: _Extreme) -> Any:
+    def _network_ms(self, prices: _Prices, seen: Any, extreme: _Extreme) -> Any:
         rtt_ms, doublings, (least, largest) = seen.rtt_ms, prices.doublings, extreme
         if not self.price_cold:
-            return prices.network * (1.0 + self.upload_rounds * doublings) * rtt_ms
+            return (1.0 + self.upload_rounds * doublings) * rtt_ms
         rounds = least(self.upload_rounds, seen.upload_rounds)
         cold_ms = seen.connect_ms
         if prices.beyond_first_flight:
             cold_ms = cold_ms + largest(1.0 - rounds, 0.0) * doublings * rtt_ms
-        return (
-            prices.network * (1.0 + rounds * doublings) * rtt_ms + prices.network * seen.cold_chance * cold_ms
-        )
+        return (1.0 + rounds * doublings) * rtt_ms + seen.cold_chance * cold_ms
 
     def _copy_weight(self, request: RequestView, weight: float) -> float:
         if not self.popular or weight <= 1.0:
             return weight
         return 1.0 + (weight - 1.0) / (1.0 + request.prefix_sharing / self.popular)
+
+
+def _summed(urgency: float, priced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The terms of a request as urgent as this, and their sum."""
+    network, prefill, waiting, stall, decode, _ = priced
+    network, prefill, waiting = urgency * network, urgency * prefill, urgency * waiting
+    return network, prefill, waiting, stall, decode, network + prefill + waiting + stall + decode

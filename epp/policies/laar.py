@@ -71,6 +71,7 @@ class Laar(GorgoMs):
             "tried_penalty": TRIED_PENALTY,
         }
     )
+    urgency_power: float = 0.0  # what a right answer takes is a time, whoever asks
     least_success: float = LEAST_SUCCESS
     patience_s: float = 20.0
     reach: float = 0.85

@@ -17,6 +17,7 @@ from epp.signals.answers import AnswerLengths
 from epp.signals.calibration import CounterCalibration
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
+from epp.signals.first_tokens import FirstTokens
 from epp.signals.gauges import gauges
 from epp.signals.health import HealthSettings, HealthTracker
 from epp.signals.ledger import LoadLedger
@@ -87,6 +88,7 @@ class Fleet:
         self.calibration = CounterCalibration()
         self.rates = RateTable()
         self.answers = AnswerLengths()
+        self.first_tokens = FirstTokens()
         self.popularity = Popularity()
         self.capability = Capability()
         self._measured = Measured(self.rtt, self.engine)

@@ -128,6 +128,15 @@ def test_what_inherits_from_a_dataclass_has_its_fields_first(
         space["Below"](1.5)
 
 
+def test_a_default_given_anew_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew = IN_ONE.replace("    more: int = 5", "    more: int = 5\n    share: float = 0.125")
+    for text in (anew, spelled_out(anew)):
+        space = imported(text, monkeypatch)
+        assert (space["Above"]().share, space["Below"]().share) == (0.5, 0.125)
+        assert space["Below"](0.25, 7) == space["Below"](share=0.25, more=7)
+        assert [one.name for one in dataclasses.fields(space["Below"])] == ["share", "more"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

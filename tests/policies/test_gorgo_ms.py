@@ -48,6 +48,58 @@ def test_every_term_is_a_time_by_hand() -> None:
     assert terms["cost"] == pytest.approx([sum(terms[name][0] for name in GorgoMs.additive_terms)])
 
 
+URGENT: dict[str, list[float]] = {
+    "rtt_ms": [100.0, 20.0],
+    "cached_tokens": [1000.0, 0.0],
+    "uncached_tokens": [3000.0, 4000.0],
+    "pending_uncached_tokens": [0.0, 2000.0],
+    "running_requests": [2.0, 4.0],
+    "decoding_requests": [2.0, 2.0],
+}
+
+
+def test_who_waits_long_anyway_pays_more_for_the_time_to_the_first_token() -> None:
+    plain = _terms(GorgoMs(), URGENT)
+    least_ms = 170.0 + 0.06 * 3000 + 80  # the first one; the other one has 34 + 320 + 200 ms
+    for usual_ms, share in (
+        (least_ms, 1.0),
+        (least_ms / 2, 2.0),
+        (4 * least_ms, 0.25),
+        (1e9, 0.05),
+        (1.0, 20),
+    ):
+        terms = _terms(GorgoMs(), URGENT, usual_first_token_ms=usual_ms)
+        for name, felt in (("network", 1), ("prefill", 1), ("waiting", 1), ("stall", 0), ("decode", 0)):
+            priced = [value * (share**0.75 if felt else 1.0) for value in plain[name]]
+            assert terms[name] == pytest.approx(priced), (name, usual_ms)
+        summed = [sum(terms[name][row] for name in GorgoMs.additive_terms) for row in (0, 1)]
+        assert terms["cost"] == pytest.approx(summed)
+    same = _terms(GorgoMs(urgency_power=0.0), URGENT, usual_first_token_ms=1.0)
+    assert same == plain
+
+
+def test_the_least_time_to_a_first_token_is_told_at_weight_one() -> None:
+    columns: dict[str, Any] = {name: [value] * 2 for name, value in RATES.items()} | URGENT
+    ask = request(prompt_tokens=4000, body_bytes=14_600, usual_first_token_ms=5.0)
+    weights = {name: 2.0 * value for name, value in default_weights(GorgoMs()).items()}
+    ranking = GorgoMs().rank(ask, fleet_view(2, **columns), weights, 0)
+    assert ranking.least_first_token_ms == pytest.approx(170.0 + 0.06 * 3000 + 80)
+
+
+def test_who_is_answered_soon_leaves_the_near_endpoint_to_who_is_not() -> None:
+    columns = {
+        "rtt_ms": [20.0, 140.0],
+        "uncached_tokens": [200.0, 200.0],
+        "running_requests": [9.0, 1.0],
+        "decoding_requests": [9.0, 1.0],
+    }
+    for usual_ms, nearer in ((500.0, False), (10.0, True)):
+        terms = _terms(
+            GorgoMs(), columns, usual_first_token_ms=usual_ms, expected_output_tokens=20, body_bytes=0
+        )
+        assert (terms["cost"][0] < terms["cost"][1]) is nearer
+
+
 def test_hits_count_as_far_as_the_engine_keeps_them() -> None:
     columns = {
         "cached_tokens": [3000.0, 3000.0],
@@ -103,7 +155,14 @@ def test_body_bytes_matter_more_the_farther_the_endpoint_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"upload_rounds": -1.0}, {"popular": -1.0}, {"discount_hits": "yes"}, {"price_cold": 1}]
+    "params",
+    [
+        {"upload_rounds": -1.0},
+        {"popular": -1.0},
+        {"discount_hits": "yes"},
+        {"price_cold": 1},
+        {"urgency_power": 5.0},
+    ],
 )
 def test_parameters_that_make_no_cost_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
