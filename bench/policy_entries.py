@@ -173,6 +173,7 @@ ABLATIONS: tuple[Entry, ...] = (
     _entry(ABLATION, CANDIDATE, "decode at its bound", weights={"decode_weight": 0.2}),
     _entry(ABLATION, CANDIDATE, "no price of sharing", params={"popular": 0.0}),
     _entry(ABLATION, CANDIDATE, "hits as foretold", params={"discount_hits": False}),
+    _entry(ABLATION, CANDIDATE, "everybody as urgent", params={"urgency_power": 0.0}),
 )
 
 

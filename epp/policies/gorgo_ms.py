@@ -77,8 +77,8 @@ class GorgoMs:
     price of copying it falls towards its own time:
     ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``, ``sharing`` being the recent
     requests that parted from the same prefix, a burst of them counting once (`epp.signals.popularity`).
-    Defaults: source [P], found best over 28 cells; the surface is flat around them. docs/gorgo-ms.md derives
-    the formula.
+    Defaults: near those of source [P], chosen anew over 28 cells with urgency; the surface is flat around
+    them. docs/gorgo-ms.md derives the formula.
 
     Attributes:
         upload_rounds: round trips per doubling of a body, at most, on connections of which it is not known
@@ -97,8 +97,8 @@ class GorgoMs:
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
         {
             "network_weight": WeightSpec(1.0, 0.0, 4.0, "price of a millisecond on the network"),
-            "prefill_weight": WeightSpec(4.0, 1.0, 12.0, "price of a millisecond of own prefill"),
-            "waiting_weight": WeightSpec(3.0, 0.5, 12.0, "price of a millisecond of prefill sent before"),
+            "prefill_weight": WeightSpec(3.0, 1.0, 12.0, "price of a millisecond of own prefill"),
+            "waiting_weight": WeightSpec(2.0, 0.5, 12.0, "price of a millisecond of prefill sent before"),
             "stall_weight": WeightSpec(0.25, 0.05, 2.0, "price of a millisecond that others are stalled"),
             "decode_weight": WeightSpec(1.0, 0.2, 4.0, "price of a millisecond of own decode"),
         }
@@ -107,7 +107,7 @@ class GorgoMs:
     price_cold: bool = True
     popular: float = 5.0
     discount_hits: bool = True
-    urgency_power: float = 0.75
+    urgency_power: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse parameters that make no cost."""

@@ -41,8 +41,8 @@ def test_every_term_is_a_time_by_hand() -> None:
     )
     own_ms = 0.06 * 3000 + 80
     assert terms["network"] == pytest.approx([100.0 * (1 + 0.7 * math.log2(2.0))])
-    assert terms["prefill"] == pytest.approx([4 * own_ms])
-    assert terms["waiting"] == pytest.approx([3 * (0.06 * 2000 + 0.5 * 80 * 2)])
+    assert terms["prefill"] == pytest.approx([3 * own_ms])
+    assert terms["waiting"] == pytest.approx([2 * (0.06 * 2000 + 0.5 * 80 * 2)])
     assert terms["stall"] == pytest.approx([0.25 * own_ms * 5])
     assert terms["decode"] == pytest.approx([100 * (7.0 + 1.5 * 5)])
     assert terms["cost"] == pytest.approx([sum(terms[name][0] for name in GorgoMs.additive_terms)])
@@ -70,7 +70,7 @@ def test_who_waits_long_anyway_pays_more_for_the_time_to_the_first_token() -> No
     ):
         terms = _terms(GorgoMs(), URGENT, usual_first_token_ms=usual_ms)
         for name, felt in (("network", 1), ("prefill", 1), ("waiting", 1), ("stall", 0), ("decode", 0)):
-            priced = [value * (share**0.75 if felt else 1.0) for value in plain[name]]
+            priced = [value * (share**0.5 if felt else 1.0) for value in plain[name]]
             assert terms[name] == pytest.approx(priced), (name, usual_ms)
         summed = [sum(terms[name][row] for name in GorgoMs.additive_terms) for row in (0, 1)]
         assert terms["cost"] == pytest.approx(summed)
@@ -88,8 +88,8 @@ def test_the_least_time_to_a_first_token_is_told_at_weight_one() -> None:
 
 def test_who_is_answered_soon_leaves_the_near_endpoint_to_who_is_not() -> None:
     columns = {
-        "rtt_ms": [20.0, 140.0],
-        "uncached_tokens": [200.0, 200.0],
+        "rtt_ms": [20.0, 180.0],
+        "cached_tokens": [3800.0, 3800.0],
         "running_requests": [9.0, 1.0],
         "decoding_requests": [9.0, 1.0],
     }
@@ -107,7 +107,7 @@ def test_hits_count_as_far_as_the_engine_keeps_them() -> None:
         "hit_ratio": [1.0, 0.5],
     }
     kept, lost = _terms(GorgoMs(), columns)["prefill"]
-    assert lost - kept == pytest.approx(4 * 0.06 * 1500)
+    assert lost - kept == pytest.approx(3 * 0.06 * 1500)
     believed = _terms(GorgoMs(discount_hits=False), columns)["prefill"]
     assert believed[0] == believed[1]
 
@@ -120,8 +120,8 @@ def test_an_engine_that_is_faster_wins_the_cold_prompt() -> None:
 
 def test_a_long_answer_goes_where_fewer_run_and_a_short_one_to_the_cache() -> None:
     columns = {
-        "cached_tokens": [2000.0, 0.0],
-        "uncached_tokens": [2000.0, 4000.0],
+        "cached_tokens": [3000.0, 0.0],
+        "uncached_tokens": [1000.0, 4000.0],
         "running_requests": [8.0, 0.0],
         "decoding_requests": [8.0, 0.0],
     }
@@ -135,7 +135,7 @@ def test_a_copy_of_a_prefix_that_many_share_costs_little_more_than_its_own_time(
     columns = {"cached_tokens": [3000.0, 0.0], "uncached_tokens": [1000.0, 4000.0]}
     private = _terms(GorgoMs(), columns)["prefill"]
     shared = _terms(GorgoMs(), columns, prefix_sharing=1000.0)["prefill"]
-    assert private[1] - private[0] == pytest.approx(4 * 0.06 * 3000)
+    assert private[1] - private[0] == pytest.approx(3 * 0.06 * 3000)
     assert shared[1] - shared[0] == pytest.approx(0.06 * 3000, rel=0.05)
     fixed = _terms(GorgoMs(popular=0.0), columns, prefix_sharing=1000.0)["prefill"]
     assert fixed == private
