@@ -120,6 +120,7 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
         f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
         f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
         + _counted(record)
+        + _expected(record)
         + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
         + (f"\nreward model {escape(str(model))}" if model else "")
     )
@@ -131,6 +132,16 @@ def _counted(record: dict[str, Any]) -> str:
     """How the tokens were counted, where a record tells."""
     size, tokens = record.get("text_bytes", 0), record["request"]["prompt_tokens"]
     return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
+
+
+def _expected(record: dict[str, Any]) -> str:
+    """How long the first token takes where it comes soonest, which some policies price by what is usual."""
+    least_ms = record.get("least_first_token_ms", 0.0)
+    if not least_ms:
+        return ""
+    usual_ms = record["request"].get("usual_first_token_ms", 0.0)
+    usual = f", usually {usual_ms:,.0f}" if usual_ms else ""
+    return f"\nfirst token in {least_ms:,.0f} ms at best{usual}"
 
 
 def _by(code: float) -> str:

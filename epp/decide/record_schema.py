@@ -114,7 +114,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         weights_version=record["weights_version"],
         seed=record["seed"],
         tie_band=record["tie_band"],
-        ranking=Ranking(costs, terms),
+        ranking=Ranking(costs, terms, record.get("least_first_token_ms", 0.0)),
         shares=None if shares is None else _column(shares, len(fleet)),
         chosen=chosen,
         fallbacks=tuple(record["fallbacks"]),

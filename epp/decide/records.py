@@ -166,6 +166,7 @@ def to_record(
         "held_back": decision.held_back,
         "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
         "costs": decision.ranking.costs.tolist(),
+        "least_first_token_ms": decision.ranking.least_first_token_ms,
         "chosen": decision.chosen,
         "fallbacks": decision.fallbacks,
         "tied": decision.tied,

@@ -17,6 +17,7 @@ from epp.decide.record_query import Query
 from epp.decide.record_schema import decision_of
 from epp.decide.records import to_record
 from epp.errors import EppError
+from epp.policies.gorgo_ms import GorgoMs
 from epp.signals.paths import Travelled
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
@@ -224,3 +225,19 @@ def test_follow_with_conditions(folder: Path) -> None:
     assert told(Query(policy="random")) == 19
     assert told(Query(cause="client-gone")) == 13 + 0, "at the end, when it is known"
     assert told(Query(since_s=2e9)) == 0
+
+
+def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None:
+    picker, heads = picker_of(GorgoMs.name), []
+    for number in range(30):
+        record = json.loads(json.dumps(to_record(picker.pick(ask_of(number), 0.0, 0.0))))
+        heads.append((record, str(next(iter(explain.explain(record))))))
+    (first, told), (last, told_later) = heads[0], heads[-1]
+    assert f"first token in {first['least_first_token_ms']:,.0f} ms at best" in told
+    assert "usually" not in told, "nothing is usual yet"
+    assert f"at best, usually {last['request']['usual_first_token_ms']:,.0f}\n" in told_later
+    assert decision_of(last).ranking.least_first_token_ms == last["least_first_token_ms"]
+    del last["least_first_token_ms"]
+    assert "first token" not in str(next(iter(explain.explain(last)))), "older records do not tell"
+    other = to_record(picker_of("random").pick(ask_of(1), 0.0, 0.0))
+    assert "first token" not in str(next(iter(explain.explain(other)))), "nor do policies that foretell none"
