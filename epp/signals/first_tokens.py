@@ -1,7 +1,7 @@
 """How long first tokens usually take, per model: what makes a request one that waits long anyway.
 
 Owns the averages. Of each request the least time counts that it had to expect anywhere, as the policy that
-placed it foretold it: of one and the same rates, so that rates which are wrong by a factor cancel.
+placed it foretold it: of one and the same rates, so that rates which are wrong by a factor hardly matter.
 """
 
 from __future__ import annotations
