@@ -63,10 +63,13 @@ def main() -> int:
     arguments = _arguments()
     entries = _entries(arguments)
     compared = _compared(entries, tune=arguments.tune)
-    digest = _any_source if arguments.any_source else digest_of
-    shelf = Shelf(arguments.folder, workers=arguments.workers, digest=digest, on_done=_Progress())
     short = not (arguments.full or arguments.wide)
     cells = cells_of(arguments.cells, core=short, seconds=arguments.seconds)
+    if not cells:
+        first = cells_of("", core=short, seconds=0.0)[0]
+        sys.exit(f"--cells: no cell's name holds {arguments.cells!r}; one is {first.name!r}")
+    digest = _any_source if arguments.any_source else digest_of
+    shelf = Shelf(arguments.folder, workers=arguments.workers, digest=digest, on_done=_Progress())
     weights = _tuned(shelf, entries, cells, arguments)
     if not compared:
         print(f"the weights are in {WEIGHTS}; nothing is compared, for want of {CANDIDATE!r}")

@@ -303,6 +303,10 @@ def test_policies_of_other_modules_have_other_sources() -> None:
         (("--entries", "lmetric,dynamo"), "'gorgo-ms' must be among them"),
         (("--entries", "gorgo-ms tuned"), "'gorgo-ms' must be among them"),
         (("--entries", "lmetric", "--tune"), "none of them has weights to search for"),
+        (
+            ("--cells", "agnet"),
+            "no cell's name holds 'agnet'; one is 'art-chat ts 1 / three regions / steady'",
+        ),
     ],
 )
 def test_what_nothing_can_be_compared_with_is_refused_before_it_runs(
