@@ -205,9 +205,9 @@ def compare_with_best(
         low = min(0.0, max(d[i, j] - critical[i] * s[i, j] for j in others_i))
         high = max((d[i, j] + critical[j] * s[i, j] for j in rivals), default=0.0)
         point = max(d[i, j] for j in others_i)
-        out.append(
-            BestInterval(float(np.exp(point)), float(np.exp(low)), float(np.exp(max(0.0, high))), possible[i])
-        )
+        with np.errstate(over="ignore"):  # rivals that differ in hardly any run leave the end open: infinite
+            found, lower, upper = (float(np.exp(end)) for end in (point, low, max(0.0, high)))
+        out.append(BestInterval(found, lower, upper, possible[i]))
     return out
 
 

@@ -66,6 +66,18 @@ class TestSeeds:
         found = ratio(evidence, 0, 1)
         assert (found.ratio, found.low, found.high) == (1.0, 1.0, 1.0)
 
+    @pytest.mark.filterwarnings("error")
+    def test_who_differs_from_another_in_one_run_only_leaves_an_end_open(self) -> None:
+        logs = np.random.default_rng(1).normal(0.0, 0.1, (20, 3))
+        logs[:, 1] = logs[:, 0]
+        logs[0, 1] += 1e-3
+        logs[:, 2] += 0.3
+        first, second, far = compare_with_best(SeedEvidence(logs, seed=1))
+        assert first.possible
+        assert second.possible
+        assert second.high == np.inf
+        assert not far.possible
+
     def test_only_those_asked_for_are_compared(self) -> None:
         evidence = seeds([0.0, 0.3, 0.3], trial=4)
         assert [b.possible for b in compare_with_best(evidence, among=[1, 2])] == [True, True]
