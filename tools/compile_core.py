@@ -58,6 +58,7 @@ MODULES = (
     "epp/signals/fleet.py",
     "epp/signals/health.py",
     "epp/signals/ledger.py",
+    "epp/signals/model_means.py",
     "epp/signals/measured.py",
     "epp/signals/paths.py",
     "epp/signals/popularity.py",
