@@ -11,6 +11,9 @@ import msgspec
 
 from epp.config.section import PositiveInt, Section
 
+#: Connections that a gRPC listener takes at once where nobody says how many.
+MAX_CONNECTIONS = 4096
+
 
 class FileTls(Section, frozen=True):
     """TLS of a listener whose clients verify. Files in PEM, read at start.
@@ -87,6 +90,6 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
-    max_connections: PositiveInt = 4096
+    max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from epp.config.address import join_address, split_address
+from epp.config.listen import MAX_CONNECTIONS
 from epp.server.grpcio_services import AccessLog, ExtProc, Health
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class GrpcioServer:
         max_receive_bytes: int,
         max_send_bytes: int,
         credentials: grpc.ServerCredentials | None = None,
-        max_connections: int = 4096,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._services, self._credentials = services, credentials
         self._options = (

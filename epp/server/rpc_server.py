@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
+from epp.config.listen import MAX_CONNECTIONS
 from epp.http2.calls import Calls
 from epp.http2.messages import UNBOUNDED
 from epp.server.accepting import Acceptor
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-#: Where nobody says how many connections there may be.
-_MAX_CONNECTIONS = 4096
 
 
 class RpcServer:
@@ -56,7 +55,7 @@ class RpcServer:
         tls: ssl.SSLContext | None = None,
         room: Room = UNBOUNDED,
         log: SparseLog | None = None,
-        max_connections: int = _MAX_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._room = room
