@@ -115,6 +115,12 @@ class KubeApi:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             words = str(error) or type(error).__name__
             raise KubeError(Reason.UNREACHABLE, f"the API server does not answer: {words}") from error
+        except RuntimeError as error:
+            if client is self._client:
+                raise
+            # What aiohttp says where `_distrust` closed the client while this call waited for a token.
+            words = "the credentials that the call began with were refused meanwhile"
+            raise KubeError(Reason.UNREACHABLE, words) from error
         except KubeError as error:
             if error.reason is Reason.UNAUTHORIZED:
                 await self._distrust(client)

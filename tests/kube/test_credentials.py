@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import sys
@@ -15,6 +16,7 @@ from epp.kube.problems import KubeError, Reason
 from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig, nowhere
 from tests.kit.kubeserver import KubeServer
+from tests.kit.rawpeer import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,6 +96,37 @@ async def test_a_plugin_is_asked_for_credentials_and_its_failure_is_told(
     assert await reason_of(api) is Reason.CREDENTIALS
     answer.write_text(credential % "second")
     clock.advance(REFRESH_S + 1)
+    assert await reason_of(api) is None
+    await api.close()
+
+
+async def test_a_call_that_waits_for_credentials_while_others_are_refused_fails_as_calls_do(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    """Whoever is refused closes the connections that all share, and one may still wait for its plugin."""
+    asked, go = tmp_path / "asked", tmp_path / "go"
+    script = (
+        "import json, os, sys, time\n"
+        f"open({str(asked)!r}, 'w')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        "credential = {'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential'}\n"
+        "sys.stdout.write(json.dumps({**credential, 'status': {'token': 'first'}}))\n"
+    )
+    path = kubeconfig(tmp_path / "config", server.url, plugin=[sys.executable, "-c", script])
+    clock = ManualClock()
+    api = KubeApi(settings(path), nowhere(tmp_path), clock)
+    go.touch()
+    assert await reason_of(api) is None
+    for file in (asked, go):
+        file.unlink()
+    clock.advance(REFRESH_S + 1)
+    waits = asyncio.ensure_future(reason_of(api))
+    await until(asked.exists)
+    server.tokens = {"second"}
+    assert await reason_of(api) is Reason.UNAUTHORIZED
+    go.touch()
+    assert await waits is Reason.UNREACHABLE
+    server.tokens = {"first"}
     assert await reason_of(api) is None
     await api.close()
 
