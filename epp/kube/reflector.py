@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 PAGE_OBJECTS = 500
 #: A watch is asked to last between these; the server ends it then in order.
 WATCH_S = (240.0, 300.0)
-#: Age of the last list at which a watch that ended is not resumed.
+#: Age of the last list from which on a watch that ended, or was cut, is not resumed.
 RELIST_S = 900.0
 #: A watch shorter than this does not count as one that worked.
 SHORT_S = 1.0
@@ -188,8 +188,8 @@ class Reflector(Generic[T]):
             if events or (opened and now_s - began_s >= SHORT_S):
                 self._backoff.reset()
                 self._warned = False
-        if now_s - self._listed_s >= RELIST_S:
-            self._version = ""
+            if now_s - self._listed_s >= RELIST_S:  # however it ended: a proxy may cut every watch
+                self._version = ""
         if not events and now_s - began_s < SHORT_S:
             await self._tools.sleep(self._backoff.next_s())
 

@@ -215,6 +215,15 @@ async def test_after_a_while_it_lists_again_whatever_the_watch_says() -> None:
     assert names(mirror) == []
 
 
+async def test_it_does_so_too_where_something_between_cuts_every_watch() -> None:
+    cut = KubeError(Reason.UNREACHABLE, "cut")
+    script, mirror, _ = await play(
+        a_list("ghost", version=5), [RELIST_S - 1.0, cut], [2.0, cut], a_list(version=6)
+    )
+    assert ["watch" in asked for asked in script.asked] == [False, True, True, False, True]
+    assert names(mirror) == []
+
+
 @pytest.mark.parametrize("line", [b"{\n", b'{"type": "ADDED"}\n', b"[]\n"])
 async def test_a_line_that_cannot_be_read_costs_a_list_and_not_the_mirror(line: bytes) -> None:
     script, mirror, seen = await play(a_list("a", version=5), [line], a_list("a", version=6))
