@@ -80,6 +80,11 @@ class Exchange:
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
 
+    @property
+    def decided(self) -> bool:
+        """Whether it carries a decision whose end has not been told."""
+        return bool(self._decision_id)
+
     async def receive(self, message: ProcessingRequest) -> Answer:
         """Take a message; what to send, in order, and how the stream then ends, if it does."""
         answer = self.take(message)

@@ -74,8 +74,8 @@ class ProcessCall:
 
     def message(self, message: Message) -> None:
         """Answer it, or keep it until what is before it has been answered."""
-        if self._over:
-            return
+        if self._over or (self._call.over and not self._exchange.decided):
+            return  # given up in the same read: nobody waits for a pick, and `cancelled` follows
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
         elif self._call.keep(len(message)):
@@ -156,6 +156,7 @@ class ProcessCall:
 
     def _answer(self, answer: Answer) -> None:
         replies, marker = answer
+        given_up = self._call.over  # by the proxy, in the same read: `cancelled` follows
         last = replies.pop() if replies and isinstance(marker, Finish) else None
         for reply in replies:
             self._call.send(reply.SerializeToString())
@@ -164,7 +165,7 @@ class ProcessCall:
         elif isinstance(marker, Abort):
             self._logger.warning(ABORTED, marker.detail)
             self._finish(Status[marker.status], marker.detail)
-        elif self._call.over and not self._over:  # an answer was too long, or found no room
+        elif self._call.over and not (given_up or self._over):  # an answer was too long, or found no room
             self._metrics.stream_errors.inc()
             self._end(Status.RESOURCE_EXHAUSTED)
 

@@ -146,3 +146,27 @@ async def test_a_body_of_objects_alone_is_refused_before_it_is_decoded(serving: 
     )
     assert await serving.metric('epp_refusals_total{status="400",rule="client"}') == 1
     await peer.close()
+
+
+@pytest.mark.parametrize("decided", [True, False], ids=["decided before", "not decided"])
+async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_ours(
+    serving: Serving, decided: bool
+) -> None:
+    """The stream is over before the first message is looked at; what the answer told is not lost."""
+    outcomes: list[str] = []
+    serving.app.core.outcomes.told.append(lambda outcome: outcomes.append(outcome.cause))
+    peer = await RawPeer.connect(serving.address)
+    peer.open(1)
+    chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    peer.say(1, with_modes(request_headers(), DUPLEX), request_body(chat, end=True))
+    if decided:
+        await peer.round_trip()
+        peer.say(1, response_headers(), response_body(b"{}", end=True))
+    peer.reset(1)
+    await peer.round_trip()
+    assert serving.app.picker.in_flight == 0
+    assert outcomes == (["completed"] if decided else [])
+    assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
+    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
+    await peer.close()
