@@ -44,8 +44,8 @@ _GAUGES = (
 )
 
 
-def gauges(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
-    """Every signal for people: name, what it is, (address, value) pairs; unknown values are left out."""
+def gauges(fleet: Fleet, now_s: float) -> Iterator[Gauge]:
+    """Every signal for people; unknown values are left out. The pool may change between two of them."""
     engine = fleet.engine.block(now_s)
     columns: Iterable[NDArray[np.float64]] = (
         fleet.rtt.rtt_ms(now_s),
@@ -56,13 +56,14 @@ def gauges(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str, list[tuple[st
         *fleet.rates.block(),
     )
     fleet.health.eligible(now_s)  # moves those whose back-off is over
-    rows = [(endpoint.address, (slot, endpoint)) for slot, endpoint in fleet.members]
+    members, health = fleet.members, fleet.health
+    # Asked before the first is told: of who has left by then there is no health to be asked for.
+    shares = [(endpoint.address, health.error_share(slot)) for slot, endpoint in members]
+    failing = [(address, share) for address, share in shares if not math.isnan(share)]
+    ejected = [(e.address, float(health.state(slot) is State.EJECTED)) for slot, e in members]
+    draining = [(endpoint.address, float(endpoint.draining)) for _, endpoint in members]
     for (name, text), column in zip(_GAUGES, columns, strict=False):
-        values = ((address, float(column[slot])) for address, (slot, _) in rows)
+        values = ((endpoint.address, float(column[slot])) for slot, endpoint in members)
         yield name, text, [(address, value) for address, value in values if not math.isnan(value)]
-    shares = [(a, fleet.health.error_share(slot)) for a, (slot, _) in rows]
-    failing = [(a, share) for a, share in shares if not math.isnan(share)]
-    ejected = [(a, float(fleet.health.state(slot) is State.EJECTED)) for a, (slot, _) in rows]
-    draining = [(a, float(endpoint.draining)) for a, (_, endpoint) in rows]
     for (name, text), pairs in zip(_GAUGES[-3:], (failing, ejected, draining), strict=True):
         yield name, text, pairs

@@ -88,6 +88,17 @@ class Bench:
         return generate_latest(self.metrics.registry).decode()
 
 
+@pytest.mark.parametrize("pool", [POOL[:1], [f"10.0.1.{n}:8000" for n in range(20)]], ids=["fewer", "others"])
+def test_a_pool_that_changes_while_the_page_is_written_spoils_nothing(pool: list[str]) -> None:
+    """The page is written in turns with requests and everything else, a metric a turn."""
+    told = len(list(Bench().metrics.registry.collect()))
+    for turn in range(1, told):
+        bench = Bench()
+        for number, _ in enumerate(bench.metrics.registry.collect(), 1):
+            if number == turn:
+                bench.picker.set_pool([Endpoint(address) for address in pool], 1.0)
+
+
 def test_a_request_is_counted_from_its_decision_to_its_end() -> None:
     bench = Bench()
     one, endpoint = bench.decide()
