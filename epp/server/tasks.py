@@ -60,11 +60,13 @@ class Tasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         name = task.get_name()
         self._ending.discard(task)
-        if self._tasks.get(name) is task:
+        wanted = self._tasks.get(name) is task
+        if wanted:
             del self._tasks[name]
         if task.cancelled():
             return
         error = task.exception()
         if error is not None:
-            self.failed[name] = repr(error)
+            if wanted:
+                self.failed[name] = repr(error)
             log.error("background task %s died", name, exc_info=error)

@@ -166,6 +166,28 @@ async def test_a_task_that_died_is_forgotten_when_it_is_wanted_no_more_or_begun_
     await tasks.stop_all()
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["begun again", "wanted no more"])
+async def test_a_task_that_dies_of_its_own_end_says_nothing_of_the_next_one(again: bool) -> None:
+    """Or nobody would ever take it out of what readiness reports."""
+
+    async def stumble() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("broken")
+
+    tasks = Tasks()
+    tasks.start("poll a:1", stumble())
+    await asyncio.sleep(0)
+    tasks.cancel("poll a:1")
+    if again:
+        tasks.start("poll a:1", asyncio.sleep(10))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert tasks.failed == {}
+    await tasks.stop_all()
+
+
 async def test_a_task_that_dies_is_known_by_name() -> None:
     tasks = Tasks()
 
