@@ -167,8 +167,10 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
     draining = asyncio.ensure_future(app.stop())
     hurried = asyncio.ensure_future(hurry.wait())
     await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
-        await asyncio.gather(draining, return_exceptions=True)
-        await app.stop(0.0)
-    hurried.cancel()
+    if draining.done():
+        hurried.cancel()
+        await draining  # raises what it has raised
+        return
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+    await app.stop(0.0)
