@@ -26,7 +26,7 @@ from epp.prompt.content import prompt_content
 from epp.prompt.curve import block_curve
 from epp.prompt.seams import Seams
 from epp.prompt.types import CountedPrompt
-from epp.tokenizer.cache import PieceCache
+from epp.tokenizer.cache import ID_BYTES, PieceCache
 from epp.tokenizer.chapters import CHAPTER_BYTES, Chapters
 from epp.tokenizer.proof import encode_all, safe_markers, safe_pairs, spanning_tokens
 
@@ -199,7 +199,9 @@ class TokenizerModel:
         ends = seams.ends(text, start)
         pieces = self._pieces(text, ends, start)
         keys = self._keys(pieces, first=not start)
-        counts = [len(entry) // 4 if isinstance(entry, bytes) else entry for entry in self.cache.find(keys)]
+        counts = [
+            len(entry) // ID_BYTES if isinstance(entry, bytes) else entry for entry in self.cache.find(keys)
+        ]
         missing = [number for number, count in enumerate(counts) if count is None]
         new = [(pieces[number], not start and number == 0) for number in missing]
         for number, ids in zip(missing, self._encode(new), strict=True):
