@@ -11,6 +11,8 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from epp.extproc.headers import LB_NAMESPACE
+from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
 from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
@@ -20,12 +22,9 @@ if TYPE_CHECKING:
 
     from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
 
-DECISION_NAMESPACE = "epp"
 OBSERVED_NAMESPACE = "epp.observe"
-LB_NAMESPACE = "envoy.lb"
-DESTINATION_KEY = "x-gateway-destination-endpoint"
 RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
-"""Namespaces and keys of dynamic metadata, as `epp.envoy` configures them."""
+"""Namespaces and keys of dynamic metadata that Envoy writes, as `epp.envoy` configures them."""
 
 
 class Termination(Enum):
@@ -146,7 +145,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     seen = namespaces.get(OBSERVED_NAMESPACE)
     lb = namespaces.get(LB_NAMESPACE)
     relay = namespaces.get(RELAY_NAMESPACE)
-    named = _text(lb, DESTINATION_KEY)
+    named = _text(lb, DESTINATION_HEADER)
     picked = tuple([stripped for name in named.split(",") if (stripped := name.strip())])
     flags: tuple[str, ...] = ()
     if common.HasField("response_flags"):
@@ -165,7 +164,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
     start = common.start_time
     return Report(
-        decision_id=_text(ours, "decision_id"),
+        decision_id=_text(ours, DECISION_KEY),
         status=response.response_code.value,
         cause=_cause(flags, ended=ended, picked=picked, served=served),
         flags=flags,

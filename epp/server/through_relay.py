@@ -11,6 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.extproc.mutate import DESTINATION_HEADER
 from epp.server.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from epp.config.relays import Relays
     from epp.server.keep_alive import Answer
-
-DESTINATION_HEADER = "x-gateway-destination-endpoint"
-"""Request header that a relay chooses the endpoint by; who served is told in one that ends in ``-served``."""
 
 
 @dataclass(frozen=True, slots=True)
