@@ -103,9 +103,8 @@ def _run(setup: Setup, *, every_s: float) -> int:
             log.info("no trial: %s", setup.note)
         else:
             trial_lock = TunerLock(setup.trial.places.lock, tell=log.warning)
-            trial_lock.acquire()
+            loop.heart.take(trial_lock)
             held.callback(trial_lock.release)
-            loop.heart.add(trial_lock)
             tidy(setup.trial.places.weights, spared=setup.trial.places.asked)
             loop.trial = _trial(setup, setup.trial, loop, trial_lock)
             with told_files():

@@ -107,7 +107,7 @@ class TunerLock:
         path: Path,
         *,
         tell: Callable[[str], None],
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
         wall_s: Callable[[], float] = time.time,
         boot: str | None = None,
         who: str = "tuner",
@@ -117,27 +117,30 @@ class TunerLock:
         self._host, self._boot = socket.gethostname(), _boot_id() if boot is None else boot
         self._own: _Own | None = None
 
-    def acquire(self) -> None:
+    def acquire(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Take the lock; a stale one is told and broken.
+
+        Args:
+            on_progress: called at every look at a foreign lock, which may take `STALE_S` and more.
 
         Raises:
             LockHeldError: a living tuner has it.
             LockFileError: the lock file cannot be written.
         """
         try:
-            self._own = self._taken()
+            self._own = self._taken(on_progress)
         except OSError as error:
             why = error.strerror or str(error)
             raise LockFileError(f"{self._path}: {why}; a {self._who} must be able to write here") from error
 
-    def _taken(self) -> _Own:
+    def _taken(self, on_progress: Callable[[], None]) -> _Own:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             locked = self._flock(fd)
             before = read_holder(self._path)
             if before is not None:
-                self._judge(before, locked=locked)
+                self._judge(before, on_progress, locked=locked)
             holder = Holder(self._host, self._boot, os.getpid(), secrets.token_hex(8), 0, self._wall_s())
             self._write(fd, holder)
             if not locked:
@@ -203,7 +206,7 @@ class TunerLock:
             return False
         return True
 
-    def _judge(self, before: Holder, *, locked: bool) -> None:
+    def _judge(self, before: Holder, on_progress: Callable[[], None], *, locked: bool) -> None:
         """Whether the holder that the file names is gone.
 
         Raises:
@@ -217,6 +220,7 @@ class TunerLock:
         while watched_s < STALE_S:
             self._pause(_LOOK_S)
             watched_s += _LOOK_S
+            on_progress()
             now = read_holder(self._path)
             if now is None:
                 continue  # given back, or half a word: the next look tells
@@ -251,8 +255,15 @@ class Heart:
         self._locks, self._clock, self._tell = [lock], clock, tell
         self._beat_s = clock.mono_s()
 
-    def add(self, lock: TunerLock) -> None:
-        """Beat another lock, too, that the same process holds."""
+    def take(self, lock: TunerLock) -> None:
+        """Acquire another lock for the same process, and beat it, too; those held are beaten meanwhile.
+
+        Raises:
+            LockLostError: a lock is another's by now.
+            LockHeldError: a living tuner has the other one.
+            LockFileError: its file cannot be written.
+        """
+        lock.acquire(self.tick)
         self._locks.append(lock)
 
     def tick(self) -> None:

@@ -68,7 +68,6 @@ class LearnedLife(World):
             for path in (self.models.lock, self.places.lock)
         )
         lock.acquire()
-        trial_lock.acquire()
         disk, tell = self.model_disk, self.told.append
         loop = Loop(
             settings=self.learner,
@@ -82,7 +81,7 @@ class LearnedLife(World):
             clock=self.clock,
             tell=tell,
         )
-        loop.heart.add(trial_lock)
+        loop.heart.take(trial_lock)
         loop.open()
         self.tuner = loop.trial = self.tuner_of(
             trial_lock,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from epp.decide.record_files import Tail
 from epp.decide.records import to_record
 from epp.learner.network import Adam
 from epp.tune import feed
-from epp.tune.lock import STALE_S, LockLostError
+from epp.tune.lock import STALE_S, Holder, LockLostError, TunerLock, read_holder
 from epp.tune.status import running
 from tests.kit.beats import Beats
 from tests.kit.learnedlife import LearnedLife, faster_by_the_model
@@ -108,6 +109,45 @@ def test_the_trials_lock_goes_with_the_learners(tmp_path: Path, monkeypatch: pyt
     assert life.clock.mono_s() - begun_s >= 2 * STALE_S
     for lock in (life.models.lock, life.places.lock):
         assert beats.longest_silence_s(lock.name, begun_s) < STALE_S / 3
+
+
+def left_by_another_machine(folder: Path) -> Path:
+    """A trial's lock whose holder gives no sign of life."""
+    path = folder / "weights.lock"
+    path.write_bytes(msgspec.json.encode(Holder("elsewhere", "another boot", 4, "token", 7, 1.0)))
+    return path
+
+
+def test_while_the_trials_lock_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = LearnWorld(tmp_path / "w")
+    loop = world.start()
+    path = left_by_another_machine(tmp_path)
+    begun_s = world.clock.mono_s()
+    beats = Beats(monkeypatch, world.clock)
+    trial = TunerLock(path, tell=world.told.append, pause=world.clock.advance)
+    loop.heart.take(trial)
+    assert "the lock is broken" in world.told[-1]
+    assert world.clock.mono_s() - begun_s >= STALE_S
+    assert beats.longest_silence_s(LOCK, begun_s) < STALE_S / 3
+    world.clock.advance(STALE_S / 3)
+    loop.tick()
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.beat == 1, "from then on both are beaten"
+
+
+def test_who_lost_the_lock_while_it_watched_the_trials_takes_none(tmp_path: Path) -> None:
+    world = LearnWorld(tmp_path / "w")
+    loop = world.start()
+    path = left_by_another_machine(tmp_path)
+    text = world.places.lock.read_bytes()
+    world.places.lock.write_bytes(text.replace(b'"token":"', b'"token":"f', 1)[: len(text)])
+    trial = TunerLock(path, tell=world.told.append, pause=world.clock.advance)
+    with pytest.raises(LockLostError):
+        loop.heart.take(trial)
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.host == "elsewhere"
 
 
 def test_who_lost_the_lock_while_it_read_writes_nothing(
