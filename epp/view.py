@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 #: How much of a prompt `RequestView.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
 
+#: Longest name of a model, public or an engine's, wherever one is read: requests, configuration, capability
+#: files, checked answers. Records keep it whole, so that they can be joined with all of these. What keeps
+#: names bounds their number alone, and real ones are paths at most.
+MAX_MODEL_CHARS = 512
+
 #: The shortest length bucket; longer ones double.
 SHORTEST_BUCKET_TOKENS = 1024
 _LONGEST_BUCKET_TOKENS = 1 << 30

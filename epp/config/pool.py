@@ -11,9 +11,8 @@ from epp.config.section import Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
 from epp.signals.endpoint import MAX_RTT_MS, Endpoint
+from epp.view import MAX_MODEL_CHARS
 
-#: Longest model name, public or an engine's.
-MAX_NAME_CHARS = 256
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS
 #: Most tokens that may be stated; what is larger by far fits no column of numbers.
@@ -151,8 +150,8 @@ def misnamed(models: list[str] | dict[str, str], adapters: list[str] | dict[str,
     base, own = _named(models), _named(adapters)
     for key, given, named in (("models", models, base), ("adapters", adapters, own)):
         for name in (*given, *named.values()):
-            if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-                fix = f"1 to {MAX_NAME_CHARS} printable characters"
+            if not name or len(name) > MAX_MODEL_CHARS or not name.isprintable():
+                fix = f"1 to {MAX_MODEL_CHARS} printable characters"
                 return Misnamed(key, name, f"{name[:40]!r} is not a model's name", fix)
         if len(named) != len(given):
             twice = next(name for name in given if list(given).count(name) > 1)

@@ -208,7 +208,7 @@ def _static_rules(wants: Wants) -> tuple[tuple[str, Callable[[Endpoint], bool], 
         return not endpoint.draining
 
     return (
-        ("model", serves_model, f"no endpoint of the pool serves the model {wants.model[:200]!r}"),
+        ("model", serves_model, f"no endpoint of the pool serves the model {wants.model!r}"),
         ("draining", takes_requests, "every endpoint that could serve the request is draining"),
         ("region", in_region, f"no endpoint in the allowed regions {sorted(wants.regions or ())}"),
     )

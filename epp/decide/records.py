@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 #: Versions that readers understand. What version 1 lacks, they take as not known.
 READABLE_VERSIONS = frozenset({1, SCHEMA_VERSION})
-#: A client writes the model's name; no more of it than this is recorded.
-MODEL_CHARS = 200
 
 
 class Basis(Enum):
@@ -172,7 +170,7 @@ def to_record(
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
-        "served_model": decision.served_model[:MODEL_CHARS],
+        "served_model": decision.served_model,
         "served_models": decision.served_models,
     }
 
@@ -190,7 +188,7 @@ def _rtt_sources(fleet: FleetView) -> dict[str, list[int]]:
 
 def _asked(request: RequestView) -> dict[str, Any]:
     return {
-        "model": request.model[:MODEL_CHARS],
+        "model": request.model,
         "prompt_tokens": request.prompt_tokens,
         "body_bytes": request.body_bytes,
         "max_output_tokens": request.max_output_tokens,

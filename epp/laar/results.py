@@ -12,6 +12,7 @@ import msgspec
 
 from epp.decide.record_files import placed_records
 from epp.errors import EppError
+from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from epp.decide.record_files import Place
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Model = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     """
 
     question: _Name
-    model: _Name
+    model: _Model
     language: _Name
     prompt_tokens: Annotated[int, msgspec.Meta(gt=0)]
     correct: bool

@@ -14,12 +14,11 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
+from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: Longest name of a model: what keeps names bounds their number alone, and real ones are paths at most.
-MAX_NAME_CHARS = 512
 #: Larger limits say no more than this, and stay exact in every number format that they pass through.
 _MAX_LIMIT = 1 << 53
 _SESSION_HEADERS = (
@@ -96,7 +95,7 @@ def required(value: str, name: str) -> str:
     """A name that may not be empty.
 
     Raises:
-        ClientError: 400, it is, or is longer than `MAX_NAME_CHARS`.
+        ClientError: 400, it is, or is longer than `MAX_MODEL_CHARS`.
     """
     if not value:
         raise ClientError(400, f"Invalid request: '{name}' must not be empty", name)
@@ -107,11 +106,11 @@ def optional(value: str | None, name: str) -> str:
     """A name that may be left out, and is empty then.
 
     Raises:
-        ClientError: 400, it is longer than `MAX_NAME_CHARS`.
+        ClientError: 400, it is longer than `MAX_MODEL_CHARS`.
     """
-    if value and len(value) > MAX_NAME_CHARS:
+    if value and len(value) > MAX_MODEL_CHARS:
         raise ClientError(
-            400, f"Invalid request: '{name}' must not be longer than {MAX_NAME_CHARS} characters", name
+            400, f"Invalid request: '{name}' must not be longer than {MAX_MODEL_CHARS} characters", name
         )
     return value or ""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from epp.config.schema import Protocol
 from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
-from epp.decide.records import MODEL_CHARS
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt
 from epp.fast_dataclass import fast_dataclass
@@ -235,7 +234,7 @@ class Core:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NoEndpointError as error:
             if error.rule == "model":
-                words = f"The model '{model[:MODEL_CHARS]}' does not exist or you do not have access to it."
+                words = f"The model '{model}' does not exist or you do not have access to it."
                 return self._refuse(request, 404, words, rule=error.rule, param="model", model=model)
             words = f"no endpoint available: {error.message}"
             return self._refuse(request, 503, words, rule=error.rule, model=model)

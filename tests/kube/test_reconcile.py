@@ -251,7 +251,7 @@ def test_a_value_that_cannot_be_used_is_told_and_left_out(key: str, value: str) 
         ("", "law", (set(), set()), "adapters: without 'models' every name is served"),
         ("a, law", "law, tax", ({"a", "law", "tax"}, {"tax"}), "adapters: 'law' is under 'models', too"),
         ("a, b\x07", "", ({"a"}, set()), r"models: 'b\x07' is not a model's name"),
-        ("a, " + "b" * 257, "", ({"a"}, set()), "is not a model's name (1 to 256 printable characters)"),
+        ("a, " + "b" * 513, "", ({"a"}, set()), "is not a model's name (1 to 512 printable characters)"),
         ("a, a, a", "", ({"a"}, set()), "models: 'a' is listed twice"),
     ],
 )

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from epp.clock import ManualClock
 from epp.config.capability import parse_capability
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
 from epp.decide.records import to_record
 from epp.decide.verdicts import Verdict, verdict_record
 from epp.errors import EppError
+from epp.extproc.types import HttpRequest, Refusal
 from epp.laar import command as fit_command
 from epp.laar.fit import fit
 from epp.laar.results import Row, read_rows, write_rows
 from epp.laar.split import halves
+from epp.server.app import App
 from epp.signals.capability import Cell
+from epp.view import MAX_MODEL_CHARS
 from tests.kit.records import command, decided, recorder_to
 
 if TYPE_CHECKING:
@@ -191,7 +197,7 @@ def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str,
 @pytest.mark.parametrize(
     ("decision", "feedback", "words"),
     [
-        ({"served_model": "m" * 257}, {}, r"line 2: .*decision.* length <= 256 - at `\$\.model`"),
+        ({"served_model": "m" * 513}, {}, r"line 2: .*decision.* length <= 512 - at `\$\.model`"),
         ({"request": {"language": "en"}}, {}, "line 2: .*decision.* lacks 'prompt_tokens'"),
         ({"request": 1}, {}, "line 2: .*decision"),
         ({}, {"correct": "yes"}, r"line 3: .*feedback.*bool.* at `\$\.correct`"),
@@ -207,7 +213,23 @@ def test_a_record_that_makes_no_answer_is_named(
     assert str(path) in str(caught.value)
 
 
-def test_the_longest_name_of_a_model_and_its_verdict_are_read(tmp_path: Path) -> None:
-    judged_folder(tmp_path, decision={"served_model": "m" * 256}, feedback={})
+def test_the_longest_name_is_the_same_in_configuration_requests_records_and_capability(
+    tmp_path: Path,
+) -> None:
+    public, engine = "p" * MAX_MODEL_CHARS, "e" * MAX_MODEL_CHARS
+    specs = parse_pool(
+        json.dumps({"endpoints": [{"address": "10.0.0.1:8000", "models": {public: engine}}]}), "e"
+    )
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    app.picker.set_pool([spec.endpoint() for spec in specs.values()], 0.0)
+    chat = {"model": public, "messages": [{"role": "user", "content": "what is the answer to all of this?"}]}
+    request = HttpRequest("POST", "/v1/chat/completions", {}, json.dumps(chat).encode())
+    decided = app.core.decide(request)
+    assert not isinstance(decided, Refusal)
+    record = to_record(decided.decision)
+    assert record["request"]["model"] == public
+    judged_folder(tmp_path, decision=record, feedback={"id": record["id"]})
     (row,) = read_rows(tmp_path)
-    assert (row.model, row.language, row.correct) == ("m" * 256, "en", True)
+    assert (row.model, row.language, row.correct) == (engine, "en", True)
+    cell = {"language": "en", "bucket_tokens": 1024, "success": 0.9}
+    assert list(parse_capability(json.dumps({"models": {engine: [cell]}}), "c").models) == [row.model]

@@ -13,9 +13,9 @@ from epp.errors import ClientError
 from epp.prompt import body_values
 from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
 from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, frame_token_ids, text_bytes
-from epp.prompt.decode import MAX_NAME_CHARS
 from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
+from epp.view import MAX_MODEL_CHARS
 from tests.kit.apis import APIS, CHAT, Api
 
 EVERY = pytest.mark.parametrize("api", [pytest.param(api, id=api.name) for api in APIS])
@@ -90,7 +90,7 @@ def test_odd_values_are_read_or_refused(api: Api, odd: str) -> None:
 def test_the_name_of_a_model_is_bounded(api: Api) -> None:
     parser = find_parser("POST", api.paths[0], {})
     assert parser is not None
-    longest = "m" * MAX_NAME_CHARS
+    longest = "m" * MAX_MODEL_CHARS
     assert parser.parse(json.dumps(api.body | {"model": longest}).encode(), {}).model == longest
     with pytest.raises(ClientError, match="'model' must not be longer than 512 characters") as caught:
         parser.parse(json.dumps(api.body | {"model": longest + "m"}).encode(), {})
