@@ -55,7 +55,7 @@ attribution that Claude Code puts before its system prompt.
 * **Bounds**: a 400 is what gets a model's name of more than 512 characters, more than 10,000 media and parts of
   unknown kinds, more than 100,000 tools, calls and other values that are no text, more than 100,000 prompts,
   documents and bare texts, or a body of more than 1,000,000 texts (names of members included), lists and objects,
-  which is not even decoded.
+  or of more than 4,000,000 numbers and other values, which is not even decoded.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt, so no block is expected anywhere.
 * **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them.
 * **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body; the

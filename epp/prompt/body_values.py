@@ -1,9 +1,10 @@
 """How many values a body of JSON is made of, counted before it is decoded.
 
-Owns the bound. A text, a list or an object costs a decoder, and whoever walks what it gave, fifty times what
+Owns the bounds. A text, a list or an object costs a decoder, and whoever walks what it gave, fifty times what
 the two or three bytes cost that can spell it: a body of the greatest length made of nothing else would hold
-the event loop for seconds. Numbers, true, false and null are cheap enough to be as many as fit. Nothing is
-decoded here, and what is no JSON may be counted wrong: it is refused as such afterwards.
+the event loop for seconds. Numbers, true, false and null are cheaper, and prompts of token ids have millions.
+At a bound the loop is held for 0.2 to 0.8 s; a thread would not help, as a decoder keeps the interpreter's
+lock. Nothing is decoded here, and what is no JSON may be counted wrong: it is refused as such afterwards.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from __future__ import annotations
 #: Texts (names of members are some), lists and objects of one body. In a prompt each is a token or more, in
 #: tools and calls several; no engine has a context for so many.
 MAX_BODY_VALUES = 1_000_000
+#: Values of any kind of one body, told by the commas between them. Token ids of the longest prompts, several
+#: at once, are fewer: of five digits and a comma so many are 24 MB.
+MAX_BODY_NUMBERS = 4_000_000
 _MARKS = (b"{", b"[", b'"')
 #: Looked through at a time: it stays in the processor's cache, and its copies need no new memory.
 _WINDOW_BYTES = 1 << 18
 
 
 def too_many_values(body: bytes) -> bool:
-    """Whether a body has more than `MAX_BODY_VALUES` of them."""
-    # Each takes a byte at its begin and one at its end.
-    return (
-        len(body) > 2 * MAX_BODY_VALUES
-        and _exceeds(body, _MARKS, MAX_BODY_VALUES)  # mostly not: then nobody asks what is inside of texts
-        and _values_exceed(body)
-    )
+    """Whether a body has more than `MAX_BODY_VALUES` of them, or more than `MAX_BODY_NUMBERS` of any kind."""
+    # Of the first each takes a byte at its begin and one at its end. Mostly there are not so many marks in
+    # all: then nobody asks which are inside of texts.
+    many = len(body) > 2 * MAX_BODY_VALUES and _exceeds(body, _MARKS, MAX_BODY_VALUES)
+    many = many or (len(body) > 2 * MAX_BODY_NUMBERS and body.count(b",") > MAX_BODY_NUMBERS)
+    return many and _values_exceed(body)
 
 
 def _values_exceed(body: bytes) -> bool:
@@ -33,7 +36,9 @@ def _values_exceed(body: bytes) -> bool:
     if texts > MAX_BODY_VALUES:
         return True
     between_texts = b"".join(body.split(b'"')[::2])
-    return _exceeds(between_texts, (b"{", b"["), MAX_BODY_VALUES - texts)
+    return between_texts.count(b",") > MAX_BODY_NUMBERS or _exceeds(
+        between_texts, (b"{", b"["), MAX_BODY_VALUES - texts
+    )
 
 
 def _exceeds(data: bytes, marks: tuple[bytes, ...], most: int) -> bool:

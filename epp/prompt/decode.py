@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
+from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, too_many_values
 from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
             they are decoded.
     """
     if too_many_values(body):
-        raise ClientError(400, f"Invalid request: more than {MAX_BODY_VALUES} texts, lists and objects")
+        bounds = f"{MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers"
+        raise ClientError(400, f"Invalid request: more than {bounds}")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -11,7 +11,7 @@ import pytest
 
 from epp.errors import ClientError
 from epp.prompt import body_values
-from epp.prompt.body_values import MAX_BODY_VALUES, too_many_values
+from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, too_many_values
 from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, frame_token_ids, text_bytes
 from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
@@ -157,6 +157,36 @@ def test_a_body_of_too_many_values_is_not_even_decoded(api: Api, value: str) -> 
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "value", "read"),
+    [
+        ("/v1/embeddings", '{"input":HOLE,"model":"m"}', "1", True),
+        ("/v1/completions", '{"prompt":HOLE,"model":"m"}', "1", True),
+        ("/inference/v1/generate", '{"token_ids":HOLE,"sampling_params":{}}', "1", True),
+        ("/v1/chat/completions", '{"tools":[HOLE],"messages":[{"role":"u"}],"model":"m"}', "1.5", True),
+        ("/score", '{"text_1":"","text_2":HOLE}', "1", True),
+        ("/v1/embeddings", '{"input":HOLE,"model":"m"}', "1.5", False),  # vectors are no input
+    ],
+)
+def test_a_body_of_too_many_numbers_is_not_even_decoded(path: str, body: str, value: str, read: bool) -> None:
+    parser = find_parser("POST", path, {})
+    assert parser is not None
+    allowed = MAX_BODY_NUMBERS - body.count(",")
+    most = body.replace("HOLE", many(value, allowed + 1)).encode()
+    if read:
+        assert len(parser.parse(most, {}).canonical) > 2 * allowed
+    with pytest.raises(ClientError, match=r"more than .* or 4000000 numbers") as caught:
+        parser.parse(body.replace("HOLE", many(value, allowed + 2)).encode()[:-1], {})
+    assert caught.value.status == 400
+
+
+def test_no_number_is_what_only_looks_like_one_inside_of_a_text() -> None:
+    rows = "1,2,3,\n" * (MAX_BODY_NUMBERS // 3 + 1)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
+    assert body.count(b",") > MAX_BODY_NUMBERS
+    assert outcome(CHAT, body) > len(rows)
+
+
 def test_no_value_is_what_only_looks_like_one_inside_of_a_text() -> None:
     rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 200_000)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
@@ -188,14 +218,22 @@ def test_values_are_counted_as_a_decoder_makes_them(
             return 1 + sum(map(values, value))
         return int(isinstance(value, str))
 
+    def commas(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 0
+        inner = value.values() if isinstance(value, dict) else value
+        return max(len(value) - 1, 0) + sum(map(commas, inner))
+
     for _ in range(300):
         value = made(4)
-        count = values(value)
-        for ensure_ascii in (True, False):
-            body = json.dumps(value, ensure_ascii=ensure_ascii, indent=draw.choice([None, 1])).encode()
-            for most in (count - 1, count):
-                monkeypatch.setattr(body_values, "MAX_BODY_VALUES", most)
-                assert too_many_values(body) == (most < count and len(body) > 2 * most)
+        for name, count in (("MAX_BODY_VALUES", values(value)), ("MAX_BODY_NUMBERS", commas(value))):
+            other = {"MAX_BODY_VALUES": "MAX_BODY_NUMBERS"}.get(name, "MAX_BODY_VALUES")
+            monkeypatch.setattr(body_values, other, 1 << 60)
+            for ensure_ascii in (True, False):
+                body = json.dumps(value, ensure_ascii=ensure_ascii, indent=draw.choice([None, 1])).encode()
+                for most in (count - 1, count):
+                    monkeypatch.setattr(body_values, name, most)
+                    assert too_many_values(body) == (most < count and len(body) > 2 * most)
 
 
 def test_ids_of_all_lengths_and_no_others_are_framed() -> None:
