@@ -11,7 +11,7 @@ import msgspec
 
 from epp.config.section import PositiveInt, Section
 
-#: Connections that a gRPC listener takes at once where nobody says how many.
+#: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
 
 
@@ -74,9 +74,10 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
-        max_connections: connections to each gRPC listener at once, handshakes included; those beyond are
-            closed as they come. An Envoy has one or two for each of its workers. Never more than a quarter of
-            the files that the process may open (``ulimit -n``).
+        max_connections: connections to each listener at once, handshakes included; those beyond are closed as
+            they come, and so are those to ``http`` and ``first_token`` on which nothing was heard for two
+            minutes. An Envoy has one or two for each of its workers, and eight for first tokens. Never more
+            than an eighth of the files that the process may open (``ulimit -n``).
         max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
             its envelope.
         max_send_bytes: longest gRPC message sent; 0 for the same.

@@ -28,9 +28,9 @@ _A_TURN = 64
 _PAUSE_S = 1.0
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-#: Share of the files that the process may open which the connections of one listener may hold. There are two
-#: listeners, and a pool of endpoints wants two files for each of them.
-_FILES_SHARE = 4
+#: Share of the files that the process may open which the connections of one listener may hold. There are four
+#: listeners at most, and a pool of endpoints wants two files for each of them.
+_FILES_SHARE = 8
 #: What `allow_files` asks for, at most.
 _FILES = 65_536
 

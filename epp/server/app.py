@@ -13,9 +13,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from epp.config.address import join_address, split_address
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.recorder import FileRecorder, NoRecorder
 from epp.decide.saturation import Shedding
@@ -24,6 +21,7 @@ from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.tokens import EstimateCounter
+from epp.server.accepting import allowed_connections
 from epp.server.capability import CapabilityFeed
 from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
@@ -31,7 +29,7 @@ from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
-from epp.server.http import build_app
+from epp.server.http import HttpServer, build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.observation import Observation
@@ -39,7 +37,6 @@ from epp.server.pool import PoolFeed
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
-from epp.server.sockets import listening_socket
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
 from epp.server.tokenizers import load_tokenizers
@@ -124,6 +121,7 @@ class App:
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._observation = Observation(config, self.core, self.metrics, clock)
+        self._max_connections = allowed_connections(config.listen.max_connections)
         self._grpc = self._build_grpc()
         kubernetes = config.pool.kubernetes
         self.metrics.registry.register(
@@ -135,10 +133,9 @@ class App:
                 saturation=self._shedding.saturation,
             )
         )
-        self._first_tokens = FirstTokenReceiver(self.core.outcomes)
         self.metrics.add_receiver("access-log", self._grpc.access_log)
-        self.metrics.add_receiver("first-token", self._first_tokens)
-        self._runner: web.AppRunner | None = None
+        self._first_tokens = self._build_first_tokens()
+        self._http: HttpServer | None = None
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
     def _build_core(self, hasher: BlockHasher, counter: EstimateCounter) -> Core:
@@ -172,7 +169,17 @@ class App:
             self._source,
             observation=self._observation,
             clock=self._clock,
+            max_connections=self._max_connections,
         )
+
+    def _build_first_tokens(self) -> FirstTokenReceiver:
+        receiver = FirstTokenReceiver(
+            self.core.outcomes,
+            max_connections=self._max_connections,
+            on_refused=self.metrics.connections_refused.labels("first_token").inc,
+        )
+        self.metrics.add_receiver("first-token", receiver)
+        return receiver
 
     def _build_cluster(self, source: str) -> ClusterFeed | None:
         settings = self._config.pool.kubernetes
@@ -320,13 +327,13 @@ class App:
             decision=self.core.recent.get,
             verdict=self._recorder.verdict if self._config.records.folder else None,
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        host, port = split_address(self._config.listen.http)
-        tls = http_context(self._config.listen.http_tls, self._base, self._source)
-        site = web.SockSite(self._runner, listening_socket(host, port), ssl_context=tls)
-        await site.start()
-        self.http_address = join_address(host, self._runner.addresses[0][1])
+        self._http = HttpServer(
+            app,
+            tls=http_context(self._config.listen.http_tls, self._base, self._source),
+            max_connections=self._max_connections,
+            on_refused=self.metrics.connections_refused.labels("http").inc,
+        )
+        self.http_address = await self._http.start(self._config.listen.http)
         self.grpc_address = await self._grpc.start()
         self.health_address = self._grpc.health_address
         if self._config.listen.first_token:
@@ -369,7 +376,7 @@ class App:
         await self._first_tokens.stop()
         self.core.outcomes.close()
         await self.tasks.stop_all()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.stop()
         self._tokenizers.close()
         self._recorder.close()

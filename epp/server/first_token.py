@@ -5,7 +5,8 @@ request and a web framework costs ten times what it says. It listens on loopback
 for Envoy alone: whoever reaches it could release the tokens of a decision whose id it knows.
 
 Rules: every request is answered 204 and at once, whether or not anybody knows the decision; a request that is
-no such call is answered 404; a connection that speaks no HTTP, or sends a body or too long a head, is closed.
+no such call is answered 404; a connection that speaks no HTTP, sends a body or too long a head, or is silent
+for long, is closed.
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from epp.config.address import UNIX, join_address, split_address
+from epp.config.listen import MAX_CONNECTIONS
+from epp.server.sockets import listening_sockets, unix_socket
 from epp.server.sparse_log import SparseLog
+from epp.server.watched import watching
 
 if TYPE_CHECKING:
+    import socket
     import ssl
+    from collections.abc import Callable, Sequence
 
+    from epp.server.accepting import Acceptor
     from epp.server.report import Reports
+    from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 8192
 MAX_ID_BYTES = 128
-_SOCKET_MODE = 0o660
+#: Connections that the system holds ready; an Envoy opens eight.
+_BACKLOG = 128
 
 _NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -43,6 +51,8 @@ class FirstTokenReceiver:
 
     Args:
         reports: told of each.
+        max_connections: at once; those beyond are closed as they come.
+        on_refused: told of each of those.
 
     Attributes:
         received: calls taken.
@@ -51,10 +61,16 @@ class FirstTokenReceiver:
         port: where it listens, once started on TCP.
     """
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reports = reports
-        self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._max_connections, self._on_refused = max_connections, on_refused
+        self._acceptor: Acceptor[Watched] | None = None
         self._logger = SparseLog(log)
         self.received = 0
         self.malformed = 0
@@ -67,9 +83,9 @@ class FirstTokenReceiver:
         Raises:
             OSError: the address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port, ssl=tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        bound = listening_sockets(host, port, backlog=_BACKLOG)
+        self.port = bound[0].getsockname()[1]
+        self._take(bound, tls)
 
     async def start_unix(self, path: str, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a Unix socket, for this user and group; a socket that a dead process left there goes.
@@ -77,9 +93,18 @@ class FirstTokenReceiver:
         Raises:
             OSError: the path cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), path, ssl=tls)
-        _restrict(Path(path))
+        self._take([unix_socket(path, backlog=_BACKLOG)], tls)
+
+    def _take(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
+        self._acceptor = watching(
+            lambda: _Connection(self),
+            most=self._max_connections,
+            tls=tls,
+            lines=self._logger,
+            on_refused=self._on_refused,
+        )
+        for bound in sockets:
+            self._acceptor.listen(bound)
 
     async def listen(self, where: str, tls: ssl.SSLContext | None = None) -> str:
         """Listen on ``host:port`` or ``unix:/path``; returns the same with the port that the system chose.
@@ -97,21 +122,13 @@ class FirstTokenReceiver:
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
-        server, self._server = self._server, None
-        if server is None:
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is None:
             return
-        server.close()
-        for connection in list(self._connections):
+        acceptor.close()
+        for connection in list(acceptor.open):
             connection.abort()
-        await server.wait_closed()
-
-    def opened(self, connection: _Connection) -> None:
-        """A connection began."""
-        self._connections.add(connection)
-
-    def closed(self, connection: _Connection) -> None:
-        """A connection ended."""
-        self._connections.discard(connection)
+        await asyncio.sleep(0)  # they are closed in the loop's next turn
 
     def answer(self, head: bytes) -> bytes | None:
         """The answer to a request's head; None to give up the connection."""
@@ -145,11 +162,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A stream's, by how the listener was made; uvloop's are of no such class.
         self._transport = cast("asyncio.Transport", transport)
-        self._receiver.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended changes nothing
         self._transport = None
-        self._receiver.closed(self)
 
     def data_received(self, data: bytes) -> None:
         *heads, self._pending = (self._pending + data).split(_END_OF_HEAD)
@@ -170,7 +185,3 @@ class _Connection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
-
-
-def _restrict(socket: Path) -> None:
-    socket.chmod(_SOCKET_MODE)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.server.accepting import allowed_connections
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.health import HealthNames, HealthState
@@ -65,6 +64,7 @@ class GrpcServer:
         source: name of the configuration file, for errors.
         observation: what is seen of responses.
         clock: the time.
+        max_connections: to each listener at once; those beyond are closed as they come.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -80,6 +80,7 @@ class GrpcServer:
         *,
         observation: Observation,
         clock: Clock,
+        max_connections: int,
     ) -> None:
         self._logger = SparseLog(logging.getLogger(__name__), clock.mono_s)
         self._config, self._core, self._metrics = config, core, metrics
@@ -88,7 +89,7 @@ class GrpcServer:
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
-        self._max_connections = allowed_connections(config.listen.max_connections)
+        self._max_connections = max_connections
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = config.listen.max_send_bytes or longest
         self._bodies = BodyBudget(
@@ -151,7 +152,7 @@ class GrpcServer:
             room=self._bodies,
             log=self._logger,
             max_connections=self._max_connections,
-            on_refused=self._metrics.connections_refused.inc,
+            on_refused=self._metrics.connections_refused.labels("grpc").inc,
         )
 
     async def set_serving(self, *, serving: bool) -> None:

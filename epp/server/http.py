@@ -1,27 +1,38 @@
 """The HTTP face: /metrics, probes, the table behind a decision, and what evaluators say of its answer.
 
-Listens where configured, on loopback by default.
+Listens where configured, on loopback by default. Every route answers at once; so many connections as the gRPC
+listeners may have, and none that is silent for long.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
+from epp.config.address import join_address, split_address
 from epp.decide.records import to_record
 from epp.decide.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.server.metrics_page import CONTENT_TYPE, page
+from epp.server.sockets import listening_socket
+from epp.server.sparse_log import SparseLog
+from epp.server.watched import watching
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from prometheus_client import CollectorRegistry
 
     from epp.decide.records import Decision
     from epp.decide.verdicts import Verdict
+    from epp.server.accepting import Acceptor
+    from epp.server.watched import Watched
+
+log = logging.getLogger(__name__)
 
 
 def build_app(
@@ -77,3 +88,53 @@ def build_app(
         ]
     )
     return app
+
+
+class HttpServer:
+    """The listener of an application's routes.
+
+    Args:
+        app: the routes.
+        tls: for connections, None for plaintext.
+        max_connections: at once; those beyond are closed as they come.
+        on_refused: told of each of those.
+    """
+
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        tls: ssl.SSLContext | None,
+        max_connections: int,
+        on_refused: Callable[[], None],
+    ) -> None:
+        self._runner = web.AppRunner(app, access_log=None)
+        self._tls, self._max_connections, self._on_refused = tls, max_connections, on_refused
+        self._acceptor: Acceptor[Watched] | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen; the address with the port that it really has.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        await self._runner.setup()
+        speaks = self._runner.server
+        assert speaks is not None  # noqa: S101  # it was set up
+        host, port = split_address(address)
+        bound = listening_socket(host, port)
+        self._acceptor = watching(
+            speaks,
+            most=self._max_connections,
+            tls=self._tls,
+            lines=SparseLog(log),
+            on_refused=self._on_refused,
+        )
+        self._acceptor.listen(bound)
+        return join_address(host, bound.getsockname()[1])
+
+    async def stop(self) -> None:
+        """Take no more connections; end the open ones once they have their answers."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await self._runner.cleanup()

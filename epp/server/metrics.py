@@ -94,10 +94,14 @@ class Metrics:
             registry=registry,
         )
         self.connections_refused = Counter(
-            "epp_grpc_connections_refused",
-            "Connections to the gRPC listeners closed as they came: listen.max_connections were open.",
+            "epp_connections_refused",
+            "Connections closed as they came, because listen.max_connections were open to the listener: grpc "
+            "(listen.health is one), http or first_token.",
+            ("listener",),
             registry=registry,
         )
+        for listener in ("grpc", "http", "first_token"):
+            self.connections_refused.labels(listener)
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )

@@ -1,10 +1,15 @@
-"""Listening sockets of the HTTP side and of the picker's own gRPC transport; grpcio opens its own."""
+"""Listening sockets of all of the picker's listeners but grpcio's, which opens its own."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import stat
+from pathlib import Path
 
-from epp.config.address import join_address
+from epp.config.address import UNIX, join_address
+
+_UNIX_MODE = 0o660
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -23,6 +28,26 @@ def listening_sockets(host: str, port: int, *, backlog: int) -> list[socket.sock
         OSError: one of them cannot be bound.
     """
     return _listening(host, port, at_most=None, backlog=backlog)
+
+
+def unix_socket(path: str, *, backlog: int) -> socket.socket:
+    """A Unix socket for this user and group; a socket that a dead process left there goes.
+
+    Raises:
+        OSError: the path cannot be bound.
+    """
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(Path(path).stat().st_mode):
+                Path(path).unlink()
+        bound.bind(path)
+        Path(path).chmod(_UNIX_MODE)  # before it listens: nobody has come yet
+        bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, f"cannot listen on {UNIX}{path}: {error}") from error
+    return bound
 
 
 def _listening(host: str, port: int, *, at_most: int | None, backlog: int) -> list[socket.socket]:

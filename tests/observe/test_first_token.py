@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
@@ -12,7 +14,7 @@ import uvloop
 from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from epp.server.report import Report
@@ -134,10 +136,18 @@ def test_uvloop_serves_as_well() -> None:
     uvloop.run(check())
 
 
-async def test_unix_socket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_unix_socket(tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    run(over_unix(tmp_path))
+
+
+async def over_unix(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))  # what a process that died leaves there
     sink = Sink()
     receiver = FirstTokenReceiver(sink)
     await receiver.start_unix(str(tmp_path / "s"))
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
     writer.write(call("a"))
     assert await reader.readexactly(len(OK)) == OK

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECK = b"/grpc.health.v1.Health/Check"
-REFUSED = "epp_grpc_connections_refused_total"
+REFUSED = 'epp_connections_refused_total{listener="grpc"}'
 
 
 async def answered(peer: RawPeer) -> bool:
@@ -127,11 +127,11 @@ def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -
     limits = [(1024, 20_000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    assert allowed_connections(200) == 200
-    assert allowed_connections(4096) == 256
+    assert allowed_connections(100) == 100
+    assert allowed_connections(4096) == 128
     allow_files()
     assert limits[-1] == (20_000, 20_000)
-    assert allowed_connections(4096) == 4096
+    assert allowed_connections(4096) == 2500
     limits.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     allow_files()
     assert limits[-1] == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)

@@ -1,0 +1,139 @@
+"""How many connections the listeners for metrics and first tokens take, on real sockets, and how long silent ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.config.load import parse_config
+from epp.server.app import App
+from epp.server.clock import SystemClock
+from epp.server.metrics_page import page
+from epp.server.watched import SILENT_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+ASKED = {
+    "http": b"GET /livez HTTP/1.1\r\nhost: picker\r\n\r\n",
+    "first_token": b"POST /first-token/one HTTP/1.1\r\nhost: picker\r\n\r\n",
+}
+BOTH = pytest.mark.parametrize("listener", list(ASKED))
+MOST = 3
+
+
+class Clock:
+    """The loop's time, which a test moves on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> None:
+        self.later_s = 0.0
+        patch.setattr(loop, "time", lambda: time.monotonic() + self.later_s)
+
+
+@dataclass
+class Peer:
+    """One connection to a listener."""
+
+    listener: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def connect(cls, app: App, listener: str) -> Peer:
+        address = app.http_address if listener == "http" else app.first_token_address
+        host, _, port = address.rpartition(":")
+        return cls(listener, *await asyncio.open_connection(host, int(port)))
+
+    async def answered(self, text: bytes = b"") -> bool:
+        """Whether a request is, False when the other side hangs up instead."""
+        self.writer.write(text or ASKED[self.listener])
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            if b"Content-Length: 3" in head:
+                await self.reader.readexactly(3)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False
+        return head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 204"))
+
+    async def ended(self) -> bool:
+        """Wait until the other side has hung up."""
+        try:
+            async with asyncio.timeout(30):
+                return await self.reader.read() == b""
+        except ConnectionError:
+            return True
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    any_port = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
+    config = {"listen": {**any_port, "max_connections": MOST}, "records": {"folder": "records"}}
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    await app.start()
+    yield app
+    await app.stop(0.0)
+
+
+@BOTH
+async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those_that_go(
+    app: App, listener: str
+) -> None:
+    inside = [await Peer.connect(app, listener) for _ in range(MOST)]
+    for peer in inside[1:]:  # the first says nothing
+        assert await peer.answered()
+    for _ in range(5):
+        outside = await Peer.connect(app, listener)
+        assert await outside.ended()
+        await outside.close()
+    text = (await page(app.metrics.registry)).decode()
+    assert f'epp_connections_refused_total{{listener="{listener}"}} 5.0' in text
+    assert all([await peer.answered() for peer in inside])
+    await inside.pop().close()
+    while not await (late := await Peer.connect(app, listener)).answered():
+        await late.close()
+    for peer in (*inside, late):
+        await peer.close()
+
+
+@BOTH
+async def test_silent_connections_are_closed_and_make_room(
+    app: App, listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(asyncio.get_running_loop(), monkeypatch)
+    spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(MOST)]
+    assert await spoken.answered()
+    unfinished.writer.write(ASKED[listener][:20])
+    for _ in range(3):  # who speaks within the time is left alone
+        clock.later_s += 0.7 * SILENT_S
+        assert await spoken.answered()
+    for silent in (mute, unfinished):
+        assert await silent.ended()
+    clock.later_s += 1.1 * SILENT_S
+    assert await spoken.ended()
+    late = await Peer.connect(app, listener)
+    assert await late.answered()
+    for peer in (spoken, unfinished, mute, late):
+        await peer.close()
+
+
+async def test_a_body_that_never_comes_holds_no_connection(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(asyncio.get_running_loop(), monkeypatch)
+    peer = await Peer.connect(app, "http")
+    peer.writer.write(b"POST /decisions/one/feedback HTTP/1.1\r\nhost: picker\r\ncontent-length: 9\r\n\r\n{")
+    other = await Peer.connect(app, "http")
+    for _ in range(2):
+        assert await other.answered()
+        clock.later_s += 0.9 * SILENT_S
+    assert await peer.ended()
+    for each in (peer, other):
+        await each.close()
