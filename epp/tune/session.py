@@ -85,7 +85,9 @@ class Session:
         self.resume(now_wall_s)
 
     def load(self, now_wall_s: float) -> None:
-        """The first half of `open`: the state as it was left, which has not heard yet what time it is.
+        """The first half of a start: the state as it was left, which has not heard yet what time it is.
+
+        What other settings and bounds ask for is done here already: what came meanwhile is judged by them.
 
         Raises:
             OSError: the weights file cannot be read, or not be put aside where it says nothing.
@@ -102,6 +104,7 @@ class Session:
             return
         self.state = found
         self._audit.write(now_wall_s, "resume", policy=self.policy, phase=found.phase)
+        self._do(machine.settle(found, self.rules, now_wall_s))
 
     def resume(self, now_wall_s: float) -> None:
         """The second half: what was perhaps not done, under what is configured now."""

@@ -103,6 +103,14 @@ def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]
     return run.state, run.actions
 
 
+def settle(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
+    """What other rules ask of a persisted state: before anything is judged by them, and without judging."""
+    run = Run(copied(state), rules, now_wall_s)
+    resettle(run)
+    refit(run)
+    return run.state, run.actions
+
+
 def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
     """After a start with a persisted state: what was perhaps not done, and what other rules ask for."""
     run = Run(copied(state), rules, now_wall_s)

@@ -65,6 +65,8 @@ def resettle(run: Run) -> None:
     """Evidence was gathered by the settings of before: end what it does not fit any more."""
     state, before = run.state, run.state.settings
     state.settings = msgspec.to_builtins(run.settings)
+    # A ramp that has fewer steps by now: on the last of them.
+    state.stage = min(state.stage, len(run.settings.stages.ramp_shares))
     if not before:
         return
     _other_blocks(run, before.get("stages", {}).get("block_s", run.settings.stages.block_s))

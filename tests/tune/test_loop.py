@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from epp.tune import feed
@@ -15,7 +16,7 @@ from epp.tune.lock import STALE_S
 from epp.tune.places import Places
 from epp.tuner.plan import Switchback, parse_plan
 from tests.kit.beats import Beats
-from tests.kit.tunework import BAD, GOOD, STARTING, World
+from tests.kit.tunework import BAD, GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +112,34 @@ def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
     assert world.state.phase == "switchback"
     assert found.late == before.late
     assert found.units == before.units
+
+
+def test_what_came_while_no_tuner_ran_is_not_judged_by_another_goal(tmp_path: Path) -> None:
+    stages = msgspec.structs.replace(QUICK.stages, baseline_s=200.0, lease_s=300.0)
+    world = World(tmp_path, [GOOD], msgspec.structs.replace(QUICK, stages=stages))
+    world.start()
+    world.until("switchback")
+    world.run(20)
+    world.die()
+    world.run(250)  # enough for a promotion, as far as TTFT goes
+    goal = msgspec.structs.replace(world.settings.goal, measure="felt")
+    world.settings = msgspec.structs.replace(world.settings, goal=goal)
+    world.start()
+    assert (world.state.phase, world.state.candidate) == ("baseline", None)
+    assert "the goal has changed (measure)" in world.state.reason
+    assert [change.how for change in world.state.history] == ["start"]
+
+
+def test_fewer_steps_of_a_ramp_do_not_keep_a_tuner_from_starting(tmp_path: Path) -> None:
+    world = World(tmp_path, [GOOD])
+    world.start()
+    world.until("ramp")
+    world.die()
+    world.run(90, traffic=False)  # beyond the lease
+    stages = msgspec.structs.replace(QUICK.stages, ramp_shares=())
+    world.settings = msgspec.structs.replace(QUICK, stages=stages)
+    world.start()
+    world.until("switchback")
 
 
 def test_no_traffic_for_hours_writes_nothing_bad_and_keeps_the_state(world: World) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.plan import Split, parse_plan, render_plan
 from epp.tuner.settings import Goal, TunerSettings
 from epp.tuner.state import Freeze, RollBack, Rules
+from epp.tuner.status import status
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect
 
 if TYPE_CHECKING:
@@ -112,6 +113,21 @@ def test_the_same_goal_and_another_promise_end_nothing() -> None:
     pairs = len(world.state.record.units)
     started_again(world, Rules(with_goal(world.settings, promise=0.2), BOUNDS))
     assert (world.state.phase, len(world.state.record.units)) == ("switchback", pairs)
+
+
+@pytest.mark.parametrize("shares", [(0.3,), ()])
+def test_a_ramp_with_fewer_steps_goes_on_from_the_last_of_them(shares: tuple[float, ...]) -> None:
+    world = Deployment(better, [NEW])
+    world.run(lambda w: w.state.stage == 2)
+    world.tick()
+    world.now_wall_s += 3600.0  # the lease is over: a schedule begins anew
+    stages = msgspec.structs.replace(world.settings.stages, ramp_shares=shares)
+    started_again(world, Rules(msgspec.structs.replace(world.settings, stages=stages), BOUNDS))
+    trial = world.plan.trial
+    assert isinstance(trial, Split)
+    assert (world.state.phase, trial.share) == ("ramp", [stages.screen_share, *shares][-1])
+    status(world.state, world.rules.settings)
+    world.run(lambda w: w.state.phase == "switchback")
 
 
 @pytest.mark.parametrize("block_s", [30.0, 60.0])
