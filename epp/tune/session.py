@@ -75,14 +75,16 @@ class Session:
         self.state: State
 
     def open(self, now_wall_s: float) -> None:
-        """Take up where the last tuner was, or begin.
+        """Take up where the last tuner was, or begin; to change it by an operator's word.
+
+        Nothing is judged: what came since that tuner stopped is on file, and nobody has read it.
 
         Raises:
             OSError: the weights file cannot be read, or not be put aside where it says nothing.
             EppError: the memory is there and cannot be read.
         """
         self.load(now_wall_s)
-        self.resume(now_wall_s)
+        self.state.published = ""  # perhaps it never was
 
     def load(self, now_wall_s: float) -> None:
         """The first half of a start: the state as it was left, which has not heard yet what time it is.
