@@ -150,6 +150,7 @@ class Tuner:
             LockLostError: another tuner has taken over.
         """
         self.session.load(self._clock.wall_s())
+        self._look_at_overrides(self._clock.wall_s())  # the backlog is judged by the pins in force
         cursor = cursor_of(self.session.state, self._tell)
         self._feed = SampleFeed(
             self._records,
@@ -226,10 +227,9 @@ class Tuner:
             session.break_schedule()
 
     def _look_at_overrides(self, now_wall_s: float) -> None:
-        if self._overrides is None:
-            return
+        # Not configured any more is as good as gone: pickers do not read it, either.
         try:
-            text = self._disk.read(self._overrides)
+            text = None if self._overrides is None else self._disk.read(self._overrides)
         except OSError as error:
             self._once(f"{self._overrides}: {error}; pins stay as they were")
             return

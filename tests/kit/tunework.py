@@ -153,6 +153,7 @@ class World:
     outcomes: bool = True
     every_s: int = 2
     wall_s: float = START_WALL_S
+    has_overrides: bool = True
     _seconds: int = 0
 
     def __post_init__(self) -> None:
@@ -227,7 +228,7 @@ class World:
             places=self.places,
             disk=self.disk,
             records=self.records,
-            overrides=self.overrides,
+            overrides=self.overrides if self.has_overrides else None,
             bounds=self.book.bounds,
             lock=lock,
             clock=self.clock,

@@ -114,7 +114,10 @@ def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
     assert found.units == before.units
 
 
-def test_what_came_while_no_tuner_ran_is_not_judged_by_another_goal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["goal", "pins"])
+def test_what_came_while_no_tuner_ran_is_not_judged_by_what_is_in_force_no_more(
+    tmp_path: Path, changed: str
+) -> None:
     stages = msgspec.structs.replace(QUICK.stages, baseline_s=200.0, lease_s=300.0)
     world = World(tmp_path, [GOOD], msgspec.structs.replace(QUICK, stages=stages))
     world.start()
@@ -122,11 +125,15 @@ def test_what_came_while_no_tuner_ran_is_not_judged_by_another_goal(tmp_path: Pa
     world.run(20)
     world.die()
     world.run(250)  # enough for a promotion, as far as TTFT goes
-    goal = msgspec.structs.replace(world.settings.goal, measure="felt")
-    world.settings = msgspec.structs.replace(world.settings, goal=goal)
+    if changed == "goal":
+        goal = msgspec.structs.replace(world.settings.goal, measure="felt")
+        world.settings = msgspec.structs.replace(world.settings, goal=goal)
+    else:
+        world.overrides.write_text("weights: {queue_weight: 2.0}\n")
     world.start()
     assert (world.state.phase, world.state.candidate) == ("baseline", None)
-    assert "the goal has changed (measure)" in world.state.reason
+    said = {"goal": "the goal has changed (measure)", "pins": "pinned by the operator: queue_weight"}
+    assert world.state.reason == said[changed]
     assert [change.how for change in world.state.history] == ["start"]
 
 
@@ -225,6 +232,18 @@ def test_pins_end_a_trial_and_unpinned_weights_are_tuned_again(tmp_path: Path) -
     world.overrides.unlink()
     world.run(2)
     assert not world.state.pins
+
+
+def test_pins_of_a_file_that_is_configured_no_more_are_forgotten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.start()
+    world.overrides.write_text("weights: {queue_weight: 2.0}\n")
+    world.run(2)
+    world.die()
+    world.has_overrides = False
+    world.start()
+    assert not world.state.pins
+    assert "pinned by the operator: nothing any more" in world.state.reason
 
 
 def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
