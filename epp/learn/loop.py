@@ -119,6 +119,7 @@ class Loop:
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         self.heart.tick()
         self._look_at_the_clock(now_s, now_wall_s)
+        self.learner.look_at_the_clock(now_wall_s)
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
         self._tell_retreats(now_wall_s)

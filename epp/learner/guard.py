@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 _MODEL = Stamp("guard", "model", 0)
 _LONGEST_HOLD_S = 86_400.0
-#: A request ends, or is given up waiting for, in much less; a clock that goes back by less was corrected.
+#: A request ends, or is given up waiting for, in much less: what is older was served by another picker, whose
+#: records come later. A clock that goes back by less was corrected.
 _BACK_S = 3600.0
 #: Load is the mean of so many blocks, because queues outlast one; after a model's as many do not count.
 _SMOOTH = 5
@@ -93,7 +94,7 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     if logged.other:
         return ""
     if state.newest_wall_s - sample.at_wall_s > _BACK_S:
-        _set_back(state, sample.at_wall_s)
+        return ""  # of another picker, whose files are read after: these blocks are closed
     state.newest_wall_s = max(state.newest_wall_s, sample.at_wall_s)
     # What ends when its block is complete counts in the oldest one that is not: it must not go uncounted for
     # being slow.
@@ -116,10 +117,16 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     return reason
 
 
-def _set_back(state: GuardState, at_wall_s: float) -> None:
-    """The clock was set back: blocks of before are of no time any more; a hold lasts as long as it had."""
-    state.held_until_wall_s -= state.newest_wall_s - at_wall_s
-    state.watch, state.newest_wall_s, state.closed = Watch(), at_wall_s, 0
+def look_at_the_clock(state: GuardState, now_wall_s: float) -> None:
+    """Notice a clock that was set back: blocks of before are of no time any more; a hold is as long as it was.
+
+    Requests do not tell: those of several pickers are read file by file, hours of the one after hours of the
+    other where nobody has read for so long.
+    """
+    if state.newest_wall_s - now_wall_s <= _BACK_S:
+        return
+    state.held_until_wall_s -= state.newest_wall_s - now_wall_s
+    state.watch, state.newest_wall_s, state.closed = Watch(), now_wall_s, 0
 
 
 def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 from epp.learner.coreset import farthest_first, gradients
 from epp.learner.fitting import Origin, fit, hidden_of, inputs_for, targets_of, with_validation
 from epp.learner.gate import Verdict, judge, regret
-from epp.learner.guard import GuardState, rests, take
+from epp.learner.guard import GuardState, look_at_the_clock, rests, take
 from epp.learner.monitors import (
     Bin,
     Frozen,
@@ -181,6 +181,10 @@ class Learner:
             return False
         self.add(logged)
         return True
+
+    def look_at_the_clock(self, now_wall_s: float) -> None:
+        """Tell the time to who goes by that of requests: a clock may have been set back."""
+        look_at_the_clock(self.memory.guard, now_wall_s)
 
     def add(self, logged: Logged) -> None:
         """A request that says something."""

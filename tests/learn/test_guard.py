@@ -11,7 +11,7 @@ import pytest
 
 from epp.learn.status import status_lines
 from epp.learn.store import MemoryStore
-from epp.learner.guard import GuardState, rests, slow_place, take
+from epp.learner.guard import GuardState, look_at_the_clock, rests, slow_place, take
 from epp.learner.rounds import Learner
 from epp.learner.samples import Logged, Sample
 from epp.learner.settings import Data, Guard, LearnerSettings, Network
@@ -125,10 +125,22 @@ def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
     assert fleet.serve(30, learned=False) == ""
     assert fleet.serve(60, learned=True, factor=5.0) != ""
     fleet.now_s -= 86_400.0
+    look_at_the_clock(fleet.state, fleet.now_s)
     assert fleet.serve(30, learned=False) == ""
     assert fleet.state.held_until_wall_s < fleet.now_s + SETTINGS.retry_s
     assert 30 < len(fleet.state.watch.baseline) < 42
     assert fleet.serve(60, learned=True, factor=5.0) != ""
+
+
+def test_hours_of_another_picker_that_are_read_later_are_no_clock_that_was_set_back() -> None:
+    fleet = Fleet()
+    assert fleet.serve(180, learned=False) == ""
+    assert fleet.serve(60, learned=True, factor=5.0) != ""
+    before, ended_s = msgspec.to_builtins(fleet.state), fleet.now_s
+    fleet.now_s = BEGIN_S  # the files of another one, that served the same three hours
+    assert fleet.serve(100, learned=False) == ""
+    look_at_the_clock(fleet.state, ended_s)
+    assert msgspec.to_builtins(fleet.state) == before
 
 
 def test_slow_is_what_one_in_twenty_of_the_heuristics_were() -> None:
@@ -235,6 +247,17 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     lines = status_lines(world.places, RealDisk(), world.clock.wall_s())
     assert any(line.startswith("guard: ") for line in lines)
     assert any("it is the heuristic's turn" in line for line in lines)
+
+
+def test_the_process_tells_the_guard_of_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    world = LearnWorld(tmp_path / "w", msgspec.structs.replace(quick_settings(), promotion="screen"))
+    loop = world.start()
+    guard, now_s = loop.learner.memory.guard, world.clock.wall_s()
+    guard.newest_wall_s, guard.held_until_wall_s = now_s, now_s + 500.0
+    world.clock._offset_s -= 86_400.0
+    loop.tick()
+    assert guard.newest_wall_s == world.clock.wall_s()
+    assert guard.held_until_wall_s == guard.newest_wall_s + 500.0
 
 
 def test_a_simulated_fleet_gets_its_heuristic_back() -> None:
