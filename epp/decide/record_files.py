@@ -7,10 +7,11 @@ The content of a line is no business of this module.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -23,15 +24,28 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-_NAME = re.compile(r"records-\d{8}T\d{6}\.\d{6}Z-\d+-[0-9a-f]{8}\.jsonl(\.zst)?")
+_NAME = re.compile(r"records-(\d{8}T\d{6}\.\d{6}Z)-\d+-[0-9a-f]{8}\.jsonl(\.zst)?")
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
 _READ_BYTES = 1 << 20
 #: What decoding a damaged line may raise: no JSON, text that is no UTF-8, brackets that nest too deep.
 DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def file_name(wall_s: float, *, compressed: bool) -> str:
-    """A name for a new file of this process; names sort by time."""
-    stamp = datetime.fromtimestamp(wall_s, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+def file_name(wall_s: float, *, compressed: bool, after: str = "") -> str:
+    """A name for a new file of this process; names sort by time.
+
+    Args:
+        wall_s: Unix time.
+        compressed: whether it is.
+        after: name of the newest file that is there. The new one follows it, whatever the clock says: one that
+            was set back would have the newest records deleted first, and outcomes read before decisions.
+    """
+    begun, newest = datetime.fromtimestamp(wall_s, UTC), _NAME.fullmatch(after)
+    if newest is not None:
+        with contextlib.suppress(ValueError, OverflowError):  # a stamp that is none, or the last there is
+            last = datetime.strptime(newest[1], _STAMP).replace(tzinfo=UTC)
+            begun = max(begun, last + timedelta(microseconds=1))
+    stamp = begun.strftime(_STAMP)
     return f"records-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl" + (".zst" if compressed else "")
 
 

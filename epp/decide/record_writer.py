@@ -100,7 +100,9 @@ class RecordWriter:
     def _open(self, size: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._make_room(max(size, self._file_bytes))
-        path = self._folder / file_name(time.time(), compressed=self._zstd is not None)
+        there = record_files(self._folder)
+        newest = there[-1].name if there else ""
+        path = self._folder / file_name(time.time(), compressed=self._zstd is not None, after=newest)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, _MODE)
         self.path, self._bytes = path, 0
         with contextlib.suppress(OSError):  # some network file systems know no locks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,28 @@ def test_files_rotate_and_the_oldest_go_when_the_folder_is_full(tmp_path: Path, 
     assert found == list(range(found[0], 400)), "what is left is the end, without a gap"
     assert len(found) > 15
     assert all(next(iter(read_records(path)))["kind"] == "file" for path in record_files(tmp_path))
+
+
+def test_the_oldest_files_go_first_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_900_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    out = writer(tmp_path, max_bytes=5_000)
+    for number in range(200):
+        now_s += -86_400.0 if number == 100 else 1.0
+        out.append(line(number))
+    found = numbers(tmp_path)
+    assert found == list(range(found[0], 200))
+    assert len(found) > 30
+
+
+@pytest.mark.parametrize("stamp", ["99991231T235959.999999Z", "99999999T999999.999999Z"])
+def test_a_name_that_nothing_can_follow_costs_no_records(tmp_path: Path, stamp: str) -> None:
+    (tmp_path / f"records-{stamp}-1-00000000.jsonl").touch()
+    out = writer(tmp_path)
+    out.append(line(0))
+    assert numbers(tmp_path) == [0]
 
 
 def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
