@@ -70,6 +70,7 @@ def ask(
     Raises:
         OSError: the file cannot be read or written.
     """
+    reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
     asked = Asked(secrets.token_hex(8), what, reason, number, at_wall_s)
     with _alone(places):
         disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))

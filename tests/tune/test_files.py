@@ -259,6 +259,12 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
     assert world.state.reason == "by request: no reason given"
 
 
+def test_a_reason_of_any_bytes_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = os.fsdecode(b"Pr\xfcfung")  # as an argument that is no UTF-8 comes in
+    assert epp("tune", "freeze", "--reason", reason, "--config", configured(tmp_path)) == 0
+    assert "by request: Pr?fung" in capsys.readouterr().out
+
+
 def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

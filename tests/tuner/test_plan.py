@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.errors import ConfigError
@@ -51,6 +51,13 @@ def test_a_written_plan_reads_the_same(trial: Split | Switchback | None) -> None
     assert read.trial == trial
     assert read.weights == OLD
     assert render_plan(read) == text
+
+
+@given(reason=st.text(st.characters(codec="utf-8"), max_size=100))
+@example(reason="a line\x85and another")
+def test_whatever_the_reason_says_the_file_can_be_read(reason: str) -> None:
+    read = parse_plan(render_plan(plan(reason=reason)), "weights.yaml", policy="gorgo", bounds=BOUNDS)
+    assert read.reason == reason.replace("\x85", "\n")
 
 
 def test_every_cut_of_the_file_is_refused() -> None:
