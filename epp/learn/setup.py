@@ -17,10 +17,10 @@ from epp.config.strict import decode
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.learn.places import ModelPlaces
-from epp.learner.challenger import POLICY, STARTING
+from epp.learner.challenger import LEARNED, POLICY, STARTING, WEIGHT
 from epp.learner.settings import LearnerSettings
 from epp.policies.registry import create
-from epp.server.files import required_file
+from epp.server.files import read_file, required_file
 from epp.tune.places import Places
 from epp.tune.setup import Setup as TrialSetup
 from epp.tuner.state import Rules
@@ -98,12 +98,15 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     places = ModelPlaces(model or folder / "reward.json")
     promotion = arguments.promotion or settings.promotion
     settings = msgspec.structs.replace(settings, promotion=promotion)
+    weights = arguments.weights or _named(base, config.weights_file)
     if records is not None or promotion == "screen":
-        return Setup(settings, places, folder, None, "models decide as soon as they pass the gate")
+        note = "models decide as soon as they pass the gate"
+        if records is None and config.policy.name == POLICY:
+            note += _but_for(config, weights, source)
+        return Setup(settings, places, folder, None, note)
     if arguments.config is not None and config.policy.name != POLICY:
         note = f"policy {config.policy.name} decides: models are for its shadows"
         return Setup(settings, places, folder, None, note)
-    weights = arguments.weights or _named(base, config.weights_file)
     if weights is None and looking:
         return Setup(settings, places, folder, None, "not looked for: --weights or --config names its file")
     if weights is None:
@@ -131,13 +134,7 @@ def _trial(
     records: Path,
     source: str,
 ) -> TrialSetup:
-    book = WeightBook(
-        policy=POLICY,
-        specs=create(POLICY, {}, source=source).weight_specs,
-        configured=config.policy.weights,
-        bounds=config.policy.bounds,
-        source=source,
-    )
+    book = _book(config, source)
     return TrialSetup(
         policy=POLICY,
         starting=STARTING,
@@ -149,6 +146,35 @@ def _trial(
         config=config,
         config_file=arguments.config,
     )
+
+
+def _book(config: Config, source: str) -> WeightBook:
+    """The learned policy's weights by the configuration alone.
+
+    Raises:
+        ConfigError: they are configured wrongly.
+    """
+    return WeightBook(
+        policy=POLICY,
+        specs=create(POLICY, {}, source=source).weight_specs,
+        configured=config.policy.weights,
+        bounds=config.policy.bounds,
+        source=source,
+    )
+
+
+def _but_for(config: Config, weights: Path | None, source: str) -> str:
+    """What a trial has left that no learner without one takes away; empty where nothing is in the way."""
+    if weights is None:
+        return ""
+    try:
+        book = _book(config, source)
+        book.update("tuner", read_file(weights), str(weights))
+    except (ConfigError, OSError):  # pickers refuse it too, and say so
+        return ""
+    if book.plan.weights.get(WEIGHT, 1.0) >= LEARNED:
+        return ""
+    return f"; but {weights} has {WEIGHT}: 0, of a trial: the heuristic decides until that file is removed"
 
 
 def _named(base: Path, name: str) -> Path | None:

@@ -26,7 +26,8 @@ WEIGHT = "use_model"
 STARTING: Mapping[str, float] = MappingProxyType({WEIGHT: 0.0})
 #: What is tried.
 CHALLENGE: Mapping[str, float] = MappingProxyType({WEIGHT: 1.0})
-_LEARNED = 0.5
+#: From here on the model decides, below it the heuristic.
+LEARNED = 0.5
 
 
 class Challenger:
@@ -54,7 +55,7 @@ class Challenger:
             now_s: monotonic seconds.
         """
         state = self._state
-        if state is None or model is None or state.incumbent.get(WEIGHT, 0.0) >= _LEARNED:
+        if state is None or model is None or state.incumbent.get(WEIGHT, 0.0) >= LEARNED:
             return ""
         if now_s < self._not_before_s:
             return ""

@@ -14,6 +14,7 @@ import pytest
 
 from epp.cli import main
 from epp.config.reward_model import parse_reward_model
+from epp.tuner.plan import Plan, render_plan
 from tests.kit.learning import Recorded
 
 if TYPE_CHECKING:
@@ -77,6 +78,25 @@ def test_what_is_missing_is_named(
     monkeypatch.chdir(tmp_path)
     assert main(["learn", *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("use_model", [0.0, 1.0, None])
+def test_a_trial_of_before_that_keeps_models_from_deciding_is_told(
+    use_model: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "epp.yaml"
+    config.write_text(
+        "policy: {name: lodestar, model_file: reward.json}\nweights_file: weights.yaml\n"
+        "records: {folder: records}\n"
+    )
+    if use_model is not None:
+        content = render_plan(Plan(weights={"use_model": use_model}, policy="lodestar"))
+        (tmp_path / "weights.yaml").write_bytes(content)
+    assert main(["learn", "status", "--config", str(config), "--promotion", "screen"]) == 0
+    said = capsys.readouterr().out
+    assert "no trial: models decide as soon as they pass the gate" in said
+    told = f"{tmp_path / 'weights.yaml'} has use_model: 0, of a trial: the heuristic decides" in said
+    assert told == (use_model == 0.0)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300"])
