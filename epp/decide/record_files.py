@@ -37,8 +37,8 @@ def file_name(wall_s: float, *, compressed: bool, after: str = "") -> str:
     Args:
         wall_s: Unix time.
         compressed: whether it is.
-        after: name of the newest file that is there. The new one follows it, whatever the clock says: one that
-            was set back would have the newest records deleted first, and outcomes read before decisions.
+        after: name of the newest file that is there. The new one follows it, whatever the clock says: where
+            it was set back, the newest records would be deleted first, and outcomes read before decisions.
     """
     begun, newest = datetime.fromtimestamp(wall_s, UTC), _NAME.fullmatch(after)
     if newest is not None:

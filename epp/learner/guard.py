@@ -118,7 +118,7 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
 
 
 def look_at_the_clock(state: GuardState, now_wall_s: float) -> None:
-    """Notice a clock that was set back: blocks of before are of no time any more; a hold is as long as it was.
+    """Notice a clock that was set back: blocks of before are of no time any more; a hold is no longer for it.
 
     Requests do not tell: those of several pickers are read file by file, hours of the one after hours of the
     other where nobody has read for so long.

@@ -187,11 +187,9 @@ def assign(plan: Plan, wall_s: float, session: str) -> Assignment:
 
 def render_plan(plan: Plan) -> bytes:
     """The file's content, version and digest set."""
-    # YAML reads this one character back as another: the digest would not fit, and every reader refuse the file.
+    # YAML reads this character back as another: the digest would not fit, and every reader refuse the file.
     reason = plan.reason.replace("\x85", "\n")
-    plain = msgspec.to_builtins(
-        msgspec.structs.replace(plan, version=PLAN_VERSION, reason=reason, digest="")
-    )
+    plain = msgspec.to_builtins(msgspec.structs.replace(plan, version=PLAN_VERSION, reason=reason, digest=""))
     # The version comes first and the digest last, so that no beginning of the file is a file.
     first = {"version": plain.pop("version")}
     rest = {**plain, "digest": _digest({**first, **plain})}

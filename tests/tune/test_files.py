@@ -24,7 +24,6 @@ from epp.tune.process import StopSignals
 from epp.tune.store import StateStore
 from epp.tuner.plan import parse_plan, render_plan
 from epp.tuner.state import State
-from epp.tuner.verdict import PASS, Verdict
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
@@ -257,28 +256,6 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
     world.run(2)
     assert world.state.phase == "baseline", "neither is done once more"
     assert world.state.reason == "by request: no reason given"
-
-
-def test_a_reason_of_any_bytes_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reason = os.fsdecode(b"Pr\xfcfung")  # as an argument that is no UTF-8 comes in
-    assert epp("tune", "freeze", "--reason", reason, "--config", configured(tmp_path)) == 0
-    assert "by request: Pr?fung" in capsys.readouterr().out
-
-
-def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(tmp_path, [GOOD])
-    world.start()
-    world.until("switchback")
-    world.run(30)
-    world.die()  # with blocks of which some requests have been read
-    monkeypatch.setattr("epp.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast"))
-    assert epp("tune", "freeze", "--reason", "it does harm", "--config", configured(tmp_path)) == 0
-    assert "done, no tuner is running: frozen: by request: it does harm\n" in capsys.readouterr().out
-    world.start()
-    assert (world.state.phase, world.state.incumbent) == ("frozen", STARTING)
-    assert [change.how for change in world.state.history] == ["start"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""Operators' words to a tuner that does not run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from epp.cli import main
+from epp.tuner.verdict import PASS, Verdict
+from tests.kit.tunework import GOOD, STARTING, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def configured(folder: Path) -> str:
+    path = folder / "epp.yaml"
+    path.write_text("policy: {name: gorgo}\nweights_file: weights.yaml\nrecords: {folder: records}\n")
+    return str(path)
+
+
+def test_a_reason_of_any_bytes_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    reason = os.fsdecode(b"Pr\xfcfung")  # as an argument that is no UTF-8 comes in
+    assert main(["tune", "freeze", "--reason", reason, "--config", config]) == 0
+    assert "by request: Pr?fung" in capsys.readouterr().out
+
+
+def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world = configured(tmp_path), World(tmp_path, [GOOD])
+    world.start()
+    world.until("switchback")
+    world.run(30)
+    world.die()  # with blocks of which some requests have been read
+    monkeypatch.setattr("epp.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast"))
+    assert main(["tune", "freeze", "--reason", "it does harm", "--config", config]) == 0
+    assert "done, no tuner is running: frozen: by request: it does harm\n" in capsys.readouterr().out
+    world.start()
+    assert (world.state.phase, world.state.incumbent) == ("frozen", STARTING)
+    assert [change.how for change in world.state.history] == ["start"]
