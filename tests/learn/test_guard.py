@@ -20,7 +20,7 @@ from epp.replay.learned import Learning, run_learned
 from epp.replay.workloads.tool_agent import ToolAgent, generate
 from epp.sim.scenario import parse_fleet
 from epp.tune.disk import RealDisk
-from epp.tuner.settings import Stages, TunerSettings
+from epp.tuner.settings import Goal, Stages, TunerSettings
 from tests.kit.learning import settings_of
 from tests.kit.learnworld import LearnWorld, quick_settings
 from tests.kit.reward_models import linear_model
@@ -141,6 +141,41 @@ def test_hours_of_another_picker_that_are_read_later_are_no_clock_that_was_set_b
     assert fleet.serve(100, learned=False) == ""
     look_at_the_clock(fleet.state, ended_s)
     assert msgspec.to_builtins(fleet.state) == before
+
+
+def retimed(**changes: object) -> LearnerSettings:
+    """Other settings of a trial, by which the guard judges."""
+    if "block_s" in changes:
+        trial = TunerSettings(stages=Stages(**changes))  # type: ignore[arg-type]
+    else:
+        trial = TunerSettings(goal=Goal(**changes))  # type: ignore[arg-type]
+    return msgspec.structs.replace(SETTINGS, trial=trial)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        (retimed(block_s=60.0), True),
+        (retimed(block_s=60.0), False),
+        (retimed(block_s=30.0), True),
+        (retimed(measure="felt"), True),
+    ],
+)
+def test_by_other_settings_it_begins_anew_and_watches_as_before(
+    settings: LearnerSettings, is_told: bool
+) -> None:
+    fleet = Fleet()
+    assert fleet.serve(30, learned=False) == ""
+    assert fleet.serve(60, learned=True, factor=5.0) != ""
+    held_s = fleet.state.held_until_wall_s
+    fleet.settings = settings
+    if not is_told:  # a memory of before that was remembered
+        fleet.state.block_s, fleet.state.measure = 0.0, ""
+    assert fleet.serve(30, learned=True) == "", "compared with nothing that was counted otherwise"
+    assert (fleet.state.held_until_wall_s, fleet.state.retreats) == (held_s, 1)
+    assert fleet.serve(40, learned=False) == ""
+    assert fleet.serve(60, learned=True) == ""
+    assert fleet.serve(60, learned=True, factor=5.0) != ""
 
 
 def test_slow_is_what_one_in_twenty_of_the_heuristics_were() -> None:
