@@ -317,6 +317,7 @@ REFUSALS = [
     ),
     ((APP, "standalone.enabled=true"), "endpoints.from=selector"),
     (("endpoints.from=list", "endpoints.list[0].address=10.0.0.1:80"), "standalone.enabled=true"),
+    ((*STANDALONE, "config.policy.fallbacks=2"), "config.policy.fallbacks"),
     (("inferencePool.create=false",), "inferencePool.name"),
     ((APP, "endpointPickerConfig.kind=EndpointPickerConfig", "config.policy.seed=1"), "epp-settings"),
     ((APP, "replica=2"), "replica"),

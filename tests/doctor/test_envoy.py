@@ -168,6 +168,18 @@ def test_each_mistake_is_found(spoil: Any, words: str, severity: Severity) -> No
     assert found[0].fix
 
 
+def test_a_list_of_endpoints_for_a_cluster_that_reads_one_address_is_found() -> None:
+    dump = Dump()
+    dump.replicas["type"] = "ORIGINAL_DST"
+    report = Report()
+    check_envoy(report, dump.tree, {}, frozenset(), fallbacks=2)
+    [finding] = report.findings
+    assert finding.severity is Severity.ERROR
+    assert "2 fallbacks" in finding.what
+    assert "policy.fallbacks: 0" in finding.fix
+    assert dump.found().findings == []
+
+
 def test_routes_that_do_not_ask_the_picker_are_left_alone() -> None:
     dump = Dump()
     other = {

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 SHARED = "what everybody says first, in the same words, at some length. " * 120
 
 
-async def doctor(serving: Serving, folder: Path, *, envoy: bool = True, **options: Any) -> Report:
-    config = parse_config(json.dumps(CONFIG), "epp.yaml")
+async def doctor(
+    serving: Serving, folder: Path, *, envoy: bool = True, config: dict[str, Any] = CONFIG, **options: Any
+) -> Report:
     specs = parse_pool((folder / "endpoints.yaml").read_bytes(), "endpoints.yaml")
     return await examine(
-        config,
+        parse_config(json.dumps(config), "epp.yaml"),
         specs,
         picker=f"http://{serving.picker.http}",
         envoy_admin=serving.envoy.admin_url if envoy else None,
@@ -85,7 +86,10 @@ async def test_nothing_is_found_on_a_healthy_deployment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
-    [(Variant.ORIGINAL_DST, []), (Variant.FULL_DUPLEX, ["every piece of every answer"])],
+    [
+        (Variant.ORIGINAL_DST, ["takes a single endpoint"]),
+        (Variant.FULL_DUPLEX, ["every piece of every answer"]),
+    ],
 )
 async def test_of_the_other_variants_only_what_is_true_is_said(
     tmp_path: Path, variant: Variant, expected: list[str]
@@ -95,6 +99,17 @@ async def test_of_the_other_variants_only_what_is_true_is_said(
         assert len(report.findings) == len(expected), said(report)
         for words, what in zip(expected, said(report), strict=True):
             assert words in what
+
+
+@pytest.mark.parametrize(("fallbacks", "served"), [(0, 200), (2, 503)])
+async def test_original_dst_serves_picks_of_a_single_endpoint(
+    tmp_path: Path, fallbacks: int, served: int
+) -> None:
+    policy = {"fallbacks": fallbacks}
+    async with Serving(tmp_path, variant=Variant.ORIGINAL_DST, policy=policy) as serving:
+        assert (await serving.chat("hello"))[0] == served
+        report = await doctor(serving, tmp_path, config=CONFIG | {"policy": policy})
+        assert any("takes a single endpoint" in what for what in said(report)) is (served == 503)
 
 
 async def test_short_prompts_with_little_in_common_and_nobody_far(tmp_path: Path) -> None:

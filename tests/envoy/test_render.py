@@ -222,6 +222,20 @@ def test_what_an_older_envoy_does_not_know_is_left_out() -> None:
             assert (field in names((1, minor))) == ((1, minor) >= first), (field, minor)
 
 
+def test_fallbacks_are_refused_where_envoy_takes_one_endpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '10.0.0.1:8000'}]")
+    config = tmp_path / "epp.yaml"
+    arguments = ["envoy", "render", "--config", str(config), "--variant", "original-dst"]
+    config.write_text("")  # the default sends two
+    assert main(arguments) == 2
+    assert f"{config}: policy.fallbacks: " in (told := capsys.readouterr().err)
+    assert "policy: {fallbacks: 0}" in told
+    config.write_text("policy: {fallbacks: 0}")
+    assert main(arguments) == 0
+
+
 @pytest.mark.parametrize("text", ["1", "1.x", "new"])
 def test_a_version_that_is_none_is_told(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from epp.config.kubernetes import Kubernetes
     from epp.config.schema import Config
+    from epp.server.doctor.envoy_tree import Tree
     from epp.server.doctor.network import Far
 
 #: How much of the records is read.
@@ -116,7 +117,10 @@ async def examine(
         if envoy_admin is None:
             report.note("envoy", "no --envoy-admin given, so Envoy was not looked at")
         else:
-            await _envoy(report, http, envoy_admin.rstrip("/"), specs, far)
+            dump = await _envoy(report, http, envoy_admin.rstrip("/"))
+            if dump is not None:
+                check_envoy(report, *dump, frozenset(specs), fallbacks=config.policy.fallbacks)
+                check_windows(report, dump[0], far)
             await _kernel(report, envoy_admin, far, config)
     return report
 
@@ -224,13 +228,8 @@ async def _kernel(report: Report, admin: str, far: dict[str, Far], config: Confi
     check_kernel(report, far, await read_kernel(hosts), config)
 
 
-async def _envoy(
-    report: Report,
-    http: aiohttp.ClientSession,
-    admin: str,
-    specs: dict[str, EndpointSpec],
-    far: dict[str, Far],
-) -> None:
+async def _envoy(report: Report, http: aiohttp.ClientSession, admin: str) -> tuple[Tree, Tree] | None:
+    """Answers of its admin interface to ``/config_dump`` and ``/clusters``; None when the first is none."""
     dump = await fetch(http, f"{admin}/config_dump?include_eds")
     clusters = await fetch(http, f"{admin}/clusters?format=json")
     config = dump.json()
@@ -242,10 +241,9 @@ async def _envoy(
             "Envoy could not be looked at",
             "give the URL of its admin interface",
         )
-        return
+        return None
     hosts = clusters.json()
-    check_envoy(report, config, hosts if isinstance(hosts, dict) else {}, frozenset(specs))
-    check_windows(report, config, far)
+    return config, hosts if isinstance(hosts, dict) else {}
 
 
 def _as_json(report: Report) -> str:

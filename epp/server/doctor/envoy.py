@@ -56,7 +56,9 @@ class Asked:
         return mode
 
 
-def check_envoy(report: Report, dump: Tree, statuses: Tree, endpoints: frozenset[str]) -> None:
+def check_envoy(
+    report: Report, dump: Tree, statuses: Tree, endpoints: frozenset[str], *, fallbacks: int = 0
+) -> None:
     """All checks of an Envoy.
 
     Args:
@@ -64,6 +66,7 @@ def check_envoy(report: Report, dump: Tree, statuses: Tree, endpoints: frozenset
         dump: answer of ``/config_dump``.
         statuses: answer of ``/clusters?format=json``, empty when there is none.
         endpoints: addresses of the pool.
+        fallbacks: how many further endpoints the picker sends after the picked one.
     """
     clusters = clusters_of(dump)
     asked = _asked(dump)
@@ -87,6 +90,7 @@ def check_envoy(report: Report, dump: Tree, statuses: Tree, endpoints: frozenset
         )
         for name in sorted(targets & clusters.keys()):
             _balancing(report, one, clusters[name])
+            _single(report, clusters[name], fallbacks)
             _breakers(report, clusters[name], "requests in flight to endpoints")
             _hosts(report, name, clusters[name], statuses, endpoints)
         if one.picker in clusters:
@@ -243,6 +247,18 @@ def _balancing(report: Report, asked: Asked, cluster: Tree) -> None:
             f"cluster {cluster['name']} takes the destination from metadata that the picker may not set",
             "what the picker answers has no effect",
             "add envoy.lb to metadata_options.receiving_namespaces.untyped",
+        )
+
+
+def _single(report: Report, cluster: Tree, fallbacks: int) -> None:
+    """ORIGINAL_DST reads one address; a list of them is none, and the request ends there."""
+    if cluster.get("type") == "ORIGINAL_DST" and fallbacks:
+        report.error(
+            "envoy",
+            f"cluster {cluster['name']} takes a single endpoint, and the picker sends {fallbacks} fallbacks"
+            " after its pick",
+            "Envoy finds no address in the list and answers 503, which counts against the endpoints picked",
+            "set policy.fallbacks: 0 and start the picker again",
         )
 
 

@@ -161,6 +161,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq $e.from "list") (not .Values.standalone.enabled) -}}
 {{- fail "endpoints.from=list needs standalone.enabled=true: no gateway sends requests to addresses that are in no pool" -}}
 {{- end -}}
+{{- if and .Values.standalone.enabled (include "gorgo-epp.fromCluster" .) (dig "policy" "fallbacks" 0 .Values.config) -}}
+{{- fail "config.policy.fallbacks: standalone.enabled reaches pods by original-dst, which takes a single endpoint and answers 503 to a list: leave it at 0" -}}
+{{- end -}}
 {{- include "gorgo-epp.checkWorker" (list . "tuner") -}}
 {{- include "gorgo-epp.checkWorker" (list . "learner") -}}
 {{- if and .Values.tuner.enabled .Values.learner.enabled (eq (dig "policy" "name" "" .Values.config) "lodestar") -}}
