@@ -37,6 +37,7 @@ from epp.server.pool import PoolFeed
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
+from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
 from epp.server.tokenizers import load_tokenizers
@@ -317,8 +318,9 @@ class App:
         """Read the watched files, open the listeners, start the background work.
 
         Raises:
-            OSError: an address cannot be bound.
+            ConfigError: an address cannot be bound, or a certificate not be used.
         """
+        listen, source = self._config.listen, self._source
         for file in self._files:
             file.check(first=True)
         app = build_app(
@@ -329,17 +331,18 @@ class App:
         )
         self._http = HttpServer(
             app,
-            tls=http_context(self._config.listen.http_tls, self._base, self._source),
+            tls=http_context(listen.http_tls, self._base, source),
             max_connections=self._max_connections,
             on_refused=self.metrics.connections_refused.labels("http").inc,
         )
-        self.http_address = await self._http.start(self._config.listen.http)
+        with told_of(source, "listen.http", listen.http):
+            self.http_address = await self._http.start(listen.http)
         self.grpc_address = await self._grpc.start()
         self.health_address = self._grpc.health_address
-        if self._config.listen.first_token:
-            tls = http_context(self._config.listen.first_token_tls, self._base, self._source)
-            where = self._config.listen.first_token
-            self.first_token_address = await self._first_tokens.listen(where, tls)
+        if listen.first_token:
+            tls = http_context(listen.first_token_tls, self._base, source)
+            with told_of(source, "listen.first_token", listen.first_token):
+                self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch(self._files))
         self.tasks.start("resolve names", self.core.resolver.run())
         if self._relays.resolver.any_names:

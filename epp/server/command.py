@@ -136,7 +136,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
             they are open.
 
     Raises:
-        ConfigError: a listener's address cannot be used.
+        ConfigError: a listener's address cannot be used, or the ready file not be written.
     """
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -148,20 +148,14 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
         loop.add_signal_handler(number, on_signal)
     try:
         await app.start()
-    except OSError as error:
+        # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
+        gc.collect()
+        gc.freeze()
+        if ready_file is not None:
+            _write_ready(ready_file, app)
+    except ConfigError:
         await app.stop(0.0)
-        raise ConfigError("listen", "", str(error), "is another picker running?") from error
-    # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
-    gc.collect()
-    gc.freeze()
-    if ready_file is not None:
-        addresses = {
-            "grpc": app.grpc_address,
-            "http": app.http_address,
-            "first_token": app.first_token_address,
-            "health": app.health_address,
-        }
-        replace_file(ready_file, json.dumps(addresses).encode())
+        raise
     await stop.wait()
     log.info("draining; a second signal stops at once")
     draining = asyncio.ensure_future(app.stop())
@@ -174,3 +168,19 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
     draining.cancel()
     await asyncio.gather(draining, return_exceptions=True)
     await app.stop(0.0)
+
+
+def _write_ready(file: Path, app: App) -> None:
+    addresses = {
+        "grpc": app.grpc_address,
+        "http": app.http_address,
+        "first_token": app.first_token_address,
+        "health": app.health_address,
+    }
+    try:
+        replace_file(file, json.dumps(addresses).encode())
+    except OSError as error:
+        why = f"{file} cannot be written: {error.strerror}"
+        raise ConfigError(
+            "command line", "--ready-file", why, "name a file in a folder that is there"
+        ) from error

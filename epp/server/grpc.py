@@ -21,6 +21,7 @@ from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.rpc_server import RpcServer
 from epp.server.services import Services
+from epp.server.sockets import told_of
 from epp.server.sparse_log import SparseLog
 from epp.server.tls import grpc_credentials, rpc_context
 
@@ -83,7 +84,7 @@ class GrpcServer:
         max_connections: int,
     ) -> None:
         self._logger = SparseLog(logging.getLogger(__name__), clock.mono_s)
-        self._config, self._core, self._metrics = config, core, metrics
+        self._config, self._core, self._metrics, self._source = config, core, metrics, source
         self._protocol = ProtocolMetrics()
         metrics.registry.register(FamilyCollector(self._protocol.families()))
         self._sampler, self._leases = observation.sampler, observation.leases
@@ -121,13 +122,15 @@ class GrpcServer:
         """Open the listener; its address with the port that it really has.
 
         Raises:
-            OSError: the address cannot be bound.
+            ConfigError: an address cannot be bound.
         """
         listen = self._config.listen
-        bound = await self._listener.start(listen.grpc)
+        with told_of(self._source, "listen.grpc", listen.grpc):
+            bound = await self._listener.start(listen.grpc)
         self._started = True
         if listen.health:
-            self.health_address = await self._health_listener.start(listen.health)
+            with told_of(self._source, "listen.health", listen.health):
+                self.health_address = await self._health_listener.start(listen.health)
         return bound
 
     def _listen(self, services: Services, tls: ServerTls | None, base: Path, source: str) -> Listener:

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, join_address
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _UNIX_MODE = 0o660
+_FIXES = {
+    errno.EADDRNOTAVAIL: "no address of this machine; 0.0.0.0 or [::] listens on all that it has",
+    errno.EACCES: "ports below 1024 want rights that this process lacks; write a higher one",
+}
+_FIX = "is another picker running? stop it, or write another address"
+
+
+@contextlib.contextmanager
+def told_of(source: str, key: str, address: str) -> Iterator[None]:
+    """Has what cannot be listened on told by the file and key that say so.
+
+    Args:
+        source: name of the configuration file.
+        key: its key, e.g. ``listen.grpc``.
+        address: what the key says.
+
+    Raises:
+        ConfigError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        first = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        # Of what the system refuses its own words; a resolver's numbers are negative, and grpc has none.
+        number = first.errno or 0
+        why = os.strerror(number) if number > 0 else first.strerror or str(first)
+        fix = _FIXES.get(number, _FIX)
+        raise ConfigError(source, key, f"cannot listen on {address}: {why}", fix) from error
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -68,5 +103,7 @@ def _listening(host: str, port: int, *, at_most: int | None, backlog: int) -> li
     except OSError as error:
         for bound in opened:
             bound.close()
-        raise OSError(error.errno, f"cannot listen on {join_address(host, port)}: {error}") from error
+        raise OSError(
+            error.errno, f"cannot listen on {join_address(host, port)}: {error.strerror}"
+        ) from error
     return opened

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.envoy.settings import TlsFiles, Variant
-from epp.errors import EppError
+from epp.errors import ConfigError, EppError
+from epp.server.sockets import listening_socket, told_of
 from tests.kit.certificates import self_signed
 from tests.kit.picker import CHAT, CONFIG, PickerProcess, Serving
 from tests.kit.replicas import MODEL, QUICK, quick_config
@@ -78,11 +82,33 @@ async def test_the_grpc_side_speaks_tls_when_configured(tmp_path: Path) -> None:
             await health(serving.picker.grpc)
 
 
-async def test_two_pickers_on_one_port_are_told_in_words(tmp_path: Path) -> None:
-    async with Serving(tmp_path, replicas=[quick_config("a")]) as serving:
-        other = tmp_path / "other"
-        other.mkdir()
-        (other / "endpoints.yaml").write_text("endpoints: []")
-        second = PickerProcess(other, listen={"grpc": "127.0.0.1:0", "http": serving.picker.http})
-        with pytest.raises(EppError, match="is another picker running"):
+@pytest.mark.parametrize("key", ["grpc", "http", "first_token", "health"])
+async def test_a_port_that_is_taken_is_told_by_file_and_key(tmp_path: Path, key: str) -> None:
+    with listening_socket("127.0.0.1", 0) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+        second = PickerProcess(tmp_path, listen={**CONFIG["listen"], key: address})
+        with pytest.raises(EppError, match="is another picker running") as caught:
             await second.start()
+    assert f"{tmp_path / 'epp.yaml'}: listen.{key}: cannot listen on {address}: " in str(caught.value)
+
+
+def test_an_address_of_another_machine_has_its_own_advice() -> None:
+    with pytest.raises(ConfigError) as caught, told_of("epp.yaml", "listen.grpc", "192.0.2.1:9002"):
+        listening_socket("192.0.2.1", 9002)
+    assert str(caught.value) == (
+        "epp.yaml: listen.grpc: cannot listen on 192.0.2.1:9002: Cannot assign requested address"
+        " (no address of this machine; 0.0.0.0 or [::] listens on all that it has)"
+    )
+
+
+def test_a_ready_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "epp.yaml").write_text(json.dumps(CONFIG))
+    ready = tmp_path / "absent" / "ready.json"
+    command = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "epp.yaml")]
+    result = subprocess.run(
+        [*command, "--ready-file", str(ready)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert result.returncode == 2
+    assert f"epp: command line: --ready-file: {ready} cannot be written" in result.stderr
+    assert "Traceback" not in result.stderr
