@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import isfinite, isnan
 from typing import TYPE_CHECKING
 
+from rich.bar import Bar
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -107,9 +108,11 @@ def live_table(state: LiveState) -> RenderableType:
         title=f"{state.title}: {state.done}{planned} answered, {state.in_flight} in flight",
         title_justify="left",
     )
-    table.add_column("region")
-    for heading in ("requests", "share", "", "TTFT p50", "TTFT p95", "E2E p50", "E2E p95", "cached"):
-        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
+    # In 80 columns, a terminal's usual width, the bar gives way and no figure does.
+    table.add_column("region", no_wrap=True)
+    for heading in ("reqs", "share", "", "TTFT\np50", "TTFT\np95", "E2E\np50", "E2E\np95", "cached"):
+        bar = heading == ""
+        table.add_column(heading, justify="right", no_wrap=not bar, max_width=_BAR_CELLS if bar else None)
     served = sum(place.requests for place in state.places.values())
     for name, place in state.places.items():
         share = place.requests / served if served else 0.0
@@ -135,12 +138,12 @@ def _merged(places: Iterable[_Place]) -> _Place:
     return total
 
 
-def _place_cells(place: _Place, share: float) -> list[str]:
+def _place_cells(place: _Place, share: float) -> list[RenderableType]:
     cached = place.cached_tokens / place.prompt_tokens if place.prompt_tokens else float("nan")
     return [
         str(place.requests),
         _share(share),
-        "█" * round(share * _BAR_CELLS),
+        Bar(1.0, 0.0, share),
         *(_ms(percentile(values, q)) for values in (place.ttft_ms, place.e2e_ms) for q in (50, 95)),
         _share(cached),
     ]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def shown(renderable: RenderableType) -> str:
+def shown(renderable: RenderableType, width: int = 140) -> str:
     out = io.StringIO()
-    Console(file=out, width=140, color_system=None).print(renderable)
+    Console(file=out, width=width, color_system=None).print(renderable)
     return out.getvalue()
 
 
@@ -47,6 +47,17 @@ def test_the_live_table_counts_and_shares() -> None:
     assert "4" in line(text, "all")
     assert "decision cost 150 us p50" in text
     assert "1 failed, last: HTTP 503: no room" in text
+
+
+def test_the_live_table_is_whole_in_a_terminal_of_80_columns() -> None:
+    live = state()
+    for index, by in enumerate(["a:1", "f:1", "s:1"] * 300):
+        live.result(result(index, 331.0, served_by=by, cached_tokens=750, prompt_tokens=1000))
+    text = shown(live_table(live), width=80)
+    assert "…" not in text
+    for name, share in (("Ashburn", "34 %"), ("Frankfurt", "33 %"), ("Seoul", "33 %"), ("all", "100 %")):
+        assert share in line(text, name)
+        assert line(text, name).count(" ms") + line(text, name).count(" s") == 4
 
 
 def test_an_empty_run_has_a_table_too() -> None:
