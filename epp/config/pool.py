@@ -103,7 +103,7 @@ def parse_pool(text: str | bytes | None, source: str) -> dict[str, EndpointSpec]
             writer that was cut off leaves behind.
     """
     if text is None:
-        raise ConfigError(source, "", "the file is missing")
+        raise ConfigError(source, "", "the file is missing", "deploy/endpoints.example.yaml is one")
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "write 'endpoints: []' for an empty pool")
     pool = decode(text, PoolFile, source)

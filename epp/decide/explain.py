@@ -11,7 +11,7 @@ from urllib.request import urlopen
 from rich.markup import escape
 from rich.table import Table
 
-from epp.decide.feedback_command import reason
+from epp.decide.feedback_command import no_answer, reason
 from epp.decide.record_files import read_records
 from epp.decide.record_query import DEFAULT_FOLDER, number
 from epp.decide.wide_console import wide_console
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _ask(url: str, decision_id: str) -> dict[str, Any]:
     address = f"{url.rstrip('/')}/decisions/{decision_id}"
     if not address.startswith(("http://", "https://")):
-        raise EppError(f"{url} is not an http address")
+        raise EppError(f"{url} is not an http address, e.g. http://{url}")
     try:
         with urlopen(address, timeout=5) as answer:  # noqa: S310  # scheme checked above
             record: dict[str, Any] = json.load(answer)
     except HTTPError as error:
         raise EppError(f"{address}: {reason(error)}") from error
     except (URLError, OSError, ValueError) as error:
-        raise EppError(f"{address}: {error}") from error
+        raise EppError(no_answer(address, error)) from error
     return record
 
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     body = {"correct": arguments.correct, "score": arguments.score, "evaluator": arguments.evaluator}
     address = f"{arguments.url.rstrip('/')}/decisions/{arguments.id}/feedback"
     if not address.startswith(("http://", "https://")):
-        raise EppError(f"{arguments.url} is not an http address")
+        raise EppError(f"{arguments.url} is not an http address, e.g. http://{arguments.url}")
     request = Request(address, json.dumps(body).encode(), {"content-type": "application/json"})  # noqa: S310
     try:
         with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310  # scheme checked above
@@ -43,7 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     except HTTPError as error:
         raise EppError(f"{address}: {reason(error)}") from error
     except (URLError, OSError) as error:
-        raise EppError(f"{address}: {error}") from error
+        raise EppError(no_answer(address, error)) from error
+
+
+def no_answer(address: str, error: Exception) -> str:
+    """What to say where no picker answers, or nothing that is one."""
+    why = error.reason if isinstance(error, URLError) else error
+    words = getattr(why, "strerror", None) or why
+    return f"{address}: {words} (--url is the picker's listen.http; does it run?)"
 
 
 def reason(error: HTTPError) -> str:

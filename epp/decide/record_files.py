@@ -60,7 +60,9 @@ def record_files(place: Path) -> list[Path]:
     try:
         names = os.listdir(place)  # noqa: PTH208  # names are all that is wanted
     except OSError as error:
-        raise EppError(f"{place} is not a folder of records: {error.strerror}") from error
+        raise EppError(
+            f"{place} is not a folder of records: {error.strerror} (name the configuration's records.folder)"
+        ) from error
     return [place / name for name in sorted(names) if _NAME.fullmatch(name)]
 
 

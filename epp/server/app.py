@@ -114,7 +114,7 @@ class App:
             scrape=config.scrape,
             metrics=self.metrics,
             clock=clock,
-            source=config.pool.file,
+            source=str(base / config.pool.file),
             resolver=self.core.resolver,
             relays=config.relays,
         )
@@ -275,9 +275,11 @@ class App:
         for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
             if name:
                 label = "weights" if layer == "tuner" else "overrides"
-                files.append(self._watched(name, self._weights_setter(layer, name, label), label))
+                files.append(
+                    self._watched(name, self._weights_setter(layer, str(self._base / name), label), label)
+                )
         if name := self._config.capability.file:
-            feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, name)
+            feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, str(self._base / name))
             files.append(self._watched(name, feed.content, "capability"))
         return files + self._learning.files(self._base)
 

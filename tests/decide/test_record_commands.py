@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from epp.cli import main
 from epp.decide import explain, record_filter, record_show, record_verify
 from epp.decide.record_files import read_records, record_files
 from epp.decide.record_follow import Follower, Narrator
@@ -18,6 +19,7 @@ from epp.decide.record_schema import decision_of
 from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.policies.gorgo_ms import GorgoMs
+from epp.server.sockets import listening_socket
 from epp.signals.paths import Travelled
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
@@ -158,6 +160,18 @@ def test_explain_with_what_came_of_it(
     assert (record["id"], record["outcome"]["id"]) == ("random-2", "random-2")
     with pytest.raises(EppError, match="no decision 'zzz'"):
         command(explain, "zzz", "--records", folder)
+
+
+@pytest.mark.parametrize("words", [["explain"], ["feedback", "gorgo-3", "--correct"]])
+def test_a_picker_that_does_not_answer_is_told_with_where_to_look(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listening_socket("127.0.0.1", 0) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert main([*words, "--url", f"http://{address}"]) == 2
+    assert "Connection refused (--url is the picker's listen.http; does it run?)" in capsys.readouterr().err
+    assert main([*words, "--url", address]) == 2
+    assert f"{address} is not an http address, e.g. http://{address}" in capsys.readouterr().err
 
 
 def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() -> None:

@@ -157,6 +157,28 @@ def test_an_address_without_http_is_called_so_and_not_a_picker_that_does_not_ans
     assert f"{flag}: 127.0.0.1:9090 is not an http address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("no endpoints known", "pool.file"),
+        ("dead tasks: watch files", "start it again"),
+        ("draining", "after it"),
+    ],
+)
+async def test_what_to_do_follows_from_why_a_picker_is_not_ready(reason: str, fix: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        ready = request.path == "/readyz"
+        return web.Response(status=503 if ready else 200, text=f"{reason}\n" if ready else page())
+
+    site = web.Application()
+    site.router.add_get("/{path}", answer)
+    async with TestServer(site) as server:
+        report = await examine(Config(), {}, picker=str(server.make_url("")), ask=False)
+    [finding] = [finding for finding in report.findings if "is not ready" in finding.what]
+    assert reason in finding.what
+    assert fix in finding.fix
+
+
 async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: Path) -> None:
     """There is no endpoints file then, and none is asked for."""
     file = tmp_path / "epp.yaml"

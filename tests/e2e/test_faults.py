@@ -165,6 +165,7 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
         file.write_text("endpoints: [{address: nonsense}]")
         await picker.until_metric("epp_file_ok", lambda value: value == 0, file="endpoints")
         assert (await serving.chat())[0] == 200, "a broken file keeps the last good pool"
+        assert f"{file}: endpoints[0].address: " in picker.log()
         file.write_text("")
         assert (await serving.chat())[0] == 200, "so does a file cut to nothing"
         file.write_text("endpoints: []")
@@ -193,6 +194,7 @@ async def test_weights_torn_mid_write_keep_the_last_good_values(tmp_path: Path) 
         await picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
         assert await picker.metric("epp_weight", name="network_weight") == 1.5
         assert picker.log().count("weights.yaml:") == 1, "told once, not at every look"
+        assert f"{file}: " in picker.log(), "and where it lies"
         (tmp_path / "overrides.yaml").write_text("weights: {network_weight: 0.75}")
         await picker.until_metric("epp_weight", lambda value: value == 0.75, name="network_weight")
         file.write_text("weights: {decode_weight: 0.5, network_weight: 2.0}")

@@ -192,7 +192,7 @@ async def _picker(report: Report, http: aiohttp.ClientSession, url: str) -> Page
             "picker",
             f"the picker is not ready: {ready.text.strip()}",
             "it is sent no requests where readiness counts",
-            "see the reason",
+            _when_ready(ready.text),
         )
     if ready.skew_s is not None and abs(ready.skew_s) > SKEW_S + ready.skew_error_s:
         report.warning(
@@ -215,6 +215,19 @@ async def _picker(report: Report, http: aiohttp.ClientSession, url: str) -> Page
         )
         return None
     return page
+
+
+def _when_ready(reason: str) -> str:
+    """What to do about a reason of `App.not_ready`."""
+    for words, fix in (
+        ("no endpoints", "list some in pool.file, which it follows; its log says why, if there are some"),
+        ("dead tasks", "its log says what they died of; start it again"),
+        ("draining", "it is about to leave: look at the one that comes after it"),
+        ("rebuilding", "ask again in some seconds"),
+    ):
+        if words in reason:
+            return fix
+    return "do what the reason says; its log tells more"
 
 
 async def _kernel(report: Report, admin: str, far: dict[str, Far], config: Config) -> None:
