@@ -7,6 +7,7 @@ its stream told. Leases never wait for a report: they end with the stream.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.report import Report
     from epp.server.resolve import Resolver
+
+log = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 2.0
 _REMEMBERED = 4096
@@ -227,17 +230,19 @@ class Outcomes:
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
         picked = report.picked[0] if report.picked else ""
         if (report.attempts > 1 or report.relayed) and picked != report.served:
-            self._failed(picked, now_s)
+            self._failed(picked, now_s, "went on to another endpoint")
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
         if slot is None:
             # A relay that was not reached, or broke off: so is the way to the endpoint picked.
             if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
-                self._failed(picked, now_s)
+                self._failed(picked, now_s, report.cause.value)
             return
-        if report.cause in _ENDPOINT_FAILED or report.status >= _SERVER_ERROR:
-            self._failed(report.served, now_s)
+        if report.cause in _ENDPOINT_FAILED:
+            self._failed(report.served, now_s, report.cause.value)
+        elif report.status >= _SERVER_ERROR:
+            self._failed(report.served, now_s, f"status {report.status}")
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
-            fleet.health.success(slot, now_s, "outcome")
+            self._answered(slot, report.served, now_s)
         if report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
@@ -248,15 +253,20 @@ class Outcomes:
         if slot is None or not status:
             return
         if status >= _SERVER_ERROR:
-            self._failed(outcome.where, now_s)
+            self._failed(outcome.where, now_s, f"status {status}")
         elif status < _CLIENT_ERROR and outcome.cause == Cause.COMPLETED.value:
-            fleet.health.success(slot, now_s, "outcome")
+            self._answered(slot, outcome.where, now_s)
 
-    def _failed(self, upstream: str, now_s: float) -> None:
+    def _failed(self, upstream: str, now_s: float, how: str) -> None:
         address = self._resolver.endpoint_of(upstream)
         slot = self._picker.fleet.slot_of(address)
         if slot is not None and self._picker.fleet.health.failure(slot, "outcome", now_s):
             self._metrics.ejections.labels(address).inc()
+            log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
+
+    def _answered(self, slot: int, upstream: str, now_s: float) -> None:
+        if self._picker.fleet.health.success(slot, now_s, "outcome"):
+            log.info("endpoint %s is back", self._resolver.endpoint_of(upstream))
 
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)

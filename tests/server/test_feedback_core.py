@@ -163,18 +163,19 @@ async def test_connections_of_real_requests_tell_what_the_next_one_costs(deploym
 
 
 @pytest.mark.parametrize(
-    ("facts", "ejected"),
+    ("facts", "why"),
     [
-        ({"status": 500}, True),
-        ({"status": 503, "cause": Termination.UPSTREAM_RESET}, True),
-        ({"status": 400}, False),
-        ({"status": 429}, False),
-        ({"status": 0, "cause": Termination.CLIENT_GONE}, False),
+        ({"status": 500}, "status 500"),
+        ({"status": 503, "cause": Termination.UPSTREAM_RESET}, "upstream-reset"),
+        ({"status": 400}, ""),
+        ({"status": 429}, ""),
+        ({"status": 0, "cause": Termination.CLIENT_GONE}, ""),
     ],
 )
 def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
-    deployment: Deployment, facts: dict[str, Any], ejected: bool
+    deployment: Deployment, facts: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "epp.server.outcomes")
     question = {"role": "user", "content": WORDS * 40}
     first = deployment.decide([question])
     slot = deployment.slot(first.endpoint)
@@ -184,7 +185,9 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
         decision = deployment.decide([question])
         if decision.endpoint == first.endpoint:
             deployment.ended(decision, **({} if number % 4 == 0 else facts))
-    assert (deployment.fleet.health.state(slot) is State.EJECTED) is ejected
+    assert (deployment.fleet.health.state(slot) is State.EJECTED) is bool(why)
+    told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
+    assert [record.getMessage() for record in caplog.records] == [told] * bool(why)
 
 
 async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
