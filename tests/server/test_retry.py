@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -127,14 +127,19 @@ def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> Non
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(tried=st.text(max_size=5000), task=st.text(max_size=200))
+@example(tried="", task="stall_weight")
 def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, tried: str, task: str) -> None:
     made = app(tmp_path)
     write(made, tmp_path, CAPABILITY)
     decision = ask(made, x_epp_tried_models=tried, x_epp_task=task).decision
     assert set(decision.request.tried_models) <= {"small", "large"}
     assert decision.request.task == ""
-    record = msgspec.json.encode(to_record(decision)).decode()
-    assert len(task.strip()) < 12 or task.strip() not in record  # shorter ones may be in it by chance
+    told, record, other = (
+        task.strip(),
+        *(msgspec.json.encode(to_record(one)).decode() for one in (decision, ask(made).decision)),
+    )
+    # Short words are in it by chance, and names of its own by right ("stall_weight").
+    assert len(told) < 12 or told not in record or told in other
     assert ask(made).decision.served_model == "large"
 
 
