@@ -65,7 +65,10 @@ class Relays(Section, frozen=True):
         for region, address in self.regions.items():
             if not region or not region.isprintable():
                 raise ValueError(f"{region!r} is not a region's name")
-            port = split_address(address)[1]
+            try:
+                port = split_address(address)[1]
+            except ValueError as error:
+                raise ValueError(f"regions.{region}: {error}") from error
             if not 0 < port <= 65_536 - self.connections:
                 raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
         if self.regions and not (self.ca_file and self.cert_file and self.key_file):

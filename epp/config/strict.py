@@ -18,13 +18,15 @@ from epp.errors import ConfigError
 T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `str`")
-#: What to write where a text stands that is no such value: `100ms`, `32MiB`, `1e6` (a text in YAML), `"yes"`.
+_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
+#: What to write where something else stands: `100ms`, `32MiB`, `1e6` (a text in YAML), `"yes"`, nothing.
 _FIXES = {
     "int": "a whole number in digits, without a unit, e.g. 1000",
     "float": "a number without a unit, e.g. 2.5",
     "bool": "true or false, without quotes",
     "array": "a list, e.g. [a, b]",
+    "object": "keys and values, e.g. {name: value}",
+    "str": 'a text, in quotes where it looks like something else, e.g. "1"',
 }
 _AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
@@ -120,9 +122,13 @@ def _fix(problem: str, kind: type, path: str) -> str:
         return f"one of: {', '.join(words)}" if words else ""
     wrong = _WRONG_TYPE.match(problem)
     wanted = wrong["wanted"].split(" | ") if wrong else []
-    if wrong or problem.startswith("Object"):
-        return next((_FIXES[name] for name in wanted if name in _FIXES), "")
-    return next((str(option.extra["fix"]) for option in _stated(_type_at(kind, path)) if option.extra), "")
+    usual = next((_FIXES[name] for name in wanted if name in _FIXES), "")
+    if "object" in wanted and (known := _fields_at(kind, path)):
+        usual = f"a section: keys under it, or leave it out; known keys: {', '.join(sorted(known))}"
+    if (wrong and wrong["got"] == "str") or problem.startswith("Object"):
+        return usual
+    stated = (str(option.extra["fix"]) for option in _stated(_type_at(kind, path)) if option.extra)
+    return next(stated, usual)
 
 
 def _words(info: msgspec.inspect.Type) -> list[str]:
