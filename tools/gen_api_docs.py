@@ -26,7 +26,8 @@ What the picker reads of each API that engines speak. Every *yes* is a test of i
 TAIL = """
 *parse*: model, prompt and output limit are read; unknown fields are left to the engine. *refuse*: what is not
 this API's gets a 400, and any bytes at all give a request, a pass-through or a 4xx. *error words*: every
-refusal, whatever its status, has the shape that the API's clients expect. *prefix-stable*: a conversation's
+refusal of the picker's, whatever its status, has the shape that the API's clients expect; what Envoy refuses by
+itself (a body above the limit, nobody to send it to) is plain text. *prefix-stable*: a conversation's
 next turn starts with the canonical bytes of the turn before. *token ids*: counted, not estimated. *media*:
 known by the hash of their content, with an estimate of their tokens. *cached tokens*: the engine tells in
 `usage` what its KV cache served.
@@ -42,7 +43,8 @@ Paths of more than one piece are matched at the end, so that a gateway may put a
 JSON or not given and it is not encoded. **Everything else passes through and is balanced**: other paths and
 methods, audio as `multipart/form-data` (`/v1/audio/transcriptions`, `/v1/audio/translations`), gzip bodies.
 Such requests need nothing but their headers to be picked, and so do upgrades: WebSockets (`/v1/realtime`,
-`Upgrade: websocket`) and extended CONNECT, whose body ends only with the connection.
+`Upgrade: websocket`) and extended CONNECT, whose body ends only with the connection. That is for gateways that
+forward upgrades: the Envoy of `epp envoy render` does not, an engine gets a plain GET of it.
 
 ## What becomes of a body
 

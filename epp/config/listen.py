@@ -63,7 +63,7 @@ class Listen(Section, frozen=True):
 
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
-        http: ``host:port`` of /metrics, /readyz, /livez and /decisions.
+        http: ``host:port`` of /metrics, /readyz, /livez and /decisions/ID.
         first_token: ``host:port``, or ``unix:/path`` of a socket, that Envoy tells first tokens to, for Envoy
             alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
         health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 GLOBAL, RELAY = "global", "relay:"
 """Values of ``--tier``; a region follows the second."""
 
+_FLAGS = {
+    "admin_port": "--admin-port",
+    "health_check_path": "--health-check",
+    "preconnect_ratio": "--preconnect-ratio",
+    "upstream_idle_timeout_s": "--upstream-idle-timeout",
+}
+"""What an operator has written where a setting of Envoy's cannot be."""
+
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -121,7 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    settings = settings_from_arguments(arguments)
+    try:
+        settings = settings_from_arguments(arguments)
+    except ConfigError as error:
+        if flag := _FLAGS.get(error.key):
+            raise ConfigError("<arguments>", flag, error.problem, error.fix) from error
+        raise
     if arguments.eds_only and not arguments.eds:
         raise ConfigError("<arguments>", "--eds-only", "needs --eds FILE")
     if arguments.tier != GLOBAL and not arguments.tier.startswith(RELAY):
@@ -137,18 +150,23 @@ def run(arguments: argparse.Namespace) -> int:
             fix = f"one of: {', '.join(regions)}" if regions else "there are none: write host:port by region"
             raise ConfigError(str(arguments.config), "relays.regions", f"no relay for {region!r}", fix)
         text = render_relay(settings, region)
-    try:
-        if arguments.eds:
-            write(arguments.eds, render_endpoints(settings.endpoints))
-        if arguments.eds_only:
-            return 0
-        if arguments.out:
-            write(arguments.out, text)
-        else:
-            sys.stdout.write(text)
-    except OSError as error:
-        raise ConfigError("<arguments>", "", str(error)) from error
+    if arguments.eds:
+        _write("--eds", arguments.eds, render_endpoints(settings.endpoints))
+    if arguments.eds_only:
+        return 0
+    if arguments.out:
+        _write("--out", arguments.out, text)
+    else:
+        sys.stdout.write(text)
     return 0
+
+
+def _write(flag: str, file: Path, text: str) -> None:
+    try:
+        write(file, text)
+    except OSError as error:
+        why = f"{file} cannot be written: {error.strerror}"
+        raise ConfigError("<arguments>", flag, why, "name a file in a folder that is there") from error
 
 
 def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:

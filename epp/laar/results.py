@@ -62,7 +62,7 @@ def read_rows(place: Path) -> list[Row]:
     except OSError as error:
         raise EppError(f"{place}: {error.strerror}") from error
     if not rows:
-        raise EppError(f"{place}: no checked answers")
+        raise EppError(f"{place}: no checked answers (`epp feedback` tells of them)")
     return rows
 
 

@@ -87,7 +87,7 @@ _B, _D, _P = values.truth, values.duration_s, values.port
 FLAGS: tuple[Flag, ...] = (
     Flag("grpc-port", 9002, _P, "port of the ext_proc service"),
     Flag("grpc-health-port", 9003, _P, "port of a plaintext listener for the gRPC health service alone"),
-    Flag("metrics-port", 9090, _P, "port of /metrics, /readyz, /livez and /decisions"),
+    Flag("metrics-port", 9090, _P, "port of /metrics, /readyz, /livez and /decisions/ID"),
     Flag("pool-name", "", _text, "name of the InferencePool"),
     Flag("pool-namespace", "", _text, "its namespace; $NAMESPACE, then 'default', when not given"),
     Flag("pool-group", "inference.networking.k8s.io", _text, "its API group"),
