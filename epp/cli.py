@@ -45,7 +45,11 @@ COMMANDS = (
     Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),
     Command(("weights", "history"), "epp.tune.weights.history", "the weights so far, and the audit log"),
     Command(("weights", "rollback"), "epp.tune.weights.rollback", "earlier weights again, search frozen"),
-    Command(("sim", "serve"), "epp.sim.serve", "run simulated replicas that speak the OpenAI API"),
+    Command(
+        ("sim", "serve"),
+        "epp.sim.serve",
+        "run simulated replicas that speak OpenAI chat completions and completions",
+    ),
     Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
     ),

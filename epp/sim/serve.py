@@ -28,16 +28,28 @@ CLASSES = {**ENGINE_CLASSES, **{cls.name: cls for cls in A100_MODELS}}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
-    parser.add_argument("--port", type=int, default=8000, help="port of a single replica, 0 for a free one")
-    parser.add_argument("--name", default="sim", help="name in x-served-by")
-    parser.add_argument("--engine-class", default="l40s-x2", choices=sorted(CLASSES))
-    parser.add_argument("--region-rtt-ms", type=float, default=0.0, help="round trip to the replica's region")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port of a single replica, 0 for a free one (%(default)s)"
+    )
+    parser.add_argument("--name", default="sim", help="name in x-served-by (%(default)s)")
+    parser.add_argument(
+        "--engine-class", default="l40s-x2", choices=sorted(CLASSES), metavar="CLASS",
+        help=f"how fast it is, one of {', '.join(sorted(CLASSES))} (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--region-rtt-ms", type=float, default=0.0, help="round trip to the replica's region (%(default)g)"
+    )
     parser.add_argument("--slow-start", action="store_true", help="large bodies cost round trips while cold")
     parser.add_argument("--model", action="append", help="model name served; repeatable (default: sim-model)")
-    parser.add_argument("--engine", default="both", choices=ENGINES, help="whose metric names to expose")
-    parser.add_argument("--answer-tokens", type=int, default=128, help="length of an answer without a limit")
-    parser.add_argument("--block-tokens", type=int, default=16, help="tokens per KV block")
+    parser.add_argument(
+        "--engine", default="both", choices=ENGINES, help="whose metric names to expose (%(default)s)"
+    )
+    parser.add_argument(
+        "--answer-tokens", type=int, default=128,
+        help="how long answers are that the request's own limit does not cut (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--block-tokens", type=int, default=16, help="tokens per KV block (%(default)s)")
     parser.add_argument("--no-cached-tokens", action="store_true", help="leave cached_tokens out of usage")
     parser.add_argument(
         "--accuracy",

@@ -113,3 +113,12 @@ def test_a_taken_port_ends_the_command_with_a_word() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("cannot listen")
+
+
+def test_the_help_tells_what_is_taken_where_an_option_is_left_out() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for action in parser._actions:
+        if action.default not in (None, False, [], argparse.SUPPRESS):
+            assert "(%(default)" in (action.help or ""), action.dest
+    assert "128" in " ".join(parser.format_help().split())
