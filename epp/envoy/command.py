@@ -182,13 +182,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
             str(config_file), "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
             "the Helm chart has one, standalone.enabled; or list endpoints in pool.file",
         )  # fmt: skip
-    if arguments.variant == Variant.ORIGINAL_DST and config.policy.fallbacks:
-        raise ConfigError(
-            str(config_file), "policy.fallbacks",
-            f"{arguments.variant} takes a single endpoint, and answers 503 to a pick with"
-            f" {config.policy.fallbacks} more behind it",
-            "policy: {fallbacks: 0}",
-        )  # fmt: skip
+    _check_fallbacks(config, arguments.variant, str(config_file))
     pool_file = config_file.parent / config.pool.file
     pool = parse_pool(_read(pool_file), str(pool_file))
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
@@ -230,6 +224,13 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.admin_port is not None:
         settings = replace(settings, admin_port=arguments.admin_port)
     return settings
+
+
+def _check_fallbacks(config: Config, variant: str, source: str) -> None:
+    count = config.policy.fallbacks
+    if variant == Variant.ORIGINAL_DST and count:
+        problem = f"{variant} takes a single endpoint, and answers 503 to a pick with {count} more behind it"
+        raise ConfigError(source, "policy.fallbacks", problem, "policy: {fallbacks: 0}")
 
 
 def _version(text: str) -> tuple[int, int]:
