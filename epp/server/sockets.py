@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _UNIX_MODE = 0o660
 _FIXES = {
     errno.EADDRNOTAVAIL: "no address of this machine; 0.0.0.0 or [::] listens on all that it has",
+    errno.ENOENT: "name a socket in a folder that is there",
     errno.EACCES: "ports below 1024 want rights that this process lacks; write a higher one",
 }
 _FIX = "is another picker running? stop it, or write another address"
