@@ -127,6 +127,10 @@ class Picker:
         """Requests decided and not ended."""
         return len(self._in_flight)
 
+    def has_in_flight(self, decision_id: str) -> bool:
+        """Whether it was decided here and has not ended."""
+        return decision_id in self._in_flight
+
     def pick(self, ask: Ask, now_s: float, wall_s: float) -> Decision:
         """Choose an endpoint and reserve it.
 

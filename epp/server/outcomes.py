@@ -40,6 +40,10 @@ _BLIND = {Cause.STREAM_END.value, Cause.CLIENT_GONE.value, Cause.UNOBSERVED.valu
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
+#: An endpoint, and whether a request failed there.
+_Verdict = tuple[str, bool]
+#: Of a request that says nothing of anybody, and of one that Envoy has reported.
+_NOTHING, _REPORTED = ("", False), ("reported", False)
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -65,15 +69,18 @@ class Outcomes:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
         self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
-        #: The last that were told, oldest first, and whether Envoy has reported them.
-        self._finished: dict[str, bool] = {}
+        #: The last that were told, oldest first: what was counted of each, `_REPORTED` after Envoy's report.
+        self._finished: dict[str, _Verdict] = {}
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
-        """The first piece of the answer came; the end of a short one, or its report, may be here before."""
+        """The first piece of the answer came; the end of a short one, or its report, may be here before.
+
+        Where the stream shows answers and Envoy calls as well, the second of them tells nothing new.
+        """
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
-        if not known and decision_id not in self._waiting:
+        if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
             self._late(decision_id)
 
     def observed(
@@ -110,15 +117,18 @@ class Outcomes:
         elif blind:
             self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
         else:
-            self._remember(decision_id, reported=False)
-            self._judge_stream(outcome)
+            self._remember(decision_id, self._judge_stream(outcome))
             self._tell(_told_by_stream(outcome))
 
     def finished(self, report: Report) -> None:
         """Envoy's account of a finished request."""
         if not report.decision_id:
             return  # served without a decision: while the picker was away, or by the fallback
-        self._judge(report)
+        before = self._finished.get(report.decision_id, _NOTHING)
+        if before == _REPORTED:  # a second report of one request
+            self._metrics.late_reports.inc()
+            return
+        self._judge(report, before)
         if report.encoding:
             self._metrics.compressed.inc()
         if report.served:
@@ -135,12 +145,12 @@ class Outcomes:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is None:
-            if self._finished.get(report.decision_id, True):
+            if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
+                self._finished[report.decision_id] = _REPORTED
+            else:
                 self._metrics.late_reports.inc()
-            else:  # the stream told it all, and Envoy's one report of it is due
-                self._finished[report.decision_id] = True
             return
-        self._remember(report.decision_id, reported=True)
+        self._remember(report.decision_id, _REPORTED)
         outcome = self._merged(outcome, report)
         self._picker.settle(outcome)
         self._tell(outcome)
@@ -154,8 +164,8 @@ class Outcomes:
         if decision_id not in self._finished:
             self._metrics.late_reports.inc()
 
-    def _remember(self, decision_id: str, *, reported: bool) -> None:
-        self._finished[decision_id] = reported
+    def _remember(self, decision_id: str, counted: _Verdict) -> None:
+        self._finished[decision_id] = counted
         if len(self._finished) > _REMEMBERED:
             del self._finished[next(iter(self._finished))]
 
@@ -225,48 +235,60 @@ class Outcomes:
             sources=sources,
         )
 
-    def _judge(self, report: Report) -> None:
-        """What the request says of the health of the endpoints that it was tried on."""
+    def _judge(self, report: Report, before: _Verdict) -> None:
+        """Count what the request says of the endpoints that it was tried on, less what was counted before.
+
+        A response that the stream showed is in Envoy's report as well: counted twice, three failures would
+        eject an endpoint for five.
+        """
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
-        picked = report.picked[0] if report.picked else ""
-        if (report.attempts > 1 or report.relayed) and picked != report.served:
-            self._failed(picked, now_s, "went on to another endpoint")
+        for verdict, how in self._verdicts(report).items():
+            if verdict != before:
+                self._count(*verdict, how, now_s)
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
-        if slot is None:
-            # A relay that was not reached, or broke off: so is the way to the endpoint picked.
-            if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
-                self._failed(picked, now_s, report.cause.value)
-            return
-        if report.cause in _ENDPOINT_FAILED:
-            self._failed(report.served, now_s, report.cause.value)
-        elif report.status >= _SERVER_ERROR:
-            self._failed(report.served, now_s, f"status {report.status}")
-        elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
-            self._answered(slot, report.served, now_s)
-        if report.connected_anew and not math.isnan(report.connect_ms):
+        if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
-    def _judge_stream(self, outcome: Outcome) -> None:
-        """The same of a response that passed through the stream."""
-        fleet, now_s, status = self._picker.fleet, self._clock.mono_s(), outcome.status or 0
-        slot = fleet.slot_of(outcome.where)
-        if slot is None or not status:
-            return
-        if status >= _SERVER_ERROR:
-            self._failed(outcome.where, now_s, f"status {status}")
-        elif status < _CLIENT_ERROR and outcome.cause == Cause.COMPLETED.value:
-            self._answered(slot, outcome.where, now_s)
+    def _verdicts(self, report: Report) -> dict[_Verdict, str]:
+        """What it says of whom, and how it failed, for the log."""
+        found: dict[_Verdict, str] = {}
+        first = report.picked[0] if report.picked else ""
+        picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
+        if (report.attempts > 1 or report.relayed) and first != report.served:
+            found[picked, True] = "went on to another endpoint"
+        if self._picker.fleet.slot_of(served) is None:
+            # A relay that was not reached, or broke off: so is the way to the endpoint picked.
+            if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
+                found[picked, True] = report.cause.value
+        elif report.cause in _ENDPOINT_FAILED:
+            found[served, True] = report.cause.value
+        elif report.status >= _SERVER_ERROR:
+            found[served, True] = f"status {report.status}"
+        elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
+            found[served, False] = ""
+        return found
 
-    def _failed(self, upstream: str, now_s: float, how: str) -> None:
-        address = self._resolver.endpoint_of(upstream)
-        slot = self._picker.fleet.slot_of(address)
-        if slot is not None and self._picker.fleet.health.failure(slot, "outcome", now_s):
+    def _judge_stream(self, outcome: Outcome) -> _Verdict:
+        """The same of a response that passed through the stream; what was counted."""
+        where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
+        if status >= _SERVER_ERROR:
+            verdict = where, True
+        elif 0 < status < _CLIENT_ERROR and outcome.cause == Cause.COMPLETED.value:
+            verdict = where, False
+        self._count(*verdict, f"status {status}", self._clock.mono_s())
+        return verdict
+
+    def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
+        """An endpoint failed a request, or did not; addresses outside the pool are nobody's."""
+        slot, health = self._picker.fleet.slot_of(address), self._picker.fleet.health
+        if slot is None:
+            return
+        if not failed:
+            if health.success(slot, now_s, "outcome"):
+                log.info("endpoint %s is back", address)
+        elif health.failure(slot, "outcome", now_s):
             self._metrics.ejections.labels(address).inc()
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
-
-    def _answered(self, slot: int, upstream: str, now_s: float) -> None:
-        if self._picker.fleet.health.success(slot, now_s, "outcome"):
-            log.info("endpoint %s is back", self._resolver.endpoint_of(upstream))
 
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)

@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.load import parse_config
 from epp.decide.explain import explain
-from epp.decide.records import to_record
+from epp.decide.records import Source, to_record
 from epp.extproc.types import Cause, HttpRequest, Refusal
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.app import App
@@ -188,6 +188,42 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
     assert (deployment.fleet.health.state(slot) is State.EJECTED) is bool(why)
     told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
     assert [record.getMessage() for record in caplog.records] == [told] * bool(why)
+
+
+def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: Deployment) -> None:
+    question = {"role": "user", "content": WORDS * 40}
+    for number in range(1, 6):
+        decision = deployment.decide([question])
+        slot = deployment.slot(decision.endpoint)
+        deployment.core.response_started(decision.id, 503)
+        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+        for _ in range(2):  # an Envoy with two access logs
+            deployment.core.outcomes.finished(report(decision, status=503))
+        assert (deployment.fleet.health.state(slot) is State.EJECTED) is (number == 5), number
+
+
+def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_showed(
+    deployment: Deployment,
+) -> None:
+    decision = deployment.decide([{"role": "user", "content": WORDS}])
+    other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
+    deployment.core.response_started(decision.id, 200, other)
+    deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    facts = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
+    deployment.core.outcomes.finished(report(decision, connect_ms=3.0, connected_anew=True, **facts))
+    shares = [
+        deployment.fleet.health.error_share(deployment.slot(name)) for name in (decision.endpoint, other)
+    ]
+    assert shares == [1.0, 0.0]
+    slot = deployment.slot(other)
+    assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "connect"
+
+
+async def test_a_first_token_that_the_stream_showed_before_is_no_late_report(deployment: Deployment) -> None:
+    decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
+    deployment.core.outcomes.first_token(decision.id, Source.STREAM)
+    deployment.core.outcomes.first_token(decision.id)
+    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
 
 
 async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
