@@ -215,6 +215,10 @@ class Metrics:
         self.file_ok.labels(file).set(0)
         self.file_errors.labels(file).inc()
 
+    def new_endpoint(self, address: str) -> None:
+        """An endpoint joined: what it answers is shown under its name."""
+        self.requests.new_endpoint(address)
+
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         for family in (

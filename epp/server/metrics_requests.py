@@ -330,6 +330,10 @@ class RequestMetrics:
         else:
             self._too_many.observe(-missing)
 
+    def new_endpoint(self, address: str) -> None:
+        """The endpoint joined; who only answers for others has outcomes, too, without ever being picked."""
+        self._outcomes.setdefault(address, {})
+
     def forget_endpoint(self, address: str) -> None:
         """The endpoint left: its series go."""
         self._outcomes.pop(address, None)

@@ -110,6 +110,8 @@ class PoolFeed:
         self._resolver.set_aliases(aliases or {})
         for address in gone:
             self._metrics.forget_endpoint(address)
+        for address in new:
+            self._metrics.new_endpoint(address)
         self._run_pollers(targets)
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 

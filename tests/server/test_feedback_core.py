@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.config.load import parse_config
+from epp.config.pool import EndpointSpec
 from epp.decide.explain import explain
 from epp.decide.records import Source, to_record
 from epp.extproc.types import Cause, HttpRequest, Refusal
@@ -277,6 +278,19 @@ def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -
     assert outcome.cause == "retried-elsewhere"
     assert outcome.itl_ms == pytest.approx(850.0 / 4)
     assert deployment.fleet.index.tokens(deployment.slot(other)) > 0
+
+
+async def test_who_only_answers_for_others_has_outcomes_under_its_own_name(deployment: Deployment) -> None:
+    deployment.app._pool.apply({endpoint.address: EndpointSpec(endpoint.address) for endpoint in POOL})
+    try:
+        decision = deployment.decide([{"role": "user", "content": WORDS}])
+        other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
+        deployment.ended(decision, served=other, attempts=2, cause=Termination.RETRIED_ELSEWHERE)
+        text = (await page(deployment.app.metrics.registry)).decode()
+        assert f'epp_outcomes_total{{endpoint="{other}",cause="retried-elsewhere",status="2xx"}} 1.0' in text
+        assert 'endpoint="gone"' not in text
+    finally:
+        await deployment.app.tasks.stop_all()
 
 
 def test_a_picker_without_a_secret_says_what_that_costs(
