@@ -132,10 +132,11 @@ def _cheapest(
     if len(costs) <= _FEW and admitted_costs is costs:
         return _in_order(costs.tolist(), chosen, count)
     wanted = min(len(costs), count + 1)
+    near = np.arange(len(costs))
     if wanted < len(costs) // 4:
-        near = np.argpartition(admitted_costs, wanted - 1)[:wanted]
-    else:
-        near = np.arange(len(costs))
+        nearest = np.argpartition(admitted_costs, wanted - 1)[:wanted]
+        if np.isfinite(admitted_costs[nearest[-1]]):  # else those held back, all alike there, are among them
+            near = nearest
     # Held-back endpoints have an infinite admitted cost: they come last, in the order of their true costs.
     order = near[np.lexsort((near, costs[near], admitted_costs[near]))]
     return [int(index) for index in order if index != chosen][:count]

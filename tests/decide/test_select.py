@@ -69,6 +69,13 @@ def test_held_back_endpoints_are_the_last_fallbacks() -> None:
     assert (selection.chosen, selection.fallbacks, selection.held_back) == (2, (1, 0), (0,))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("count", [12, 20, 100])
+def test_of_many_that_are_held_back_the_cheapest_stand_in_first(count: int) -> None:
+    costs = [float(count - row) for row in range(count)]
+    selection: Any = pick(costs, shares=[1.0, *[0.0] * (count - 1)])
+    assert (selection.chosen, selection.fallbacks) == (0, (count - 1, count - 2))
+
+
 def test_when_all_are_held_back_all_take_part() -> None:
     assert pick([2.0, 1.0], shares=[0.0, 0.0]).chosen == 1  # type: ignore[attr-defined]
 
