@@ -89,17 +89,23 @@ class Call:
             connection.reset(self._stream, ErrorCode.ENHANCE_YOUR_CALM)
             self._calls.end(self)
 
-    def finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
-        """End the call, with a last message where there is one."""
-        if self.over or (last is not None and self._too_long(last)):
-            return
+    def finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> bool:
+        """End the call, with a last message where there is one.
+
+        Returns:
+            False where that one is too long, or must wait and finds no room: the call has ended with that
+            instead. What is said about a call that is over is dropped, and no failure.
+        """
+        if self.over:
+            return True
         if last is not None:
             self.send(last)
-            if self.over:  # it found no room
-                return
+            if self.over:
+                return False
         self._calls.end(self)
         block = statuses.trailers if self._begun else statuses.trailers_only
         self._calls.connection.send_headers(self._stream, block(status, words), end=True)
+        return True
 
     def hold(self) -> None:
         """Messages are not taken for now: the other side may send what its window allows."""

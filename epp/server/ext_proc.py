@@ -165,17 +165,23 @@ class ProcessCall:
         elif isinstance(marker, Abort):
             self._logger.warning(ABORTED, marker.detail)
             self._finish(Status[marker.status], marker.detail)
-        elif self._call.over and not (given_up or self._over):  # an answer was too long, or found no room
-            self._metrics.stream_errors.inc()
-            self._end(Status.RESOURCE_EXHAUSTED)
+        elif self._call.over and not (given_up or self._over):
+            self._unsent()
 
     def _failed(self) -> None:
         self._metrics.stream_errors.inc()
         self._finish(Status.INTERNAL, "internal error")
 
     def _finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
-        self._call.finish(status, words, last=last)
-        self._end(status)
+        if self._call.finish(status, words, last=last):
+            self._end(status)
+        else:
+            self._unsent()
+
+    def _unsent(self) -> None:
+        """An answer was too long, or found no room, and the call has ended with that."""
+        self._metrics.stream_errors.inc()
+        self._end(Status.RESOURCE_EXHAUSTED)
 
     def _end(self, status: Status) -> None:
         if self._over:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROCESS = f"/{EXT_PROC}/Process"
 #: What the exchanges below are told in a message's body.
-WAIT, LAST, LONG = b"wait", b"last", b"long"
+WAIT, LAST, LONG, LONG_LAST = b"wait", b"last", b"long", b"long and last"
 
 
 class Echo:
@@ -57,9 +57,9 @@ class Echo:
 
     def _answer(self, body: bytes) -> Any:
         reply = ProcessingResponse()
-        said = b"x" * (LONGEST_BYTES + 1) if body == LONG else body
+        said = b"x" * (LONGEST_BYTES + 1) if body in {LONG, LONG_LAST} else body
         reply.request_body.response.body_mutation.body = said
-        return [reply], Finish() if body == LAST else None
+        return [reply], Finish() if body in {LAST, LONG_LAST} else None
 
     def closed(self, *, cut: bool) -> None:
         self.ends.append(cut)
@@ -74,7 +74,8 @@ class Served:
         self.reports = 0
         new_exchange: Callable[[], Any] = lambda: Echo(self.go, self.ends)  # noqa: E731
         names = HealthNames(self.state, any_name=False)
-        self.services = Services(Metrics(), names, new_exchange, self.log)
+        self.metrics = Metrics()
+        self.services = Services(self.metrics, names, new_exchange, self.log)
         self.server = self._make(None)
 
     def _make(self, tls: ssl.SSLContext | None) -> RpcServer:
@@ -211,17 +212,19 @@ async def test_what_goes_wrong_is_told_as_grpc_tells_it(served: Served) -> None:
         code, words = await ends(call)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "larger than max" in words
-        call = open_call(channel)
-        await call.write(request(LONG))
-        assert (await ends(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for long in (LONG, LONG_LAST):
+            call = open_call(channel)
+            await call.write(request(long))
+            assert (await ends(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         call = open_call(channel, timeout=0.2)
         await call.write(request(WAIT))
         assert (await ends(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         call = channel.stream_stream(PROCESS)()
         await call.write(b"\xff\xff\xff no protobuf")
         assert await ends(call) == (grpc.StatusCode.INTERNAL, "a message is no ProcessingRequest")
-    await until(lambda: len(served.ends) == 4)
-    assert served.ends == [True] * 4
+    await until(lambda: len(served.ends) == 5)
+    assert served.ends == [True] * 5
+    assert served.metrics.stream_errors._value.get() == 2, "answers that were too long"
 
 
 async def test_gzip_is_understood(served: Served) -> None:
