@@ -28,7 +28,7 @@ from epp.server.rewrite import rewritten
 from epp.signals.duration import foretell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.clock import Clock
     from epp.config.schema import RegionRule
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
-    from epp.server.tokenizers import Tokenizers
+    from epp.server.tokenizers import Count, Tokenizers
     from epp.signals.duration import Duration
 
 #: Newest decisions that are remembered, and their endpoints together: some 230 bytes each, so that a decision
@@ -181,7 +181,7 @@ class Core:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
         return bool(self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.names_models)
 
-    def begin(self, request: HttpRequest) -> tuple[Reading, Awaitable[CountedPrompt | None] | None]:
+    def begin(self, request: HttpRequest) -> tuple[Reading, Count | None]:
         """Read a request; besides, what brings its tokens where its model has a tokenizer."""
         reading = self._read(request)
         if reading.parsed is None or self._tokenizers is None:

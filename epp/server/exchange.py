@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.decide.records import Source
 from epp.extproc.modes import BodyMode
@@ -27,16 +27,16 @@ from epp.prompt.answer import AnswerWatch
 from epp.server.metrics_protocol import Restoring
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-    from epp.prompt.types import CountedPrompt
     from epp.server.core import Core, Reading
     from epp.server.metrics import Metrics
     from epp.server.metrics_protocol import ProtocolMetrics
     from epp.server.observe import Sampler
+    from epp.server.tokenizers import Count
     from epp.server.unobserved import UnobservedLeases
 
 #: What to send, in order, and how the stream then ends, if it does.
@@ -79,6 +79,7 @@ class Exchange:
         self._decision_id = ""
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
+        self._count: Count | None = None
 
     @property
     def decided(self) -> bool:
@@ -90,20 +91,19 @@ class Exchange:
         answer = self.take(message)
         return answer if isinstance(answer, tuple) else await answer
 
-    def take(self, message: ProcessingRequest) -> Answer | Awaitable[Answer]:
+    def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Answer]:
         """The same, at once wherever nothing has to be waited for."""
         outputs = self._stream.receive(message)
         for output in outputs:
             if isinstance(output, PickNeeded):
-                self._reading, counting = self._core.begin(output.request)
-                if counting is not None:
-                    return self._counted(self._reading, counting, outputs)
+                self._reading, self._count = self._core.begin(output.request)
+                if self._count is not None:
+                    return self._counted(self._reading, self._count, outputs)
         return self._answer(outputs)
 
-    async def _counted(
-        self, reading: Reading, counting: Awaitable[CountedPrompt | None], outputs: Sequence[Output]
-    ) -> Answer:
-        reading.counted = await counting
+    async def _counted(self, reading: Reading, count: Count, outputs: Sequence[Output]) -> Answer:
+        reading.counted = await count
+        self._count = None
         return self._answer(outputs)
 
     def _answer(self, outputs: Sequence[Output]) -> Answer:
@@ -116,6 +116,8 @@ class Exchange:
 
     def closed(self, *, cut: bool) -> None:
         """The gRPC stream is over; ``cut`` when it was reset."""
+        if self._count is not None:
+            self._count.cancel()
         self._act(self._stream.closed(cut), [])
 
     def _act(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -21,7 +21,7 @@ from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from epp.http2.calls import Call
     from epp.http2.messages import Message
@@ -137,11 +137,13 @@ class ProcessCall:
                 self._answer(answer)
             else:
                 self._task = asyncio.ensure_future(self._wait(answer))
+                # Given up in the read that brought it, the task never begins and nobody waits for the answer.
+                self._task.add_done_callback(lambda _: answer.close())
         except Exception:
             self._logger.exception(FAILED)
             self._failed()
 
-    async def _wait(self, waiting: Awaitable[Answer]) -> None:
+    async def _wait(self, waiting: Coroutine[Any, Any, Answer]) -> None:
         """Answer once there is an answer, and then what has come meanwhile."""
         try:
             answer = await waiting

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from epp.prompt.canonical import exact_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from concurrent.futures import Future
+    from collections.abc import Callable, Coroutine, Generator, Mapping
     from pathlib import Path
 
     from epp.config.schema import Tokens
@@ -36,6 +36,30 @@ class Counting(Protocol):
     def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
         ...
+
+
+class Count:
+    """A prompt's tokens, once they are awaited, or None when the estimate has to do.
+
+    Args:
+        job: counts.
+        wait: waits for it within its budget.
+    """
+
+    def __init__(
+        self,
+        job: asyncio.Future[CountedPrompt],
+        wait: Callable[[asyncio.Future[CountedPrompt]], Coroutine[Any, Any, CountedPrompt | None]],
+    ) -> None:
+        self._job, self._wait = job, wait
+
+    def __await__(self) -> Generator[Any, None, CountedPrompt | None]:
+        """Wait; whoever is cancelled meanwhile gives the count up."""
+        return self._wait(self._job).__await__()
+
+    def cancel(self) -> None:
+        """Nobody waits, or will: a count that has not begun never does."""
+        self._job.cancel()
 
 
 class Tokenizers:
@@ -67,11 +91,8 @@ class Tokenizers:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer") if models else None
         self._failed: set[str] = set()
 
-    def start(self, request: ParsedRequest) -> Awaitable[CountedPrompt | None] | None:
-        """Begin to count; None at once when the model has no tokenizer here or there is nothing to count.
-
-        What is awaited gives the count, or None when the estimate has to do.
-        """
+    def start(self, request: ParsedRequest) -> Count | None:
+        """Begin to count; None at once when the model has no tokenizer here or there is nothing to count."""
         model = self._models.get(request.model)
         if model is None or self._threads is None or not request.canonical:
             return None
@@ -86,7 +107,7 @@ class Tokenizers:
             model.count, request.canonical, self._block_bytes, request.template_arguments
         )
         job.add_done_callback(lambda _: self._ended(loop))
-        return self._within_budget(request.model, job)
+        return Count(asyncio.wrap_future(job), partial(self._within_budget, request.model))
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -97,10 +118,10 @@ class Tokenizers:
     def _end(self) -> None:
         self._running -= 1
 
-    async def _within_budget(self, name: str, job: Future[CountedPrompt]) -> CountedPrompt | None:
+    async def _within_budget(self, name: str, job: asyncio.Future[CountedPrompt]) -> CountedPrompt | None:
         try:
             # Cancels the job when the time is over or the client has gone: one that waits is never begun.
-            return await asyncio.wait_for(asyncio.wrap_future(job), self._budgets_s[name])
+            return await asyncio.wait_for(job, self._budgets_s[name])
         except TimeoutError:
             self._on_estimate("late")
         except self._not_countable as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from epp.extproc.modes import BodyMode
 from epp.http2.frames import window_update
 from epp.http2.status import Status
+from epp.prompt.types import CountedPrompt
 from epp.server.health import EXT_PROC
+from epp.server.tokenizers import Count, Tokenizers
 from tests.kit.conversation import (
     DUPLEX,
     request_body,
@@ -88,6 +92,50 @@ async def test_half_a_message_finds_no_room_and_its_client_is_told_in_the_words_
     assert [reply.WhichOneof("response") for reply in peer.told[1].replies][:1] == ["immediate_response"], (
         "the others go on: this one is no JSON"
     )
+
+
+class Counted:
+    """Counts tokens when it is let."""
+
+    def __init__(self) -> None:
+        self.let, self.begun = threading.Event(), 0
+
+    def count(self, canonical: bytes, *_: Any) -> CountedPrompt:
+        self.begun += 1
+        self.let.wait(30)
+        return CountedPrompt(len(canonical), (), 0)
+
+
+async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begins(
+    serving: Serving, peer: RawPeer, recwarn: pytest.WarningsRecorder
+) -> None:
+    """What comes behind the end of a body finds no room: nobody waits for its tokens any more."""
+    model = Counted()
+    counting = Tokenizers(
+        {"m": model}, {"m": 30_000.0}, block_bytes=256, threads=1, on_estimate=lambda _: None
+    )
+    serving.app.core._tokenizers = counting
+    chat = request_body(CHAT, end=True).SerializeToString()
+    for number in (1, 3):
+        peer.open(number)
+        peer.say(number, with_modes(request_headers(), DUPLEX))
+        if number == 1:
+            peer.pour(1, message(chat))
+        await peer.round_trip()
+    bodies = serving.app._grpc._bodies
+    while bodies.take_part(10_000):
+        pass
+    peer.pour(3, message(chat) + half(20_000))
+    await peer.round_trip()
+    (refusal,) = peer.told[3].replies
+    assert refusal.immediate_response.status.code == 503
+    model.let.set()
+    await until(lambda: counting._running == 0)
+    assert peer.told[1].replies, "the other one goes on"
+    assert model.begun == 1
+    counting.close()
+    gc.collect()
+    assert not recwarn.list, "nothing was left that nobody awaited"
 
 
 @pytest.mark.parametrize("end", ["reset", "hang up", "deadline", "whole"])
@@ -211,13 +259,13 @@ async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_dec
     waited = []
 
     def slowly(request: HttpRequest) -> Any:
-        async def wait() -> None:
+        async def wait(_: Any) -> None:
             try:
                 await counted.wait()
             finally:
                 waited.append(counted.is_set())
 
-        return begin(request)[0], wait()
+        return begin(request)[0], Count(asyncio.get_running_loop().create_future(), wait)
 
     monkeypatch.setattr(core, "begin", slowly)
     peer.open(1)
