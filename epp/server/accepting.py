@@ -83,6 +83,8 @@ class Acceptor(Generic[P]):
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
+        #: Of those the sockets that nothing has been begun with.
+        self._untouched: dict[P, socket.socket] = {}
         self._retry: asyncio.TimerHandle | None = None
         self.open: set[P] = set()
 
@@ -102,6 +104,10 @@ class Acceptor(Generic[P]):
         self._sockets.clear()
         for task in self._beginning.values():
             task.cancel()
+        for connection, accepted in self._untouched.items():  # their tasks never run: nobody else would
+            accepted.close()
+            del self._beginning[connection]
+        self._untouched.clear()
 
     def begun(self, connection: P) -> None:
         """A connection can be spoken on."""
@@ -132,10 +138,12 @@ class Acceptor(Generic[P]):
                 continue
             accepted.setblocking(False)
             connection = self._new_protocol()
+            self._untouched[connection] = accepted
             self._beginning[connection] = self._loop.create_task(self._begin(connection, accepted))
 
     async def _begin(self, connection: P, accepted: socket.socket) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
+        del self._untouched[connection]
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import socket
@@ -14,8 +15,9 @@ from grpc_health.v1 import health_pb2
 
 from epp.clock import ManualClock
 from epp.config.listen import ServerTls
-from epp.server.accepting import allow_files, allowed_connections
+from epp.server.accepting import Acceptor, allow_files, allowed_connections
 from epp.server.rpc_server import RpcServer
+from epp.server.sparse_log import SparseLog
 from epp.server.tls import rpc_context
 from tests.kit.http2 import message
 from tests.kit.rawpeer import RawPeer, Serving, until
@@ -98,6 +100,30 @@ async def test_handshakes_that_nobody_ends_count(tmp_path: Path) -> None:
     writer.close()
     silent.pop()[1].close()
     await server.stop(0)
+
+
+async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Its task is cancelled before its first step: nobody left its socket to the garbage collector."""
+    acceptor = Acceptor(
+        asyncio.Protocol,
+        most=2,
+        tls=None,
+        lines=SparseLog(logging.getLogger(__name__)),
+        on_refused=lambda: None,
+    )
+    bound = socket.create_server(("127.0.0.1", 0))
+    acceptor.listen(bound)
+    with socket.create_connection(bound.getsockname()) as client:
+        acceptor._accept(bound)
+        acceptor.close()
+        await asyncio.sleep(0)
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+    gc.collect()
+    assert not recwarn.list
+    assert not acceptor._beginning
 
 
 async def test_without_a_file_to_accept_with_the_loop_does_not_turn_about_the_socket(
