@@ -83,21 +83,23 @@ def read_seeds(
         hurry: whether time is up.
     """
     restored = Restored(Seeds(capacities))
+
+    def time_is_up() -> bool:
+        restored.complete = restored.complete and not hurry()
+        return not restored.complete
+
     outcomes: dict[str, _Line] = {}
     try:
         files = record_files(folder)
     except EppError:
         return restored
     for path in reversed(files):
-        if restored.seeds.full:
-            break
-        if hurry():
-            restored.complete = False
+        if restored.seeds.full or time_is_up():
             break
         with contextlib.suppress(OSError, EppError):
             if path.stat().st_mtime < since_wall_s:
                 continue
-            decisions = _decisions(path, key_id, since_wall_s, outcomes, hurry)
+            decisions = _decisions(path, key_id, since_wall_s, outcomes, time_is_up)
             if decisions is None:
                 restored.foreign_files += 1
                 continue

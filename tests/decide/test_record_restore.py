@@ -105,6 +105,16 @@ def test_reading_stops_when_time_is_up(tmp_path: Path) -> None:
     assert 0 < restored.requests < 200
 
 
+def test_time_that_is_up_within_the_only_file_is_told(tmp_path: Path) -> None:
+    record_all(tmp_path, decided(200))
+    assert len(record_files(tmp_path)) == 1
+    calls = iter([False])
+    restored = read(tmp_path, hurry=lambda: next(calls, True))
+    assert 0 < restored.requests < 200
+    assert not restored.complete
+    assert read(tmp_path).complete
+
+
 def test_reading_stops_when_every_cache_is_accounted_for(tmp_path: Path) -> None:
     requests = decided(200)
     record_all(tmp_path, requests, file_bytes=20_000)
