@@ -37,6 +37,8 @@ MAX_BATCH = 20_000
 _MAX_STEPS = 100
 #: Tuner and pickers may not see a step in the same second.
 _SLACK_S = 2.0
+#: What `Feed.keep` and `Feed.make` may raise, of a record that is not what the recorder writes.
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 _KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
 
 
@@ -224,7 +226,7 @@ class Feed(Generic[T]):
                 self.state.unmatched += 1
                 return
             made = self.make(kept, record, now_wall_s)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except _DAMAGE:
             self.state.damaged += 1
             return
         yield from self._counted(kept, made)
@@ -250,7 +252,7 @@ class Feed(Generic[T]):
             self.state.given_up += 1
             try:
                 made = self.make(kept, None, now_wall_s)
-            except (KeyError, TypeError, ValueError):
+            except _DAMAGE:
                 self.state.damaged += 1
                 continue
             yield from self._counted(kept, made)

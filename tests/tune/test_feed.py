@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +16,6 @@ from tests.kit.records import WALL_S, decided, outcome_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from epp.tuner.samples import Sample
 
@@ -158,6 +157,26 @@ def test_a_line_that_names_no_schema_costs_itself_alone(tmp_path: Path) -> None:
     feed = feed_of(tmp_path, told)
     assert [sample.id for sample in taken(feed)] == ["id-0", "id-1"]
     assert (feed.state.damaged, told) == (2, [])
+
+
+class Unmade(SampleFeed):
+    """A feed that finds every decision damaged."""
+
+    error: type[Exception]
+
+    def make(self, *_: Any) -> Sample | None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError, IndexError, AttributeError])
+def test_damage_of_what_is_given_up_waiting_for_costs_itself_alone(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    feed = Unmade(tmp_path, policy="gorgo", tell=print, state=State())
+    feed.error = error
+    path_of(tmp_path).write_bytes(text(lines(3)[:-1]))
+    assert taken(feed, LATER_S, give_up_s=1.0) == []
+    assert (feed.state.damaged, feed.state.given_up) == (3, 1)
 
 
 def test_records_of_schema_1_are_read(tmp_path: Path) -> None:
