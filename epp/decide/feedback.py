@@ -102,19 +102,20 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
         fleet.answers.observe(entry.ask.model, answer)
     if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
         return
-    ended_s = entry.picked_s + outcome.e2e_ms / 1e3
-    if not math.isnan(outcome.ttft_ms) and not math.isnan(sent.rtt_ms):
+    ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
+    ended_s = entry.picked_s + e2e_ms / 1e3
+    if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):
         fleet.rates.observe_prefill(
             slot,
             ended_s=ended_s,
             requests=prefills(sent.pending_requests),
             tokens=_uncached(entry, usage, fleet, slot) + sent.pending_uncached_tokens,
-            ttft_ms=max(outcome.ttft_ms - _network_ms(entry, sent), _LEAST * outcome.ttft_ms),
+            ttft_ms=max(ttft_ms - _network_ms(entry, sent), _LEAST * ttft_ms),
             busy=sent.running_requests,
         )
     itl_ms = outcome.itl_ms
     if math.isnan(itl_ms) and answer is not None and answer > 1:
-        itl_ms = (outcome.e2e_ms - outcome.ttft_ms) / (answer - 1)
+        itl_ms = (e2e_ms - ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
         fleet.rates.observe_decode(slot, ended_s=ended_s, beside=sent.running_requests, itl_ms=itl_ms)
 

@@ -246,6 +246,8 @@ class Outcome:
         response_bytes: body bytes of the answer.
         streamed: the answer came token by token.
         sources: fact -> where it comes from; facts by their names in the record.
+        unsent_ms: of the times that Envoy tells, what passed before all of the request could be sent on: its
+            client's upload, for the most part. Not recorded.
     """
 
     id: str
@@ -262,11 +264,22 @@ class Outcome:
     response_bytes: int | None = None
     streamed: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
+    unsent_ms: float = 0.0
 
     @property
     def where(self) -> str:
         """Who served it, as far as is known: the pick until something else is told."""
         return self.served or self.endpoint
+
+    @property
+    def sent_ttft_ms(self) -> float:
+        """First piece of the answer, from when the request was decided and there to be sent, whoever told."""
+        return self.ttft_ms - (self.unsent_ms if self.sources.get("ttft_ms") is Source.ENVOY else 0.0)
+
+    @property
+    def sent_e2e_ms(self) -> float:
+        """End of the request, likewise."""
+        return self.e2e_ms - (self.unsent_ms if self.sources.get("e2e_ms") is Source.ENVOY else 0.0)
 
 
 def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:

@@ -300,6 +300,7 @@ class RequestMetrics:
             route.itl.observe(outcome.itl_ms / 1e3)
         if not entry.streamed or not entry.prompt_tokens or outcome.where != entry.endpoint:
             return  # a whole answer's first byte comes with its last token
+        ttft_ms = outcome.sent_ttft_ms  # what was foretold counts from the decision
         self._ttft_error.observe(abs(ttft_ms - entry.ttft_ms) / 1e3)
         self._ttft_ratio.observe(ttft_ms / max(entry.ttft_ms, 1e-3))
 

@@ -233,6 +233,7 @@ class Outcomes:
             response_bytes=response_bytes,
             streamed=streamed,
             sources=sources,
+            unsent_ms=report.unsent_ms,
         )
 
     def _judge(self, report: Report, before: _Verdict) -> None:

@@ -125,6 +125,11 @@ class Report:
         """From when the endpoint could be sent all of the request to the first byte of its answer."""
         return self.headers_ms - max(self.sent_ms, self.received_ms)
 
+    @property
+    def unsent_ms(self) -> float:
+        """Until the endpoint could be sent all of the request; 0 where Envoy does not tell."""
+        return max(0.0, self.sent_ms, self.received_ms)  # one that is NaN is never the larger
+
 
 class Reports(Protocol):
     """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000") for number in range(1, 4))
 WORDS = "all that was said so far, at such a length that there is something to cache. "
+FORETOLD = "epp_ttft_prediction_ratio"
 
 
 @dataclass
@@ -263,6 +264,30 @@ async def test_the_report_of_an_answer_that_the_stream_showed_is_no_late_report(
     deployment.core.outcomes.finished(report(decision))
     assert "epp_late_reports_total 1.0" in (await page(deployment.app.metrics.registry)).decode(), "a second"
     assert len(told) == 1
+
+
+async def test_how_long_a_client_takes_to_send_its_request_is_no_engines_time(tmp_path: Path) -> None:
+    learned = []
+    for number, upload_ms in enumerate((0.0, 8_000.0)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        deployment = Deployment(folder)
+        for _ in range(100):
+            decision = deployment.decide([{"role": "user", "content": WORDS * 40}], stream=True)
+            times = {
+                "ttft_ms": 150.0,
+                "e2e_ms": 900.0,
+                "received_ms": 0.0,
+                "sent_ms": 1.0,
+                "headers_ms": 149.0,
+            }
+            deployment.ended(decision, **{name: upload_ms + time for name, time in times.items()})
+        rates = deployment.fleet.rates
+        assert max(evidence.open_s for evidence in rates._slow._evidence) <= deployment.clock.now_s
+        text = (await page(deployment.app.metrics.registry)).decode()
+        told_s = [float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{FORETOLD}_sum ")]
+        learned.append([*rates.block()[:, 0].tolist(), *told_s])
+    assert learned[1] == pytest.approx(learned[0], rel=0.1)
 
 
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
