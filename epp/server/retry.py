@@ -7,6 +7,7 @@ client sends back what it was told (`epp.prompt.tried`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,18 @@ SERVED_MODEL_HEADER = "x-epp-served-model"
 UNTRIED_HEADER = "x-epp-untried-models"
 UNTRIED_KEY = "models_untried"
 """Field of the decision's metadata for `UNTRIED_HEADER`."""
+#: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def told(pick: Pick, decision: Decision) -> Pick:
-    """The pick with what its answer tells of models; as it is where the request names none."""
+    """The pick with what its answer tells of models; as it is where the request names none.
+
+    A pool that names no models serves any, by the name that the client writes: one that would be more than
+    a header's value is not told.
+    """
     model = decision.served_model
-    if not model:
+    if not model or _CONTROL.search(model):
         return pick
     names = {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: str(len(untried_models(decision)))}
     metadata = {SERVED_KEY: model, UNTRIED_KEY: names[UNTRIED_HEADER]}

@@ -84,6 +84,21 @@ def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> No
     assert third.pick.response_headers == {"x-epp-served-model": "large", "x-epp-untried-models": "0"}
 
 
+@pytest.mark.parametrize("name", ["a\r\nset-cookie: x=1", "a\nb", "a\x00", "\x7f", "\t"])
+def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: str) -> None:
+    made = app(tmp_path, policy={"name": "least-request"})
+    made.picker.set_pool([Endpoint("10.0.0.1:1")], 0.0)  # of any model
+    for model, headers in (
+        (name, {}),
+        ("chat-ü", {"x-epp-served-model": "chat-ü", "x-epp-untried-models": "0"}),
+    ):
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]}).encode()
+        found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+        assert isinstance(found, Decided)
+        assert found.pick.response_headers == headers
+        assert ("model_served" in found.pick.metadata) is bool(headers)
+
+
 def test_models_that_are_not_worth_the_time_are_not_told_as_left(tmp_path: Path) -> None:
     made = app(tmp_path, policy={"name": "laar", "fallbacks": 0, "params": {"patience_s": 5.0}})
     write(made, tmp_path, CAPABILITY)
