@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.decide.select import select
+from epp.policies.base import Ties
 from epp.policies.registry import params_of
 
 if TYPE_CHECKING:
@@ -16,15 +17,24 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
 
 
-def rerun(decision: Decision, policy: Policy) -> Decision:
-    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved."""
-    weights = decision.weights if policy.name == decision.policy else _defaults(policy)
+def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision:
+    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved.
+
+    Args:
+        decision: as it was taken.
+        policy: that it is asked of.
+        tie_band: relative band of equals of another policy that has one; the same one's is the decision's.
+    """
+    if policy.name == decision.policy:
+        weights, band = decision.weights, decision.tie_band
+    else:
+        weights, band = _defaults(policy), tie_band if policy.ties is Ties.BAND else 0.0
     ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
     selection = select(
         ranking.costs,
         decision.shares,
         decision.fleet.endpoints,
-        tie_band=decision.tie_band,
+        tie_band=band,
         fallbacks=len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
@@ -35,6 +45,7 @@ def rerun(decision: Decision, policy: Policy) -> Decision:
         policy=policy.name,
         params=params_of(policy),
         weights=weights,
+        tie_band=band,
         ranking=ranking,
         chosen=selection.chosen,
         fallbacks=selection.fallbacks,

@@ -57,6 +57,7 @@ class Learning:
             config.shadow_per_s,
             shadow_metrics,
             lambda: self.feed.model if self.feed is not None else None,
+            tie_band=config.policy.tie_band,
         )
         if config.shadow:
             self.observers.append(self._shadow.decided)

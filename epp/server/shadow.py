@@ -116,6 +116,7 @@ class Shadow:
         per_s: decisions a second that are scored, at most.
         metrics: counted into.
         model: the reward model in force, None while there is none.
+        tie_band: relative band of equals, of policies that have one.
     """
 
     def __init__(
@@ -124,7 +125,10 @@ class Shadow:
         per_s: float,
         metrics: ShadowMetrics,
         model: Callable[[], RewardModel | None] = lambda: None,
+        *,
+        tie_band: float = 0.0,
     ) -> None:
+        self._tie_band = tie_band
         self._accounts = [metrics.account(quiet(policy)) for policy in policies]
         self._pause_s, self._model = 1.0 / per_s, model
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
@@ -167,7 +171,7 @@ class Shadow:
 
     def _score(self, account: _Scored, decision: Decision, judges: _Judges) -> None:
         try:
-            chosen = rerun(decision, account.policy).chosen
+            chosen = rerun(decision, account.policy, self._tie_band).chosen
         except Exception:  # a policy in shadow may be anybody's; it must not reach users
             account.failed.inc()
             if not account.told:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
+from epp.decide.rerun import rerun
 from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
@@ -49,6 +50,19 @@ def test_the_policy_that_decides_agrees_with_itself() -> None:
     assert found["epp_shadow_estimated_difference_seconds", "gorgo", "gorgo-ms"] == 0.0
     assert 0.0 < found["epp_shadow_agreed_total", "random"] < 60.0
     assert found["epp_shadow_estimated_difference_seconds", "random", "gorgo-ms"] > 0.0
+
+
+@pytest.mark.parametrize("live", ["gorgo", "least-request"])
+@pytest.mark.parametrize("name", ["gorgo", "laar", "llm-d", "lmetric", "mooncake"])
+def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str) -> None:
+    """Ties among them: each policy has its own word on what is equal."""
+    for number in range(20):
+        decisions = {
+            policy: picker_of(policy, prefix=f"{number}", tie_band=1.0).pick(ask_of(number), 0.0, 0.0)
+            for policy in (live, name)
+        }
+        again = rerun(decisions[live], create(name), 1.0)
+        assert (again.chosen, again.tie_band) == (decisions[name].chosen, decisions[name].tie_band)
 
 
 def test_the_reward_model_judges_where_it_knows_both() -> None:
@@ -146,6 +160,7 @@ def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     decision = ask(made)
     assert decision.policy == "gorgo"
     shadowing = made._learning._shadow
+    assert shadowing._tie_band == 0.01
     shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar"] == 1.0
