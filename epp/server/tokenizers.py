@@ -121,7 +121,9 @@ class Tokenizers:
     async def _within_budget(self, name: str, job: asyncio.Future[CountedPrompt]) -> CountedPrompt | None:
         try:
             # Cancels the job when the time is over or the client has gone: one that waits is never begun.
-            return await asyncio.wait_for(job, self._budgets_s[name])
+            # Python 3.11's `wait_for` takes no notice of who goes in the moment in which it is done.
+            async with asyncio.timeout(self._budgets_s[name]):
+                return await job
         except TimeoutError:
             self._on_estimate("late")
         except self._not_countable as error:

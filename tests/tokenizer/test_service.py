@@ -129,3 +129,20 @@ async def test_a_client_that_goes_takes_its_count_with_it(patient: Bench) -> Non
     assert await first is not None
     assert await patient.ask() is not None
     assert patient.model.begun == 2
+
+
+async def test_a_client_that_goes_in_the_moment_in_which_its_count_ends_is_gone(patient: Bench) -> None:
+    """Otherwise it would be decided after its end, and nothing would ever end that."""
+    patient.model.let.clear()
+    count = patient.tokenizers.start(ParsedRequest("api", "m", b"\xffPtext", False, None, "", "", False))
+    assert count is not None
+
+    async def wait() -> CountedPrompt | None:
+        return await count
+
+    waiting = asyncio.ensure_future(wait())
+    count._job.add_done_callback(lambda _: waiting.cancel())
+    await asyncio.sleep(0)
+    patient.model.let.set()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
