@@ -375,3 +375,10 @@ def test_decimals_on_the_command_line_are_given_as_the_documents_say() -> None:
     assert yaml.safe_load(found["data"]["overrides.yaml"]) == {"weights": {"queue_weight": 0.3}}
     for said in ((CHART / "values.yaml"), (CHART.parents[2] / "docs" / "kubernetes.md")):
         assert "--set-json overrides." in said.read_text()
+
+
+def test_scraped_endpoints_keep_the_name_that_alerts_and_dashboard_know() -> None:
+    """Prometheus Operator calls a target's port `endpoint`, as our metrics call a replica."""
+    monitor = find(example("gateway"), "ServiceMonitor")
+    assert "by (endpoint)" in (CHART / "files" / "dashboard.json").read_text()
+    assert all(scraped["honorLabels"] for scraped in monitor["spec"]["endpoints"])
