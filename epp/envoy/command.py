@@ -206,7 +206,8 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         settings = replace(settings, listener_host=host, listener_port=port)
     if arguments.picker:
         host, port = _address("--picker", arguments.picker)
-        settings = replace(settings, picker_host=host, picker_port=port)
+        # A picker that is elsewhere is told first tokens there, too.
+        settings = replace(settings, picker_host=host, picker_port=port, first_token_host="")
     if arguments.first_token == "0":  # noqa: S105 - a token of an answer
         settings = replace(settings, first_token_port=0, first_token_path="")
     elif arguments.first_token and arguments.first_token.startswith(UNIX):
@@ -249,6 +250,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     host, port = split_address(config.listen.grpc)
     tls, first_token, tls_there = config.listen.tls, config.listen.first_token, config.listen.first_token_tls
     by_socket = first_token.startswith(UNIX)
+    there, first_token_port = split_address(first_token) if first_token and not by_socket else ("", 0)
     return EnvoySettings(
         endpoints=tuple(endpoints),
         picker_host=_WILDCARDS.get(host, host),
@@ -257,7 +259,8 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         max_body_bytes=config.request.max_body_bytes,
         served_model_header=config.capability.tell_model,
         relays=config.relays if config.relays.regions else None,
-        first_token_port=split_address(first_token)[1] if first_token and not by_socket else 0,
+        first_token_host=_WILDCARDS.get(there, there) if there != host else "",
+        first_token_port=first_token_port,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,
     )

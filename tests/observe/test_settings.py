@@ -183,6 +183,31 @@ def test_command_says_what_is_watched(
     assert "envoy_on_request" not in text
 
 
+@pytest.mark.parametrize(
+    ("listen", "flags", "address"),
+    [
+        ('grpc: "[::]:9002"', [], "127.0.0.1"),  # first_token's default: loopback, IPv4
+        ("grpc: 127.0.0.1:9002, first_token: 10.0.0.5:9003", [], "10.0.0.5"),
+        ('grpc: "[::]:9002", first_token: "[::]:9003"', [], "::1"),
+        ("grpc: 0.0.0.0:9002, first_token: 0.0.0.0:9003", ["--picker", "10.0.0.7:9002"], "10.0.0.7"),
+        ("grpc: 10.0.0.5:9002, first_token: 10.0.0.5:9003", ["--picker", "epp.example:9002"], "epp.example"),
+    ],
+)
+def test_first_tokens_are_told_where_the_picker_listens_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listen: str, flags: list[str], address: str
+) -> None:
+    (tmp_path / "epp.yaml").write_text(f"listen: {{{listen}}}\n")
+    (tmp_path / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n")
+    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 0
+    clusters = yaml.safe_load(capsys.readouterr().out)["static_resources"]["clusters"]
+    [cluster] = [each for each in clusters if each["name"] == "first-tokens"]
+    [group] = cluster["load_assignment"]["endpoints"]
+    assert group["lb_endpoints"][0]["endpoint"]["address"]["socket_address"] == {
+        "address": address,
+        "port_value": 9003,
+    }
+
+
 def test_the_compiled_part_stands_where_it_sees_an_answer_after_the_script() -> None:
     settings = EnvoySettings(endpoints=ENDPOINTS, observe_module="/etc/envoy/module.so", usage_tail_bytes=999)
     names = [each.name for each in observers(settings)]
