@@ -6,11 +6,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.address import split_address
-from epp.config.section import PositiveInt, Section
+from epp.config.address import join_address, split_address
+from epp.config.section import Section
 
 #: Envoy and kernels take any number; beyond this it is no longer few long-lived connections.
 MAX_CONNECTIONS = 64
+#: Longest time that Envoy is told, in seconds: it refuses durations over 292 years.
+MOST_S = 1e9
+
+_Ping = Annotated[float, msgspec.Meta(ge=0.1, le=MOST_S, extra={"fix": f"from 0.1 to {MOST_S:.0f}"})]
 
 
 class Relays(Section, frozen=True):
@@ -52,25 +56,30 @@ class Relays(Section, frozen=True):
     relay_name: str = "relay.epp.internal"
     stream_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 4 * 1024 * 1024
     connection_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 16 * 1024 * 1024
-    idle_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    ping_s: Annotated[float, msgspec.Meta(ge=0.1)] = 2.0
-    ping_timeout_s: Annotated[float, msgspec.Meta(ge=0.1)] = 4.0
+    idle_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=MOST_S, extra={"fix": "0 for never"})] = 0.0
+    ping_s: _Ping = 2.0
+    ping_timeout_s: _Ping = 4.0
     congestion_control: str = ""
     compression: Literal["none", "gzip"] = "none"
-    max_streams: PositiveInt = 1000
+    max_streams: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647)] = 1000
     probes: Literal["direct", "relay"] = "relay"
 
     def __post_init__(self) -> None:
         """Addresses with room for the ports of all connections, and certificates, once there are relays."""
+        taken: dict[str, str] = {}
         for region, address in self.regions.items():
             if not region or not region.isprintable():
                 raise ValueError(f"{region!r} is not a region's name")
             try:
-                port = split_address(address)[1]
+                host, port = split_address(address)
             except ValueError as error:
                 raise ValueError(f"regions.{region}: {error}") from error
             if not 0 < port <= 65_536 - self.connections:
                 raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
+            for own in (join_address(host, port + offset) for offset in range(self.connections)):
+                # Who answers there knows one of the two regions' endpoints alone.
+                if (other := taken.setdefault(own, region)) != region:
+                    raise ValueError(f"{own} is a port of {other}'s relay and of {region}'s")
         if self.regions and not (self.ca_file and self.cert_file and self.key_file):
             raise ValueError("ca_file, cert_file and key_file are needed: relays serve nobody without them")
         if len(self.congestion_control) > 15:  # TCP_CA_NAME_MAX of the kernel, with its end

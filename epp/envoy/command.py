@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.config.address import UNIX, split_address
+from epp.config.address import UNIX, is_ip, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.envoy.render import render, render_endpoints, render_relay, write
@@ -203,6 +203,9 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         settings = replace(settings, preconnect_ratio=arguments.preconnect_ratio)
     if arguments.listen:
         host, port = _address("--listen", arguments.listen)
+        if not is_ip(host):
+            problem = f"Envoy listens on addresses, not on names such as {host!r}"
+            raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
         settings = replace(settings, listener_host=host, listener_port=port)
     if arguments.picker:
         host, port = _address("--picker", arguments.picker)
@@ -284,8 +287,8 @@ def _address(flag: str, text: str) -> tuple[str, int]:
         raise ConfigError("<arguments>", flag, str(error), "e.g. 127.0.0.1:8080") from error
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(str(path), "", str(error)) from error

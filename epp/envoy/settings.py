@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from epp.config.relays import MOST_S
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ class EnvoySettings:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError("envoy", name, "must be above 0")
+            # Written to the millisecond; 0 would mean no limit at all.
+            if name.endswith("_s") and not 0.001 <= getattr(self, name) <= MOST_S:
+                raise ConfigError("envoy", name, f"must be from 0.001 to {MOST_S:.0f}")
         if not 1 <= self.preconnect_ratio <= 3:
             raise ConfigError("envoy", "preconnect_ratio", "must be from 1 to 3, the range that Envoy takes")
         if self.max_body_bytes >= 1 << 32:

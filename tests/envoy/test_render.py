@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +95,10 @@ def test_admin_is_on_loopback_and_no_source_is_a_header() -> None:
     ("changes", "key"),
     [
         ({"message_timeout_ms": 0}, "message_timeout_ms"),
+        ({"upstream_idle_timeout_s": math.nan}, "upstream_idle_timeout_s"),
+        ({"upstream_idle_timeout_s": math.inf}, "upstream_idle_timeout_s"),
+        ({"upstream_idle_timeout_s": 1e10}, "upstream_idle_timeout_s"),
+        ({"upstream_idle_timeout_s": 0.0001}, "upstream_idle_timeout_s"),  # would be written as 0: none at all
         ({"max_body_bytes": 1 << 32}, "max_body_bytes"),
         ({"preconnect_ratio": 9}, "preconnect_ratio"),
         ({"retries": -1}, "retries"),
@@ -171,8 +176,17 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     config = config_folder(tmp_path)
     assert main(["envoy", "render", "--config", str(config), "--listen", "nowhere"]) == 2
     assert "--listen" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--listen", "localhost:8080"]) == 2
+    assert "--listen: Envoy listens on addresses" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--admin-port", "99999"]) == 2
+    assert "admin_port: must be a port" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--health-check", "health"]) == 2
+    assert "health_check_path: must begin with /" in capsys.readouterr().err
     assert main(["envoy", "render", "--config", str(config), "--tier", "relay:eu"]) == 2
     assert f"{config}: relays.regions: no relay for 'eu'" in capsys.readouterr().err
+    config.write_bytes(b"policy: {name: caf\xe9}\n")
+    assert main(["envoy", "render", "--config", str(config)]) == 2
+    assert f"{config}: " in capsys.readouterr().err
     config.write_text("pool: {kubernetes: {pool_name: llama}}\n")
     assert main(["envoy", "render", "--config", str(config)]) == 2
     assert "pool.kubernetes: an Envoy cannot be rendered" in capsys.readouterr().err
