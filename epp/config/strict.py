@@ -31,6 +31,9 @@ _FIXES = {
 _AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.CSafeLoader):
     """YAML 1.1 safe loader that refuses duplicate keys: the last one winning silently hides a mistake."""
 
@@ -38,6 +41,8 @@ class _Loader(yaml.CSafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
     seen: set[object] = set()
     for key_node, _ in node.value:
+        if key_node.tag == _MERGE:  # `<<: *others`; what stands here goes before what it brings
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(

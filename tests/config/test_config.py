@@ -164,6 +164,20 @@ def test_a_mistake_in_the_pool_is_told(text: str, key: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_entries_may_share_keys_by_yaml_s_merge() -> None:
+    text = """
+endpoints:
+  - &gpu {address: "a:1", region: eu, tls: true}
+  - {<<: *gpu, address: "b:1"}
+  - <<: [{region: us, tls: false}, *gpu]
+    address: "c:1"
+"""
+    told = {address: (spec.region, spec.tls) for address, spec in parse_pool(text, "endpoints.yaml").items()}
+    assert told == {"a:1": ("eu", True), "b:1": ("eu", True), "c:1": ("us", False)}
+    with pytest.raises(ConfigError, match="duplicate key 'address'"):
+        parse_pool("endpoints: [&gpu {address: 'a:1'}, {<<: *gpu, address: 'b:1', address: 'c:1'}]", "endpoints.yaml")
+
+
 def test_an_explicit_empty_pool_is_allowed() -> None:
     assert parse_pool("endpoints: []", "endpoints.yaml") == {}
 
