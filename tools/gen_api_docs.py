@@ -66,7 +66,9 @@ attribution that Claude Code puts before its system prompt.
   session header, `conversation` or `prompt_cache_key`. An engine that stores responses knows its own only.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.
 * **SGLang generate**: media stand where the text names their place (`<image>`, `<|image_pad|>`, ...), else first.
-  `lora_path` and `extra_key` keep prefixes apart, as in the engine.
+  `lora_path` and `extra_key` keep prefixes apart, as in the engine, and so they do in OpenAI's APIs.
+* **Embeddings instead of text** (vLLM's `prompt_embeds`) and what `/pooling` hands to a plugin (`data`) are known by the hash
+  of their content.
 
 ## Session keys
 

@@ -15,7 +15,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.chat_messages import function_call, function_tool
-from epp.prompt.decode import decode, output_limit, required, session_hint
+from epp.prompt.decode import Whole, decode, output_limit, required, session_hint
 from epp.prompt.error_bodies import anthropic_error
 from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -46,7 +46,7 @@ class _Counted(msgspec.Struct, kw_only=True):
 
 
 class _Messages(_Counted, kw_only=True):
-    max_tokens: int
+    max_tokens: Whole
     stream: bool | None = None
 
 
@@ -75,7 +75,7 @@ class MessagesParser:
             model=asked.model,
             canonical=framed.bytes(),
             stream=bool(asked.stream),
-            max_output_tokens=output_limit(asked.max_tokens),
+            max_output_tokens=output_limit(max_tokens=asked.max_tokens),
             session=_session(asked, headers),
             cache_salt=asked.cache_salt or "",
             include_usage=True,

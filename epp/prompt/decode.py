@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: Larger limits say no more than this, and stay exact in every number format that they pass through.
 _MAX_LIMIT = 1 << 53
+#: A whole number as engines take it (pydantic's ``int``): 512, and 512.0, as Python spells 1024 / 2.
+Whole = int | float
+#: What some editors write first; Python's `json.loads`, by which engines read bodies, passes over it.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SESSION_HEADERS = (
     "x-session-id",
     "x-session-affinity",
@@ -30,6 +34,10 @@ _SESSION_HEADERS = (
 )
 
 
+#: What keeps prefixes apart: one for all prompts of a batch, or one for each.
+Salt = str | list[str | None] | None
+
+
 class StreamOptions(msgspec.Struct):
     """``stream_options`` of OpenAI's APIs and of engines that follow them."""
 
@@ -37,7 +45,10 @@ class StreamOptions(msgspec.Struct):
 
 
 class OpenAIFields(msgspec.Struct, kw_only=True):
-    """What bodies of OpenAI's APIs have in common; ``model`` is required by all of its clients."""
+    """What bodies of OpenAI's APIs have in common; ``model`` is required by all of its clients.
+
+    ``extra_key`` and ``lora_path`` are SGLang's, as are salts by prompt.
+    """
 
     model: str
     stream: bool | None = None
@@ -47,7 +58,9 @@ class OpenAIFields(msgspec.Struct, kw_only=True):
     session_id: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    cache_salt: str | None = None
+    cache_salt: Salt = None
+    extra_key: Salt = None
+    lora_path: Salt = None
 
     def session(self, headers: Mapping[str, str], *more: object) -> str:
         """The session hint: ``session_id``, ``metadata.session_id``, what `more` the API has.
@@ -59,8 +72,26 @@ class OpenAIFields(msgspec.Struct, kw_only=True):
         named = (self.session_id, inner, *more)
         return session_hint(headers, (*named, self.prompt_cache_key, self.safety_identifier, self.user))
 
+    def salt(self) -> str:
+        """One salt for all that keeps prefixes apart."""
+        return joined_salt(self.cache_salt, self.extra_key, self.lora_path)
+
 
 _T = TypeVar("_T")
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+def joined_salt(*parts: Salt) -> str:
+    """One salt for what keeps prefixes apart: salt, extra key, adapter; empty when there is none of them."""
+    if any(parts[1:]):
+        return _ENCODER.encode(parts).decode()
+    salt = parts[0] or ""
+    return salt if isinstance(salt, str) else _ENCODER.encode(parts).decode()
+
+
+def unmarked(body: bytes) -> bytes:
+    """A body without the byte order mark in front."""
+    return body.removeprefix(_BYTE_ORDER_MARK)
 
 
 def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
@@ -74,7 +105,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         bounds = f"{MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers"
         raise ClientError(400, f"Invalid request: more than {bounds}")
     try:
-        return decoder.decode(body)
+        return decoder.decode(unmarked(body))
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         param = path.strip("`").removeprefix("$").removeprefix(".") or _missing(problem)
@@ -131,9 +162,16 @@ def session_hint(headers: Mapping[str, str], hints: Iterable[object]) -> str:
     return ""
 
 
-def output_limit(*limits: int | None) -> int | None:
-    """The first limit that is given; a negative one is some clients' way to set none."""
-    for limit in limits:
+def output_limit(**limits: Whole | None) -> int | None:
+    """The first limit that is given, by the body's names; a negative one is some clients' way to set none.
+
+    Raises:
+        ClientError: 400, it is no whole number.
+    """
+    for name, limit in limits.items():
         if limit is not None:
-            return None if limit < 0 else min(limit, _MAX_LIMIT)
+            if limit != int(limit):
+                problem = f"Expected 'int | null', got 'float' at {name}"
+                raise ClientError(400, f"Invalid request: {problem}", name)
+            return None if limit < 0 else min(int(limit), _MAX_LIMIT)
     return None

@@ -15,7 +15,16 @@ import xxhash
 
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, check_texts, frame_token_ids, media_words
-from epp.prompt.decode import StreamOptions, decode, optional, output_limit, session_hint
+from epp.prompt.decode import (
+    Salt,
+    StreamOptions,
+    Whole,
+    decode,
+    joined_salt,
+    optional,
+    output_limit,
+    session_hint,
+)
 from epp.prompt.error_bodies import sglang_error, vllm_error
 from epp.prompt.media import MAX_PARTS, PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -33,7 +42,7 @@ _SGLANG_NEW_TOKENS = 128
 
 
 class _Sampling(msgspec.Struct):
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
 
 
 class _Place(msgspec.Struct):
@@ -57,8 +66,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _NewTokens(msgspec.Struct):
-    max_new_tokens: int | None = None
-    n: int | None = None
+    max_new_tokens: Whole | None = None
 
 
 class _Session(msgspec.Struct):
@@ -79,14 +87,13 @@ class _Generate(msgspec.Struct):
     routing_key: Any = None
     conversation_id: Any = None
     model: str | None = None
-    lora_path: str | list[str | None] | None = None
-    cache_salt: str | list[str | None] | None = None
-    extra_key: str | list[str | None] | None = None
+    lora_path: Salt = None
+    cache_salt: Salt = None
+    extra_key: Salt = None
 
 
 _TOKENS = msgspec.json.Decoder(_Tokens)
 _GENERATE = msgspec.json.Decoder(_Generate)
-_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 class VllmGenerateParser:
@@ -113,7 +120,7 @@ class VllmGenerateParser:
             model=asked.model or "",
             canonical=canonical,
             stream=bool(asked.stream),
-            max_output_tokens=output_limit(asked.sampling_params.max_tokens),
+            max_output_tokens=output_limit(max_tokens=asked.sampling_params.max_tokens),
             session=session_hint(headers, ()),
             cache_salt=asked.cache_salt or "",
             include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
@@ -181,7 +188,7 @@ class SGLangGenerateParser:
             session=session_hint(
                 headers, (session, asked.session_id, asked.conversation_id, asked.routing_key)
             ),
-            cache_salt=_salt(asked.cache_salt, asked.extra_key, asked.lora_path),
+            cache_salt=joined_salt(asked.cache_salt, asked.extra_key, asked.lora_path),
             include_usage=True,  # every event carries meta_info
         )
 
@@ -193,15 +200,7 @@ class SGLangGenerateParser:
 def _limit(sampling: _NewTokens | list[_NewTokens] | None) -> int | None:
     given = sampling if isinstance(sampling, list) else [sampling] if sampling else []
     limits = [_SGLANG_NEW_TOKENS if one.max_new_tokens is None else one.max_new_tokens for one in given]
-    return output_limit(max(limits, default=_SGLANG_NEW_TOKENS))
-
-
-def _salt(*parts: str | list[str | None] | None) -> str:
-    """One salt for what keeps prefixes apart: salt, extra key, adapter; empty when there is none of them."""
-    if any(parts[1:]):
-        return _ENCODER.encode(parts).decode()
-    salt = parts[0] or ""
-    return salt if isinstance(salt, str) else _ENCODER.encode(parts).decode()
+    return output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
 
 
 def _frame(asked: _Generate) -> bytes:

@@ -39,6 +39,8 @@ _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
 #: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
 _QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
+#: A guess: one token's embedding, 4,096 numbers of two bytes.
+_EMBEDDING_BYTES = 8192
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _IGNORED = frozenset({"cache_control", "type"})
 #: Where parts keep the thing itself: a URL, base64, or the name of an uploaded file.
@@ -151,7 +153,8 @@ class PromptFrames(Frames):
 
         Args:
             part: the part: an object, or the URL or base64 itself.
-            kind: what it is, where the part does not say (``type``): ``image``, ``audio`` or ``video``.
+            kind: what it is, where the part does not say (``type``): ``image``, ``audio``, ``video`` or
+                ``embeds``.
 
         Raises:
             ValueError: as `describe`.
@@ -231,6 +234,8 @@ def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
         low = _low(part)
         size = (image_size(file) if file else None) or ((512, 512) if low else None)
         return rates.image(*size, low) if size else rates.unseen_image
+    if kind == "embeds":
+        return math.ceil(len(file or "") / _EMBEDDING_BYTES)
     if "file" in kind or "document" in kind:
         return _PAGE_TOKENS * min(max(1, round(len(file or "") / _PAGE_BYTES)), _MAX_PAGES)
     return 0  # kinds of parts that are not known cost what their name costs

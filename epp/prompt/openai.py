@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.canonical import Frames, check_texts, frame_token_ids
+from epp.prompt.canonical import Frames, check_texts, exact_tokens, frame_token_ids, media_words
 from epp.prompt.chat_messages import Message, add_message
-from epp.prompt.decode import OpenAIFields, decode, output_limit, required
+from epp.prompt.decode import OpenAIFields, Whole, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -36,14 +36,15 @@ class _Chat(OpenAIFields, kw_only=True):
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
     add_generation_prompt: Any = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
 
 
 class _Completion(OpenAIFields, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_embeds: str | list[str] | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -60,9 +61,11 @@ def _request(
         model=body.model,
         canonical=canonical,
         stream=bool(body.stream),
-        max_output_tokens=output_limit(body.max_completion_tokens, body.max_tokens),
+        max_output_tokens=output_limit(
+            max_completion_tokens=body.max_completion_tokens, max_tokens=body.max_tokens
+        ),
         session=body.session(headers),
-        cache_salt=body.cache_salt or "",
+        cache_salt=body.salt(),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         template_arguments=_template_arguments(body) if isinstance(body, _Chat) else (),
         text_only=text_only,
@@ -141,12 +144,33 @@ class CompletionParser:
         """
         completion = decode(_COMPLETION, body)
         required(completion.model, "model")
-        canonical = frame_prompts(completion.prompt, "prompt")
+        if completion.prompt_embeds:
+            canonical = _frame_embeds(completion, completion.prompt_embeds)
+        elif completion.prompt is not None:
+            canonical = frame_prompts(completion.prompt, "prompt")
+        else:
+            raise ClientError(400, "Invalid request: missing required field 'prompt'", "prompt")
         return _request(self.name, completion, canonical, headers, text_only=False)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""
         return openai_error(status, message, param)
+
+
+def _frame_embeds(completion: _Completion, given: str | list[str]) -> bytes:
+    """Tensors in base64 instead of a prompt (vLLM), or before one, each by the hash of its content."""
+    framed = PromptFrames(completion.model)
+    try:
+        described = [framed.describe(one, "embeds") for one in ([given] if isinstance(given, str) else given)]
+        prompt = frame_prompts(completion.prompt, "prompt") if completion.prompt else b""
+        if exact_tokens(prompt) is not None:  # ids stand among ids alone
+            words = [word for identity, tokens in described for word in media_words(identity, tokens)]
+            return frame_token_ids([words, []]) + prompt.removeprefix(frame_token_ids([]))
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "prompt_embeds") from None
+    for identity, tokens in described:
+        framed.add_media(identity, tokens)
+    return framed.bytes() + prompt
 
 
 def check_listed(count: int, field: str) -> None:

@@ -41,6 +41,7 @@ class _Embeddings(_Pooling, kw_only=True):
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
     chat_template: str | None = None
+    data: Any = None
 
 
 class _Rerank(_Pooling, kw_only=True):
@@ -84,10 +85,11 @@ class EmbeddingsParser:
     Args:
         name: the API's name.
         vllm: vLLM's own route: its errors, and a model that may be left out.
+        plugins: whether ``data`` of any kind may come instead, for a plugin of the engine (IO processors).
     """
 
-    def __init__(self, name: str, *, vllm: bool) -> None:
-        self.name, self._vllm = name, vllm
+    def __init__(self, name: str, *, vllm: bool, plugins: bool = False) -> None:
+        self.name, self._vllm, self._plugins = name, vllm, plugins
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """Inputs to canonical form, one after the other.
@@ -101,6 +103,8 @@ class EmbeddingsParser:
             canonical = _frame_chat(asked, asked.messages)
         elif asked.input is not None:
             canonical = frame_prompts(asked.input, "input")
+        elif asked.data is not None and self._plugins:
+            canonical = _frame_data(asked)
         else:
             raise ClientError(400, "Invalid request: missing required field 'input'", "input")
         return _request(self.name, asked, canonical, headers)
@@ -158,6 +162,15 @@ class ScoreParser:
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An error of vLLM."""
         return vllm_error(status, message, param)
+
+
+def _frame_data(asked: _Embeddings) -> bytes:
+    framed = PromptFrames(asked.model or "")
+    try:
+        framed.add_part(asked.data, "data")
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "data") from None
+    return framed.bytes()
 
 
 def _frame_chat(asked: _Embeddings, messages: Sequence[Message]) -> bytes:

@@ -47,7 +47,7 @@ ROUTES: tuple[Route, ...] = (
     Route(RerankParser(), ("/rerank", "/v1/rerank", "/v2/rerank")),
     Route(ScoreParser(), ("/score", "/v1/score")),
     Route(EmbeddingsParser("vllm-classify", vllm=True), ("/classify", "/v1/classify")),
-    Route(EmbeddingsParser("vllm-pooling", vllm=True), ("/pooling", "/v1/pooling")),
+    Route(EmbeddingsParser("vllm-pooling", vllm=True, plugins=True), ("/pooling", "/v1/pooling")),
     Route(VllmGenerateParser(), ("/inference/v1/generate",)),
     Route(SGLangGenerateParser(), ("/generate",), frozenset({"POST", "PUT"})),
 )

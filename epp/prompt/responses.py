@@ -15,7 +15,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.chat_messages import add_part, function_call, function_tool
-from epp.prompt.decode import OpenAIFields, decode, output_limit, required
+from epp.prompt.decode import OpenAIFields, Whole, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -30,7 +30,7 @@ class _Responses(OpenAIFields, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
@@ -69,9 +69,9 @@ class ResponsesParser:
             model=asked.model,
             canonical=framed.bytes(),
             stream=bool(asked.stream),
-            max_output_tokens=output_limit(asked.max_output_tokens),
+            max_output_tokens=output_limit(max_output_tokens=asked.max_output_tokens),
             session=asked.session(headers, conversation) or asked.previous_response_id or "",
-            cache_salt=asked.cache_salt or "",
+            cache_salt=asked.salt(),
             include_usage=True,  # the last event of a stream is the whole response, usage and all
             text_only=framed.text_only,
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from epp.errors import ClientError
+from epp.prompt.decode import unmarked
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODE = msgspec.json.Encoder().encode
@@ -35,7 +36,7 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
         ClientError: 400, the body is not a JSON object.
     """
     try:
-        members = _MEMBERS.decode(body)
+        members = _MEMBERS.decode(unmarked(body))
         if model is not None:
             members["model"] = msgspec.Raw(_ENCODE(model))
         if include_usage:

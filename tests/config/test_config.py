@@ -175,7 +175,9 @@ endpoints:
     told = {address: (spec.region, spec.tls) for address, spec in parse_pool(text, "endpoints.yaml").items()}
     assert told == {"a:1": ("eu", True), "b:1": ("eu", True), "c:1": ("us", False)}
     with pytest.raises(ConfigError, match="duplicate key 'address'"):
-        parse_pool("endpoints: [&gpu {address: 'a:1'}, {<<: *gpu, address: 'b:1', address: 'c:1'}]", "endpoints.yaml")
+        parse_pool(
+            "endpoints: [&gpu {address: 'a:1'}, {<<: *gpu, address: 'b:1', address: 'c:1'}]", "endpoints.yaml"
+        )
 
 
 def test_an_explicit_empty_pool_is_allowed() -> None:

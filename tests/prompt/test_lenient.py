@@ -1,0 +1,111 @@
+"""What engines read in a body, whoever spelled it so, is no reason for a 400."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.errors import ClientError
+from epp.prompt.registry import PARSERS
+from epp.prompt.rewrite import rewrite
+from tests.kit.apis import APIS, Api
+
+if TYPE_CHECKING:
+    from epp.prompt.types import ParsedRequest
+
+PARSER = {parser.name: parser for parser in PARSERS}
+BOM = b"\xef\xbb\xbf"
+
+
+def parse(name: str, **fields: Any) -> ParsedRequest:
+    return PARSER[name].parse(json.dumps({"model": "m"} | fields).encode(), {})
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_a_byte_order_mark_is_no_part_of_a_body(api: Api) -> None:
+    """Python's `json.loads`, by which engines read bodies, passes over it; some editors write it."""
+    body = json.dumps(api.body).encode()
+    assert PARSER[api.name].parse(BOM + body, {}) == PARSER[api.name].parse(body, {})
+
+
+def test_a_rewritten_body_has_no_byte_order_mark() -> None:
+    assert json.loads(rewrite(BOM + b'{"model": "public"}', model="own")) == {"model": "own"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("openai-chat", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 512.0}),
+        ("openai-chat", {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 512.0}),
+        ("openai-completions", {"prompt": "x", "max_tokens": 512.0}),
+        ("openai-responses", {"input": "x", "max_output_tokens": 512.0}),
+        ("anthropic-messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 512.0}),
+        ("vllm-generate", {"token_ids": [1], "sampling_params": {"max_tokens": 512.0}}),
+        ("sglang-generate", {"text": "x", "sampling_params": {"max_new_tokens": 512.0}}),
+    ],
+)
+def test_a_whole_number_may_be_spelled_as_a_fraction(name: str, fields: dict[str, Any]) -> None:
+    """As Python writes `2048 / 4`; pydantic, by which engines check bodies, takes it for the whole number."""
+    parsed = parse(name, **fields)
+    assert parsed.max_output_tokens == 512
+    assert type(parsed.max_output_tokens) is int
+    with pytest.raises(ClientError, match="int") as caught:
+        PARSER[name].parse(json.dumps({"model": "m"} | fields).replace("512.0", "512.5").encode(), {})
+    assert caught.value.status == 400
+
+
+def test_a_completion_may_be_asked_of_embeddings_alone() -> None:
+    """vLLM's `prompt_embeds`: a tensor in base64, or several, with a prompt, an empty one, or none."""
+    one, other = "A" * 100_000, "B" * 100_000
+    alone = parse("openai-completions", prompt_embeds=one)
+    assert parse("openai-completions", prompt="", prompt_embeds=one) == alone
+    assert parse("openai-completions", prompt=None, prompt_embeds=[one]) == alone
+    told_apart = [
+        alone,
+        parse("openai-completions", prompt_embeds=other),
+        parse("openai-completions", prompt_embeds=[one, other]),
+        parse("openai-completions", prompt="x", prompt_embeds=one),
+        parse("openai-completions", prompt="x"),
+        parse("openai-completions", prompt=[1, 2], prompt_embeds=one),
+        parse("openai-completions", prompt=[1, 2]),
+    ]
+    assert len({parsed.canonical for parsed in told_apart}) == len(told_apart)
+    assert all(len(parsed.canonical) < 1000 for parsed in told_apart)
+    nothing: tuple[dict[str, Any], ...] = (
+        {},
+        {"prompt": None},
+        {"prompt_embeds": None},
+        {"prompt_embeds": []},
+    )
+    for fields in nothing:
+        with pytest.raises(ClientError) as caught:
+            parse("openai-completions", **fields)
+        assert caught.value.param == "prompt"
+
+
+def test_vllms_plugins_get_what_is_no_text() -> None:
+    """vLLM's `/pooling` hands `data` of any kind to an IO processor's plugin."""
+    one = parse("vllm-pooling", data={"data": "https://a.example/tile.tiff", "data_format": "url"})
+    assert one.canonical != parse("vllm-pooling", data={"data": "https://b.example/tile.tiff"}).canonical
+    assert parse("vllm-pooling", data="any").canonical != parse("vllm-pooling", data=[1, 2]).canonical
+    for name in ("vllm-pooling", "vllm-classify", "openai-embeddings"):
+        with pytest.raises(ClientError, match="input"):
+            parse(name, **({} if name == "vllm-pooling" else {"data": "any"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "salt"),
+    [
+        ({}, ""),
+        ({"cache_salt": "s"}, "s"),
+        ({"cache_salt": ["s", "t"]}, '[["s","t"],null,null]'),
+        ({"extra_key": "k"}, '[null,"k",null]'),
+        ({"lora_path": "adapter"}, '[null,null,"adapter"]'),
+        ({"cache_salt": "s", "lora_path": ["adapter", None]}, '["s",null,["adapter",null]]'),
+    ],
+)
+def test_sglangs_salts_keep_prefixes_apart_in_openais_apis_too(fields: dict[str, Any], salt: str) -> None:
+    assert parse("openai-completions", prompt=["x", "y"], **fields).cache_salt == salt
+    assert parse("openai-chat", messages=[{"role": "user", "content": "x"}], **fields).cache_salt == salt
