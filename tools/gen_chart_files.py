@@ -23,7 +23,7 @@ FILES = Path(__file__).resolve().parents[1] / "deploy" / "k8s" / "chart" / "file
 #: Socket of the picker's listener for first tokens, in a volume of the pod.
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
 _HOST, _PATTERN, _CA = "listen-host.mark", "destination-pattern-mark", "/upstream-ca-mark"
-_BODY_BYTES, _HEAP_BYTES = 1_111_111_111, 2_222_222_222
+_BODY_BYTES, _HEAP_BYTES, _MESSAGE_MS = 1_111_111_111, 2_222_222_222, 333_333
 _PLAIN, _TLS = Endpoint("plain.mark:1111"), Endpoint("tls.mark:2222", tls=True, server_name="name.mark")
 
 _ACTIONS = {
@@ -31,6 +31,7 @@ _ACTIONS = {
     str(_BODY_BYTES): "{{ int64 .Values.maxBodyBytes }}",
     str(_BODY_BYTES + 1): "{{ add 1 (int64 .Values.maxBodyBytes) }}",
     str(_HEAP_BYTES): "{{ int64 .Values.standalone.maxHeapBytes }}",
+    f"{_MESSAGE_MS / 1000}s": '{{ include "gorgo-epp.messageTimeout" . }}',
     _PATTERN: '{{ include "gorgo-epp.destinations" . }}',
     _CA: "{{ .Values.standalone.upstreamCa }}",
 }  # fmt: skip
@@ -120,6 +121,8 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
         listener_port=8080,
         first_token_path=FIRST_TOKEN,
         first_token_port=0,
+        message_timeout_ms=_MESSAGE_MS,
+        served_model_header=True,
         max_body_bytes=_BODY_BYTES,
         max_heap_bytes=_HEAP_BYTES,
         upstream_ca_file=_CA,
@@ -129,12 +132,12 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
 
 def original_dst() -> str:
     """The Envoy that goes wherever the picker says, among the pods' ports."""
-    return _marked(render(settings(Variant.ORIGINAL_DST, ())))
+    return _told(_marked(render(settings(Variant.ORIGINAL_DST, ()))))
 
 
 def standalone() -> str:
     """The Envoy that knows the endpoints listed, by name, with and without TLS."""
-    return _replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE)
+    return _told(_replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE))
 
 
 def _replicas(text: str, hosts: str) -> str:
@@ -154,7 +157,7 @@ def two_tier() -> str:
     text = _marked(render(replace(settings(Variant.STANDALONE, (plain,)), relays=_RELAYS)))
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasRelayNames" .) "true") }}'
     text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
-    return _replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS)
+    return _told(_replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS))
 
 
 def relay() -> str:
@@ -164,6 +167,12 @@ def relay() -> str:
     text = _marked(render_relay(base, _REGION)).replace(_REGION, "{{ .Values.region }}")
     text = _replaced(text, r"        port_value: 3333\n", _RELAY_PORTS)
     return _replicas(text, _ONE_OF_REGION)
+
+
+def _told(text: str) -> str:
+    """Response headers that tell the model only where the picker's configuration says so."""
+    header = r" +- header:\n +key: x-epp-(?:served-model|untried-models)\n +value: .*\n +append_action: .*\n"
+    return _replaced(text, f"(?:{header}){{2}}", _when("tellsModel", r"\g<0>"))
 
 
 def _when(test: str, block: str) -> str:

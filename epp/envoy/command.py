@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from epp.config.address import UNIX, is_ip, split_address
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.envoy.render import render, render_endpoints, render_relay, write
-from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ _FLAGS = {
     "upstream_idle_timeout_s": "--upstream-idle-timeout",
 }
 """What an operator has written where a setting of Envoy's cannot be."""
+
+#: What Envoy waits for the picker beside the time in which a tokenizer may count.
+_BESIDE_COUNT_MS = 200
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -247,15 +251,18 @@ def _version(text: str) -> tuple[int, int]:
 def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:
     """What the picker's own configuration says about the Envoy in front of it.
 
-    A wildcard listener is reached over loopback. With TLS on the gRPC side the picker's certificate is
-    trusted as its own authority, which is right for a self-signed one.
+    A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a pick
+    that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
+    authority, which is right for a self-signed one.
     """
     host, port = split_address(config.listen.grpc)
     tls, first_token, tls_there = config.listen.tls, config.listen.first_token, config.listen.first_token_tls
     by_socket = first_token.startswith(UNIX)
     there, first_token_port = split_address(first_token) if first_token and not by_socket else ("", 0)
+    budget_ms = max((model.budget_ms for model in config.tokens.models.values()), default=0.0)
     return EnvoySettings(
         endpoints=tuple(endpoints),
+        message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(budget_ms) + _BESIDE_COUNT_MS),
         picker_host=_WILDCARDS.get(host, host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,

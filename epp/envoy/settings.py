@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from epp.signals.endpoint import Endpoint
 
 MIB = 1024 * 1024
+MESSAGE_TIMEOUT_MS = 250
 
 
 class Variant(StrEnum):
@@ -135,7 +136,7 @@ class EnvoySettings:
     picker_host: str = "127.0.0.1"
     picker_port: int = 9002
     picker_tls: TlsFiles | None = None
-    message_timeout_ms: int = 250
+    message_timeout_ms: int = MESSAGE_TIMEOUT_MS
     picker_keepalive_s: float = 1.0
     picker_health_service: str = ""
     max_body_bytes: int = 32 * MIB

@@ -151,6 +151,18 @@ def test_command_renders_what_the_configuration_says(
     assert picker["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9102}
 
 
+@pytest.mark.parametrize(("budgets", "timeout"), [((), "0.250s"), ((50,), "0.250s"), ((20, 600.5), "0.801s")])
+def test_envoy_waits_as_long_as_the_picker_may_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], budgets: tuple[float, ...], timeout: str
+) -> None:
+    """A pick that comes after the message timeout is lost, and the request goes anywhere."""
+    config = config_folder(tmp_path)
+    models = {f"m{number}": {"source": "s", "budget_ms": ms} for number, ms in enumerate(budgets)}
+    config.write_text(yaml.safe_dump({"tokens": {"models": models}}))
+    assert main(["envoy", "render", "--config", str(config)]) == 0
+    assert f"message_timeout: {timeout}\n" in capsys.readouterr().out
+
+
 def test_command_sets_connections_for_far_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["envoy", "render", "--config", str(config_folder(tmp_path))]
     assert main([*arguments, "--upstream-idle-timeout", "590", "--preconnect-ratio", "2"]) == 0

@@ -72,6 +72,20 @@
 {{- toYaml (concat $args (list "--zap-encoder" "json")) -}}
 {{- end -}}
 
+{{/* How long Envoy waits for the picker: longer than a tokenizer may count, or picks are lost. */}}
+{{- define "gorgo-epp.messageTimeout" -}}
+{{- $ms := 250 -}}
+{{- range dig "tokens" "models" (dict) .Values.config -}}
+{{- $ms = max $ms (add 200 (ceil (.budget_ms | default 50))) -}}
+{{- end -}}
+{{- printf "%d.%03ds" (div $ms 1000) (mod $ms 1000) -}}
+{{- end -}}
+
+{{/* Whether responses tell which model answered. */}}
+{{- define "gorgo-epp.tellsModel" -}}
+{{- if dig "capability" "tell_model" false .Values.config -}}true{{- end -}}
+{{- end -}}
+
 {{/* Where original-dst may go: any address, on the endpoints' ports. Only the picker can name one. */}}
 {{- define "gorgo-epp.destinations" -}}
 ([0-9.]+|\[[0-9a-f:]+\]):({{ join "|" .Values.endpoints.targetPorts }})

@@ -119,6 +119,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $key, $_ := dig "relays" (dict) .Values.config -}}
+{{- if ne $key "probes" -}}
+{{- fail (printf "config.relays.%s reaches no Envoy: the chart's are as relays says; render your own (epp envoy render) for more" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.standalone.enabled (hasKey (dig "request" (dict) .Values.config) "max_body_bytes") -}}
+{{- fail "config.request.max_body_bytes reaches the picker alone: say maxBodyBytes, which Envoy is told, too" -}}
+{{- end -}}
 {{- if and (eq .Values.tier "relay") (not (hasKey $r.regions .Values.region)) -}}
 {{- fail (printf "region %q has no relay: set region to one of relays.regions" .Values.region) -}}
 {{- end -}}
