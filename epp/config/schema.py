@@ -13,7 +13,15 @@ import msgspec
 from epp.config.kubernetes import Kubernetes  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
-from epp.config.section import HeaderName, NotNegative, Positive, PositiveInt, Section, Share
+from epp.config.section import (
+    HeaderName,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    RequestPath,
+    Section,
+    Share,
+)
 
 
 class Pool(Section, frozen=True):
@@ -217,7 +225,7 @@ class Scrape(Section, frozen=True):
 
     interval_s: NotNegative = 1.0
     timeout_s: Positive = 2.0
-    path: str = "/metrics"
+    path: RequestPath = "/metrics"
     stale_after_s: Positive = 10.0
     ca_file: str = ""
     bearer_token_file: str = ""
@@ -237,7 +245,7 @@ class Probe(Section, frozen=True):
 
     interval_s: NotNegative = 2.0
     timeout_s: Positive = 2.0
-    path: str = "/health"
+    path: RequestPath = "/health"
     failures_to_eject: PositiveInt = 3
     eject_s: Positive = 5.0
     panic_share: Share = 0.8

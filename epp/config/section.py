@@ -21,6 +21,10 @@ HeaderName = Annotated[
         extra={"fix": "a header's name alone, e.g. x-tenant: letters, digits and dashes"},
     ),
 ]
+#: A request's target (RFC 9112, 3.2.1). To any other engines say 400, which a probe would take for life.
+RequestPath = Annotated[
+    str, msgspec.Meta(pattern=r"^/[!-~]*$", extra={"fix": "a path without blanks, from / on, e.g. /health"})
+]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 

@@ -251,8 +251,8 @@ def _version(text: str) -> tuple[int, int]:
 def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:
     """What the picker's own configuration says about the Envoy in front of it.
 
-    A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a pick
-    that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
+    A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a
+    pick that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
     authority, which is right for a self-signed one.
     """
     host, port = split_address(config.listen.grpc)

@@ -212,7 +212,8 @@ def _prefix_scorer(parameters: Parameters, meaning: Meaning) -> None:
 
 def _prefix_index(parameters: Parameters, meaning: Meaning) -> None:
     """The approximate index: block size and capacity; the whole prompt is matched, whatever the caps say."""
-    tokens = parameters.number("blockSizeTokens", 0, low=0) or parameters.number("blockSize", 0, low=0)
+    before = parameters.number("blockSize", 0, low=0)  # what `blockSizeTokens` was called; which wins
+    tokens = parameters.number("blockSizeTokens", 0, low=0) or before
     blocks = parameters.number("lruCapacityPerServer", 0, low=0)
     block_tokens = max(tokens, 64.0) if tokens else 64.0  # llm-d raises smaller ones to 64, too
     if tokens:

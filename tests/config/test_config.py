@@ -41,6 +41,9 @@ from epp.errors import ConfigError
         ("observe: {mode: 'sample:-1'}", "observe.mode", "e.g. sample:0.1"),
         ("drain_s: .inf", "drain_s", "(from 0 to 1000000000000)"),
         ("probe: {timeout_s: .inf}", "probe.timeout_s", "(above 0 and at most 1000000000000)"),
+        ("probe: {path: health}", "probe.path", "from / on, e.g. /health"),
+        ("scrape: {path: ''}", "scrape.path", "from / on"),
+        ("scrape: {path: '/metrics HTTP/1.1'}", "scrape.path", "from / on"),
         ("tokens: {bytes_per_token: {m: 0}}", "tokens.bytes_per_token.m", "above 0"),
         (
             "request: {tenant_header: 'x tenant'}",

@@ -67,6 +67,13 @@ def test_scorers_with_weights() -> None:
     assert any("maxPrefixBlocksToMatch" in warning for warning in made.warnings)
 
 
+def test_a_block_s_size_in_tokens_goes_before_the_one_that_it_replaced() -> None:
+    """As in llm-d, whose older versions need the one and whose newer ones the other."""
+    parameters = {"blockSize": 64, "blockSizeTokens": 128}
+    made = config_of([{"type": "prefix-cache-scorer", "parameters": parameters}])
+    assert made.config.prefix.block_bytes == 128 * 4
+
+
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_an_empty_text_is_no_configuration(text: str) -> None:
     assert read(text).config.policy.name == "llm-d"
