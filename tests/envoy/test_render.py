@@ -66,6 +66,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "endpoints": (Endpoint("10.0.0.1:8443", tls=True, server_name="replica.test"),),
         "destination_patterns": (r"10\.8\.[0-9.]+:8000",),
     },
+    "original-dst of a thousand": {
+        "variant": Variant.ORIGINAL_DST,
+        "endpoints": tuple(Endpoint(f"10.{number >> 8}.{number & 255}.1:8000") for number in range(1000)),
+    },
+    "original-dst eight ports a pod": {
+        "variant": Variant.ORIGINAL_DST,
+        "endpoints": (),
+        "destination_patterns": (r"([0-9.]+|\[[0-9a-f:]+\]):(8000|18011|28022|38033|48044|58055|9066|7077)",),
+    },
     "original-dst empty pool": {"variant": Variant.ORIGINAL_DST, "endpoints": ()},
     "empty pool": {"endpoints": ()},
     "picker tls": {"picker_tls": TlsFiles(server_name="picker.test"), "variant": Variant.FULL_DUPLEX},
