@@ -179,17 +179,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    config_file: Path = arguments.config
-    config = parse_config(_read(config_file), str(config_file))
-    if config.pool.kubernetes is not None:
-        raise ConfigError(
-            str(config_file), "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
-            "the Helm chart has one, standalone.enabled; or list endpoints in pool.file",
-        )  # fmt: skip
-    _check_fallbacks(config, arguments.variant, str(config_file))
-    pool_file = config_file.parent / config.pool.file
-    pool = parse_pool(_read(pool_file), str(pool_file))
-    settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    settings = _configured(arguments.config, arguments.variant)
     settings = replace(
         settings,
         variant=Variant(arguments.variant),
@@ -232,6 +222,28 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.admin_port is not None:
         settings = replace(settings, admin_port=arguments.admin_port)
     return settings
+
+
+def _configured(config_file: Path, variant: str) -> EnvoySettings:
+    """What the picker's configuration and its pool say.
+
+    Raises:
+        ConfigError: naming the file, the key and the fix.
+    """
+    config = parse_config(_read(config_file), str(config_file))
+    if config.pool.kubernetes is not None:
+        raise ConfigError(
+            str(config_file), "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
+            "the Helm chart has one, standalone.enabled; or list endpoints in pool.file",
+        )  # fmt: skip
+    if config.listen.tls is not None and config.listen.tls.self_signed:
+        problem = "Envoy verifies the picker, and nobody knows this certificate"
+        fix = "cert_file and key_file; or no tls on loopback"
+        raise ConfigError(str(config_file), "listen.tls.self_signed", problem, fix)
+    _check_fallbacks(config, variant, str(config_file))
+    pool_file = config_file.parent / config.pool.file
+    pool = parse_pool(_read(pool_file), str(pool_file))
+    return settings_from_config(config, (spec.endpoint() for spec in pool.values()))
 
 
 def _check_fallbacks(config: Config, variant: str, source: str) -> None:

@@ -205,6 +205,9 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "health_check_path: must begin with /" in capsys.readouterr().err
     assert main(["envoy", "render", "--config", str(config), "--tier", "relay:eu"]) == 2
     assert f"{config}: relays.regions: no relay for 'eu'" in capsys.readouterr().err
+    config.write_text("listen: {tls: {self_signed: true}}\n")
+    assert main(["envoy", "render", "--config", str(config)]) == 2
+    assert "listen.tls.self_signed: Envoy verifies" in capsys.readouterr().err
     config.write_bytes(b"policy: {name: caf\xe9}\n")
     assert main(["envoy", "render", "--config", str(config)]) == 2
     assert f"{config}: " in capsys.readouterr().err
