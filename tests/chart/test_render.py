@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -117,6 +118,14 @@ def test_the_picker_takes_llm_d_s_flags() -> None:
     assert found.config.policy.name == "llm-d"
     assert found.config.drain_s == 120.0
     assert not found.warnings
+
+
+def test_flags_that_are_large_numbers_are_written_in_digits() -> None:
+    """A values file's numbers are fractions to Helm, which writes a million of them as 1e+06."""
+    flags = "{grpc-max-recv-msg-size: 26214400, v: 4, drain: 0.5, tracing: false, zap-encoder: json}"
+    objects = example("llm-d", "--set-json", "flags=" + json.dumps(yaml.safe_load(flags)))
+    words = container(objects, "picker")["args"]
+    assert {"--grpc-max-recv-msg-size=26214400", "--v=4", "--drain=0.5", "--tracing=false"} <= set(words)
 
 
 def test_what_an_operator_writes_goes_before_what_the_chart_writes() -> None:

@@ -94,6 +94,17 @@ def test_a_region_gets_its_relay_and_nothing_else() -> None:
     assert ports == open_ports == [rule["port"] for rule in rules] == list(range(8443, 8451))
 
 
+def test_both_tiers_are_placed_by_the_same_values() -> None:
+    """A relay is two pods, which one zone's end should not take together."""
+    spread = "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone"
+    placed = (*BASE, "priorityClassName=high", spread, "nodeSelector.disk=fast")
+    for tier in ((), ("tier=relay", "region=eu")):
+        [pod] = pods(rendered(*placed, *tier))
+        assert pod["priorityClassName"] == "high"
+        assert pod["topologySpreadConstraints"] == [{"maxSkew": 1, "topologyKey": "zone"}]
+        assert pod["nodeSelector"] == {"disk": "fast"}
+
+
 def test_both_tiers_mount_certificates_where_their_envoy_looks() -> None:
     for objects, name in ((example("multi-region"), "gorgo-epp"), (relay("us-east"), "gorgo-epp-relay")):
         assert {"name": "relay-tls", "mountPath": "/etc/epp-relay", "readOnly": True} in container(

@@ -64,6 +64,8 @@
 {{- $args = concat $args (list "--cert-path" "/etc/epp-tls" "--enable-cert-reload") -}}
 {{- end -}}
 {{- range $name, $value := .Values.flags -}}
+{{- /* A values file's numbers are fractions here, and large ones would be written with exponents. */ -}}
+{{- if and (kindIs "float64" $value) (eq (floor $value) $value) -}}{{- $value = int64 $value -}}{{- end -}}
 {{- $args = append $args (printf "--%s=%v" $name $value) -}}
 {{- end -}}
 {{- else -}}
