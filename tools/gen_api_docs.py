@@ -51,7 +51,7 @@ forward upgrades: the Envoy of `epp envoy render` does not, an engine gets a pla
 A prompt becomes *canonical bytes*: tools, system prompt, messages, in the order in which templates put them.
 Messages, calls and results of every API are framed as the chat that engines make of them: a flat tool of
 responses or Anthropic's `input_schema` as a function, each tool's result as a message of its own. What no
-template renders is not in them: names and states of items, signatures, marks for caching, and the line of
+template renders is not in them: names and states of items, signatures, marks for caching, and the block of
 attribution that Claude Code puts before its system prompt.
 
 * **Bounds**: a 400 is what gets a model's name of more than 512 characters, more than 10,000 media and parts of

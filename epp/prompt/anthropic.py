@@ -2,7 +2,7 @@
 
 Tools, then the system prompt, then the messages, as Anthropic's guide to prompt caching orders them and as
 engines' templates do. ``cache_control`` marks move from turn to turn and change nothing; signatures of
-thinking never reach a template. Claude Code opens its system prompt with a line of attribution that differs
+thinking never reach a template. Claude Code opens its system prompt with a block of attribution that differs
 from request to request; engines take it out before they render (vLLM does), so it is no part of the prompt.
 Calls and results of tools are framed as in a chat, which is what engines make of them.
 """
@@ -144,10 +144,12 @@ def _framed(asked: _Counted) -> PromptFrames:
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
-    """The system prompt; its blocks are one text to engines."""
-    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system or []
-    texts = [text for block in blocks if isinstance(text := block.get("text"), str)]
-    kept = "".join(text for text in texts if not text.startswith(_ATTRIBUTION))
+    """The system prompt; its blocks are one text to engines, which leave the attribution's out."""
+    if isinstance(system, str):
+        kept = system
+    else:
+        texts = [text for block in system or () if isinstance(text := block.get("text"), str)]
+        kept = "".join(text for text in texts if not text.startswith(_ATTRIBUTION))
     if kept:
         framed.add_text(b"R", "system")
         framed.add_text(b"C", kept)

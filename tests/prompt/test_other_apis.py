@@ -87,6 +87,14 @@ def test_claude_codes_line_of_attribution_is_no_part_of_the_prompt() -> None:
     assert system("1a2b3") == system("4c5d6") == messages(user("a"), system="be kind").canonical
 
 
+def test_a_system_prompt_of_one_text_is_kept_whole_whatever_it_begins_with() -> None:
+    """Engines take the line out as a block of its own alone (vLLM); in one text it is part of their prompt."""
+    line = "x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"
+    one, two = (messages(user("a"), system=f"{line}\n{rest}") for rest in ("be kind", "be brief"))
+    assert one.canonical != two.canonical
+    assert b"be kind" in one.canonical
+
+
 def test_marks_for_caching_and_signatures_move_without_changing_the_prompt() -> None:
     def marked(mark: Any, signature: str) -> bytes:
         thought = {"type": "thinking", "thinking": "t", "signature": signature}
