@@ -145,6 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "<arguments>", "--tier", f"{arguments.tier!r} is no tier", "global, or relay:REGION"
         )
+    endpoints = settings.endpoints
     if arguments.tier == GLOBAL:
         text = render(settings)
     else:
@@ -154,8 +155,9 @@ def run(arguments: argparse.Namespace) -> int:
             fix = f"one of: {', '.join(regions)}" if regions else "there are none: write host:port by region"
             raise ConfigError(str(arguments.config), "relays.regions", f"no relay for {region!r}", fix)
         text = render_relay(settings, region)
+        endpoints = tuple(endpoint for endpoint in endpoints if endpoint.region == region)
     if arguments.eds:
-        _write("--eds", arguments.eds, render_endpoints(settings.endpoints))
+        _write("--eds", arguments.eds, render_endpoints(endpoints))
     if arguments.eds_only:
         return 0
     if arguments.out:

@@ -152,3 +152,16 @@ def test_the_command_renders_both_tiers_from_one_configuration(tmp_path: Path) -
     assert "10.0.0.2" not in texts["global"]
     for tier in ("regional", "relay:", "relay:us"):
         assert main(["envoy", "render", "--config", str(config), "--tier", tier]) == 2
+
+
+def test_a_relay_s_endpoints_file_holds_its_region_alone(tmp_path: Path) -> None:
+    config, eds = tmp_path / "epp.yaml", tmp_path / "eds.yaml"
+    regions = "{eu: '10.0.0.1:8443', us: '10.1.0.1:8443'}"
+    config.write_text(f"relays: {{regions: {regions}, {CERTIFICATES}}}\n")
+    pool = "endpoints: [{address: '10.0.0.2:8000', region: eu}, {address: '10.1.0.2:8000', region: us}]\n"
+    (tmp_path / "endpoints.yaml").write_text(pool)
+    flags = ["--config", str(config), "--tier", "relay:eu", "--eds", str(eds)]
+    for more in (["--out", str(tmp_path / "relay.yaml")], ["--eds-only"]):
+        assert main(["envoy", "render", *flags, *more]) == 0
+        assert "10.0.0.2" in eds.read_text()
+        assert "10.1.0.2" not in eds.read_text()
