@@ -10,6 +10,7 @@ What is no event stream comes in few and large pieces, and is searched as it com
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from epp.prompt.usage import MAX_OBJECT_BYTES, NO_USAGE, Usage, UsageReader
@@ -26,6 +27,7 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 """The longest usage object, the choices that some engines put into the same event, and the end mark."""
 
 
+_NO_LINE_END = re.compile(rb"[^\r\n]")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
 
@@ -46,6 +48,7 @@ class AnswerWatch:
         "_good",
         "_head",
         "_head_bytes",
+        "_in_comment",
         "_reader",
         "_tail",
         "_tail_bytes",
@@ -61,6 +64,7 @@ class AnswerWatch:
         self.first_s = self.last_s = math.nan
         self.encoded = False
         self._good = True
+        self._in_comment = False
         self._reader: UsageReader | None = UsageReader(lines=True)
         self._head: list[bytes] = []
         self._tail: list[bytes] = []
@@ -91,10 +95,28 @@ class AnswerWatch:
                 self._keep(data[HEAD_BYTES:], size - HEAD_BYTES)
         else:
             self._keep(data, size)
-        if self._good and self.first_s != self.first_s and not data.startswith(b":"):
+        if self._good and self.first_s != self.first_s and self._is_token(data):
             self.first_s = now_s
             return True
         return False
+
+    def _is_token(self, data: bytes) -> bool:
+        """Whether there is more than comments and line ends so far, of which one may have begun before."""
+        if self.encoded:
+            return True
+        at = 0
+        while True:
+            if self._in_comment:
+                at = data.find(b"\n", at) + 1
+                if not at:
+                    return False
+                self._in_comment = False
+            found = _NO_LINE_END.search(data, at)
+            if found is None:
+                return False
+            if found.group() != b":":
+                return True
+            self._in_comment, at = True, found.end()
 
     def usage(self) -> Usage:
         """What the engine said; nothing of an answer that is compressed."""
