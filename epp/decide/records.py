@@ -246,8 +246,8 @@ class Outcome:
         response_bytes: body bytes of the answer.
         streamed: the answer came token by token.
         sources: fact -> where it comes from; facts by their names in the record.
-        unsent_ms: of the times that Envoy tells, what passed before all of the request could be sent on: its
-            client's upload, for the most part. Not recorded.
+        unsent_ms: of the times that Envoy tells, what passed before all of the request was there to be sent:
+            its client's upload, for the most part. Not recorded.
     """
 
     id: str

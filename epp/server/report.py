@@ -127,8 +127,12 @@ class Report:
 
     @property
     def unsent_ms(self) -> float:
-        """Until the endpoint could be sent all of the request; 0 where Envoy does not tell."""
-        return max(0.0, self.sent_ms, self.received_ms)  # one that is NaN is never the larger
+        """Until the request was there and its connection found or begun; 0 where Envoy does not tell.
+
+        Opening a connection is the network's, as its round trips are.
+        """
+        found_ms = self.sent_ms - (0.0 if math.isnan(self.opened_ms) else self.opened_ms)
+        return max(0.0, found_ms, self.received_ms)  # one that is NaN is never the larger
 
 
 class Reports(Protocol):

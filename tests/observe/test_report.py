@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def test_a_request_that_went_well() -> None:
     assert told.ttft_ms == pytest.approx(120.5)
     assert (told.e2e_ms, told.received_ms, told.sent_ms, told.headers_ms) == (900, 1, 3, 100)
     assert (told.connect_ms, told.connected_anew) == (1.5, False)
+    assert told.unsent_ms == 3.0
     assert told.first_byte_ms == 97.0, "since the first byte sent, the request being here before"
     assert math.isnan(told.opened_ms)
     assert (told.streamed, told.encoding, told.chunks) == (True, "", 7)
@@ -62,6 +64,9 @@ def test_opening_a_connection_takes_its_handshakes_and_a_slow_client_is_not_the_
         time_to_first_upstream_rx_byte=timedelta(milliseconds=850),
     )
     assert (told.connected_anew, told.opened_ms) == (True, 426.0)
+    assert told.unsent_ms == 600.0
+    quick = replace(told, received_ms=1.0)
+    assert quick.unsent_ms == 4.0, "opening its connection is the network's"
     assert told.first_byte_ms == 250.0
 
 
