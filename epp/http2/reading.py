@@ -178,7 +178,8 @@ class FrameReader:
             if self._padding > self._left:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
         else:
-            content = 0 if self._skipping else self._left - self._padding
+            # Less is left than the padding once a read has ended within it.
+            content = 0 if self._skipping else max(0, self._left - self._padding)
             size = min(content or self._left, end - at)
             if content:
                 self._empty = False

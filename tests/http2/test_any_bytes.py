@@ -6,13 +6,14 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.http2 import frames
 from epp.http2.calls import CallCancelled, Calls, CallStarted, MessageReceived
 from epp.http2.connection import Connection
-from epp.http2.events import ConnectionFailed, DataReceived, StreamReset
+from epp.http2.events import ConnectionFailed, DataReceived, StreamEnded, StreamReset
 from epp.http2.status import Status
 from tests.kit.http2 import PATH, REQUEST, Client, cut, message, settings
 
@@ -38,6 +39,12 @@ _good = st.one_of(
         st.binary(max_size=99),
     ),
     _numbers.map(lambda number: frames.frame(frames.DATA, frames.END_STREAM, number | 1)),
+    st.builds(
+        lambda number, body, padding: Client().data(number | 1, message(body), padding=padding),
+        _numbers,
+        st.binary(max_size=30),
+        st.integers(0, 255),
+    ),
     st.builds(frames.window_update, _numbers, st.integers(0, 70_000)),
     st.integers(0, 100_000).map(lambda size: settings(initial_window_size=size)),
     _numbers.map(lambda number: frames.rst_stream(number | 1, 8)),
@@ -77,6 +84,20 @@ def test_how_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None
     assert told(events) == whole
     assert in_pieces.output() == at_once.output()
     assert in_pieces.closed == at_once.closed
+
+
+@pytest.mark.parametrize("padding", [1, 2, 10, 255])
+def test_padding_may_be_cut_anywhere(padding: int) -> None:
+    client = Client()
+    begin = client.hello() + client.headers(1)
+    data = client.data(1, b"abc", padding=padding) + client.data(1, b"defghijk" * 40, end=True)
+    for place in range(len(data)):
+        connection = Connection()
+        events = [*connection.receive(begin, 0.0), *connection.receive(data[:place], 0.0)]
+        assert told(events + connection.receive(data[place:], 0.0))[1:] == [
+            (DataReceived, 1, b"abc" + b"defghijk" * 40),
+            (StreamEnded, 1, 0),
+        ]
 
 
 @given(data=st.binary(max_size=400))
