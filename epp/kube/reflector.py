@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=Named)
+K = TypeVar("K", bound=Named)
 Sleep = Callable[[float], "Awaitable[None]"]
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ _PASSING = 3
 
 _list = Decoder(ObjectList)
 _event = Decoder(WatchEvent)
+_bookmark = Decoder(Named)
 _status = Decoder(Status)
 
 
@@ -148,7 +150,7 @@ class Reflector(Generic[T]):
             except ValueError as error:
                 raise KubeError(Reason.MALFORMED, f"the list of {resource.name}: {error}") from error
             for text in page.items or ():
-                item = self._decode(text)
+                item = self._decode(text, resource.decode)
                 if item is not None:
                     found[_key(item)] = item
             if not page.metadata.continue_:
@@ -202,12 +204,14 @@ class Reflector(Generic[T]):
             raise KubeError(Reason.MALFORMED, f"a watch of {self.resource.name}: {error}") from error
         if event.type == "ERROR":
             raise self._told(event)
-        item = self._decode(event.object)
+        if event.type == "BOOKMARK":  # a version and nothing else: custom resources come without their spec
+            mark = self._decode(event.object, _bookmark)
+            self._version = (mark and mark.metadata.resource_version) or self._version
+            return
+        item = self._decode(event.object, self.resource.decode)
         if item is None:
             return
         self._version = item.metadata.resource_version or self._version
-        if event.type == "BOOKMARK":
-            return
         self._tools.observer.event(self.resource.name)
         if event.type == "DELETED":
             self.objects.pop(_key(item), None)
@@ -224,9 +228,9 @@ class Reflector(Generic[T]):
         self._version = ""
         return KubeError(reason_of(status.code), status.message or "the watch ended with an error")
 
-    def _decode(self, text: msgspec.Raw) -> T | None:
+    def _decode(self, text: msgspec.Raw, decode: Callable[[msgspec.Raw], K]) -> K | None:
         try:
-            return self.resource.decode(text)
+            return decode(text)
         except ValueError as error:
             log.warning("an object among the %s cannot be read: %s", self.resource.name, error)
             self._tools.observer.failed(self.resource.name, Reason.MALFORMED.value)

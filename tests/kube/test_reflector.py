@@ -11,7 +11,7 @@ import pytest
 
 from epp.clock import ManualClock
 from epp.kube.backoff import LONGEST_S, BackOff
-from epp.kube.objects import Decoder, Pod
+from epp.kube.objects import Decoder, InferencePool, Pod
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reflector import PAGE_OBJECTS, RELIST_S, WATCH_S, Reflector, Resource, Tools
 from tests.kit.kubefollow import Counted
@@ -135,6 +135,20 @@ async def test_events_are_applied_and_a_watch_that_ends_is_resumed_from_the_last
     assert names(mirror) == ["b", "c"]
     assert script.asked[-1]["resourceVersion"] == "9", "a bookmark moves on without an object"
     assert (script.slept, seen.lists["pods"], seen.events["pods"]) == ([], 1, 3)
+
+
+async def test_a_bookmark_needs_no_more_than_its_version() -> None:
+    """What a released API server sends for a custom resource has neither name nor spec."""
+    mark = {"kind": "InferencePool", "metadata": {"resourceVersion": "9", "creationTimestamp": None}}
+    script, seen = (
+        Script({"metadata": {"resourceVersion": "5"}}, [{"type": "BOOKMARK", "object": mark}]),
+        Counted(),
+    )
+    resource = Resource("inferencepools", "/apis/x/inferencepools", Decoder(InferencePool))
+    mirror = Reflector(resource, Tools(script, seen, script.clock, script.sleep, seed=7), lambda: None)
+    with pytest.raises(Over):
+        await mirror.run()
+    assert (script.asked[-1]["resourceVersion"], seen.failures) == ("9", {})
 
 
 async def test_too_old_lists_again_and_keeps_what_it_had_meanwhile() -> None:
