@@ -247,9 +247,12 @@ class Connection:
         """What the other side wants."""
         if not self._settings.take(self._now_s):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+        before = self._their_window
         for name, value in dict(values).items():  # the last of a name holds: each may touch every stream
             self._set(name, value)
         self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        if self._their_window > before:  # not earlier: until it reads this, the smaller windows hold there
+            self._drained_of([each for each in list(self._streams.values()) if self._sender.grew(each)])
 
     def on_settings_taken(self) -> None:
         """Ours are in force there; here they were from the start, because they only allow more."""
@@ -346,12 +349,10 @@ class Connection:
             if value > frames.MAX_WINDOW:
                 raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, f"windows of {value} bytes")
             step, self._their_window = value - self._their_window, value
-            for stream in list(self._streams.values()):
+            for stream in self._streams.values():
                 stream.send_window += step
                 if stream.send_window > frames.MAX_WINDOW:
                     raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "a window that became too large")
-                if step > 0 and self._sender.grew(stream):
-                    self._drained_of([stream])
         elif name == Setting.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
