@@ -122,6 +122,8 @@ class PoolFeed:
             beat.share(interval_s, len(self._specs))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
+            # Of other names, or of none: what was found of these says nothing any more.
+            self._metrics.model_mismatch.remove_by_labels({"endpoint": address})
             self._tasks.cancel(_task_name(address))
         for address, target in wanted.items():
             if address not in self._pollers:

@@ -70,3 +70,20 @@ async def test_a_pool_with_an_entry_that_cannot_be_taken_changes_nothing(
         assert app._pool.size == 1
     finally:
         await app.tasks.stop_all()
+
+
+async def test_an_endpoint_of_which_no_names_are_asked_any_more_is_not_found_wrong(tmp_path: Path) -> None:
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+
+    def mismatch() -> float | None:
+        return app.metrics.registry.get_sample_value("epp_endpoint_model_mismatch", {"endpoint": "a:1"})
+
+    try:
+        app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"])})
+        app._pool._sink.models_listed("a:1", frozenset({"chat"}), frozenset({"served"}))
+        app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"]), "b:1": EndpointSpec("b:1")})
+        assert mismatch() == 1, "nothing has changed for it"
+        app._pool.apply({"a:1": EndpointSpec("a:1")})
+        assert mismatch() is None, "nobody would ever look again"
+    finally:
+        await app.tasks.stop_all()
