@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import quote
 from urllib.request import urlopen
 
 from rich.markup import escape
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(url: str, decision_id: str) -> dict[str, Any]:
-    address = f"{url.rstrip('/')}/decisions/{decision_id}"
+    address = f"{url.rstrip('/')}/decisions/{quote(decision_id, safe='')}"
     if not address.startswith(("http://", "https://")):
         raise EppError(f"{url} is not an http address, e.g. http://{url}")
     try:
@@ -84,7 +86,7 @@ def _ask(url: str, decision_id: str) -> dict[str, Any]:
             record: dict[str, Any] = json.load(answer)
     except HTTPError as error:
         raise EppError(f"{address}: {reason(error)}") from error
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, HTTPException, ValueError) as error:
         raise EppError(no_answer(address, error)) from error
     return record
 

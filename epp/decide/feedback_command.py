@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from epp.errors import EppError
@@ -33,16 +35,17 @@ def run(arguments: argparse.Namespace) -> int:
         EppError: the picker cannot be reached, or does not take it.
     """
     body = {"correct": arguments.correct, "score": arguments.score, "evaluator": arguments.evaluator}
-    address = f"{arguments.url.rstrip('/')}/decisions/{arguments.id}/feedback"
+    address = f"{arguments.url.rstrip('/')}/decisions/{quote(arguments.id, safe='')}/feedback"
     if not address.startswith(("http://", "https://")):
         raise EppError(f"{arguments.url} is not an http address, e.g. http://{arguments.url}")
-    request = Request(address, json.dumps(body).encode(), {"content-type": "application/json"})  # noqa: S310
+    header = {"content-type": "application/json"}
     try:
+        request = Request(address, json.dumps(body).encode(), header)  # noqa: S310  # scheme checked above
         with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310  # scheme checked above
             return 0
     except HTTPError as error:
         raise EppError(f"{address}: {reason(error)}") from error
-    except (URLError, OSError) as error:
+    except (URLError, OSError, HTTPException, ValueError) as error:
         raise EppError(no_answer(address, error)) from error
 
 

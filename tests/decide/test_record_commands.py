@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
-from typing import TYPE_CHECKING
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
 from epp.cli import main
-from epp.decide import explain, record_filter, record_show, record_verify
+from epp.decide import explain, feedback_command, record_filter, record_show, record_verify
 from epp.decide.record_files import read_records, record_files
 from epp.decide.record_follow import Follower, Narrator
 from epp.decide.record_query import Query
@@ -24,6 +28,7 @@ from epp.signals.paths import Travelled
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -255,3 +260,42 @@ def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None
     assert "first token" not in str(next(iter(explain.explain(last)))), "older records do not tell"
     other = to_record(picker_of("random").pick(ask_of(1), 0.0, 0.0))
     assert "first token" not in str(next(iter(explain.explain(other)))), "nor do policies that foretell none"
+
+
+@contextmanager
+def speaking_http2() -> Iterator[str]:
+    """A port that greets whoever comes as the picker's gRPC side does; its address as a URL."""
+
+    def greet() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(bytes.fromhex("0000060400000000000004 0000ffff"))
+                connection.recv(65536)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(("module", "words"), [(explain, []), (feedback_command, ["--wrong"])])
+def test_asking_what_is_no_http_is_told_in_a_sentence(module: Any, words: list[str]) -> None:
+    with speaking_http2() as url, pytest.raises(EppError, match=url):
+        command(module, "id-1", *words, "--url", url)
+    for url in ("http://host:port", "http://[::1"):
+        with pytest.raises(EppError, match="http://"):
+            command(module, "id-1", *words, "--url", url)
+
+
+@pytest.mark.parametrize("name", ["id-1 ", "id-1\n", "é", "a/b?c#d"])
+@pytest.mark.parametrize(("module", "words"), [(explain, []), (feedback_command, ["--correct"])])
+def test_an_id_with_other_characters_than_ids_have_goes_to_the_picker(
+    module: Any, words: list[str], name: str
+) -> None:
+    with pytest.raises(EppError, match="Connection refused"):
+        command(module, name, *words, "--url", "http://127.0.0.1:1")
