@@ -318,6 +318,12 @@ class Core:
         words = "too many request bodies wait for their rest; try again"
         return self._refuse(request, 503, words, rule="held-bodies")
 
+    def too_large(self, request: HttpRequest, limit_bytes: int) -> Refusal:
+        """The refusal of a body over the limit, which nobody has read."""
+        refusal = self.gateway.too_large(request, limit_bytes)
+        self._metrics.refused(refusal.status, refusal.details, priority=self._priority(request))
+        return refusal
+
     def response_started(self, decision_id: str, status: int, served: str = "") -> None:
         """Response headers came, of the endpoint ``served`` where the proxy tells it."""
         known = self.resolver.endpoint_of(served) if served else ""

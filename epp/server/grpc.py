@@ -184,11 +184,11 @@ class GrpcServer:
         await self._health_listener.stop(0)
 
     def _new_exchange(self) -> Exchange:
-        gateway, conformance = self._core.gateway, self._config.protocol.conformance
+        conformance = self._config.protocol.conformance
         stream = Stream(
             self._limits,
             self._assume,
-            gateway.too_large,
+            self._core.too_large,
             pick_at=self._core.pick_at,
             tell_served=conformance,
             bodies=self._bodies,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,6 +160,19 @@ async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_
     text = (await page(made.metrics.registry)).decode()
     assert "epp_held_body_bytes 0.0" in text
     assert 'epp_refusals_total{status="503",rule="held-bodies"} 1.0' in text
+
+
+async def test_a_body_over_the_limit_is_counted_as_other_refusals_are(tmp_path: Path) -> None:
+    config = json.dumps({"request": {"max_body_bytes": 20}})
+    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
+    exchange = made._grpc._new_exchange()
+    await exchange.receive(with_modes(request_headers(), DUPLEX))
+    ((reply,), _) = await exchange.receive(request_body(bytes(21)))
+    assert reply.immediate_response.status.code == 413
+    exchange.closed(cut=False)
+    text = (await page(made.metrics.registry)).decode()
+    assert 'epp_refusals_total{status="413",rule="epp_body_too_large"} 1.0' in text
+    assert re.search(r"^llm_d_epp_request_total\{.*\} 1.0$", text, re.MULTILINE)
 
 
 def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
