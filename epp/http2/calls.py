@@ -229,6 +229,7 @@ class Calls:
 
     def lost(self) -> list[CallEvent]:
         """The socket is gone, and every call with it."""
+        self.connection.lost()
         return self._cancel_all()
 
     def end(self, call: Call) -> None:

@@ -166,6 +166,12 @@ class Connection:
             self._drained = True
             self._sender.control(frames.goaway(self._last, ErrorCode.NO_ERROR))
 
+    def lost(self) -> None:
+        """The socket is gone, and all streams with what waits on them; no event comes of it."""
+        self.closed = True
+        self._sender.forget(self._streams.values())
+        self._streams = {}
+
     # What frames mean, told by the reader.
 
     def on_data_head(self, number: int, length: int) -> None:
@@ -247,12 +253,11 @@ class Connection:
         """What the other side wants."""
         if not self._settings.take(self._now_s):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
-        before = self._their_window
         for name, value in dict(values).items():  # the last of a name holds: each may touch every stream
             self._set(name, value)
         self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        if self._their_window > before:  # not earlier: until it reads this, the smaller windows hold there
-            self._drained_of([each for each in list(self._streams.values()) if self._sender.grew(each)])
+        # Not earlier: until the other side reads this, its smaller windows hold.
+        self._drained_of([each for each in list(self._streams.values()) if self._sender.grew(each)])
 
     def on_settings_taken(self) -> None:
         """Ours are in force there; here they were from the start, because they only allow more."""
@@ -373,7 +378,6 @@ class Connection:
         self._remove(stream)
 
     def _remove(self, stream: Stream) -> None:
-        stream.over = True
         del self._streams[stream.number]
         self._sender.forget((stream,))
         self._windows.settle(stream)
@@ -390,10 +394,6 @@ class Connection:
             self._events.append(StreamReset(stream, code, detail))
 
     def _fail(self, code: ErrorCode, detail: str) -> None:
-        self.closed = True
         self._sender.control(frames.goaway(self._last, code, detail.encode()))
-        for stream in self._streams.values():
-            stream.over = True
-        self._sender.forget(self._streams.values())
-        self._streams = {}
+        self.lost()
         self._events.append(ConnectionFailed(code, detail))

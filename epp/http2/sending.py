@@ -121,8 +121,9 @@ class Sender:
         return drained
 
     def forget(self, streams: Iterable[Stream]) -> None:
-        """These are gone, with what waited for them."""
+        """These are over, and what waited for them is gone."""
         for stream in streams:
+            stream.over = True
             self._ready.pop(stream, None)
             if stream.waiting:
                 for item in stream.waiting:

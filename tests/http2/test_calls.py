@@ -285,3 +285,14 @@ def test_what_is_short_waits_without_room_and_what_is_given_up_is_given_back() -
     assert not second.over
     made.receive(frames.rst_stream(1, 8), 0.0)
     assert room.free == 30_000
+
+
+def test_what_waits_on_a_connection_that_is_lost_is_given_back() -> None:
+    made, client, room, (first, second) = crowded(90_000, initial_window_size=10)
+    first.send(b"x" * 40_000)
+    second.finish(Status.OK, last=b"x" * 40_000)
+    assert not made.receive(client.data(1, message(b"x" * 50)[:15]), 0.0)
+    assert room.free == 90_000 - 2 * (40_005 - 10) - 15
+    assert made.lost() == [CallCancelled(first)]
+    assert room.free == 90_000
+    assert not made.receive(client.headers(5), 0.0), "nothing comes of what was still read"
