@@ -195,6 +195,8 @@ class Feed(Generic[T]):
         except EppError as error:
             self._once(f"{error}; waiting for it")
             return []
+        if not files:
+            return []  # a volume that is not mounted looks the same: what comes back must not count again
         names = {path.name for path in files}
         for gone in [name for name in self.state.lines if name not in names]:
             del self.state.lines[gone]

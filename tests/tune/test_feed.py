@@ -70,6 +70,27 @@ def test_each_request_is_one_sample_over_rotations_and_interleaved_pickers(tmp_p
     assert first.name not in feed.state.lines
 
 
+def test_a_folder_that_is_empty_for_a_moment_does_not_count_again(tmp_path: Path) -> None:
+    records, folder, away = lines(4), tmp_path / "records", tmp_path / "away"
+    folder.mkdir()
+    path_of(folder).write_bytes(text(records))
+    path_of(folder, 1).write_bytes(b'{"kind": "file", "schema": 999}\n')
+    told: list[str] = []
+    feed = feed_of(folder, told)
+    assert len(taken(feed)) == 4
+    folder.rename(away)
+    folder.mkdir()  # what a volume is mounted on
+    assert taken(feed) == []
+    restarted = feed_of(folder, state=msgspec.json.decode(msgspec.json.encode(feed.state), type=State))
+    assert taken(restarted) == []
+    folder.rmdir()
+    away.rename(folder)
+    assert taken(feed) == []
+    assert taken(restarted) == []
+    assert feed.state.seen == restarted.state.seen == 4
+    assert len(told) == 1  # of the file under another schema
+
+
 def test_progress_is_told_with_every_line_whatever_it_says(tmp_path: Path) -> None:
     whole = text(lines(3))
     path_of(tmp_path).write_bytes(whole + b"no record\n" + text(lines(1, "late")))
