@@ -166,7 +166,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     served = f"{host}:{socket.port_value}" if host else ""
     told = _text(relay, RELAY_SERVED_KEY)
     served = told or served
-    chunks, streamed, usage = _scalar(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
+    chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
@@ -195,7 +195,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         connected_anew=None if math.isnan(connect_ms) else not math.isnan(fresh_ms),
         streamed=streamed if isinstance(streamed, bool) else None,
         encoding=_text(seen, "encoding"),
-        chunks=int(chunks) if isinstance(chunks, float) else None,
+        chunks=chunks,
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
         opened_ms=sent_ms - fresh_ms,
     )
@@ -239,6 +239,11 @@ def _text(struct: Struct | None, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _count(struct: Struct | None, name: str) -> int | None:
+    value = _scalar(struct, name)
+    return int(value) if isinstance(value, float) and math.isfinite(value) else None
+
+
 def _usage(text: str) -> Usage:
     """The objects as they stood in the answer, names included; of an older filter the last one alone."""
     if text.startswith("{"):
@@ -260,12 +265,13 @@ def _tag_ms(common: AccessLogCommon, tag: str) -> float:
     if tag not in common.custom_tags:
         return math.nan
     text = common.custom_tags[tag]
-    return int(text) / 1e3 if text.isascii() and text.isdigit() else math.nan
+    # Nineteen digits are 300,000 years; of thousands Python makes no number.
+    return int(text) / 1e3 if text.isascii() and text.isdigit() and len(text) < 20 else math.nan
 
 
 def _ttft_ms(common: AccessLogCommon, first_us: object, e2e_ms: float) -> float:
     """Both moments are Envoy's wall clock; when that was set in between the difference makes no sense."""
-    if not isinstance(first_us, float) or not common.HasField("start_time"):
+    if not isinstance(first_us, float) or not math.isfinite(first_us) or not common.HasField("start_time"):
         return math.nan
     start = common.start_time
     ttft_ms = (first_us - start.seconds * 1e6) / 1e3 - start.nanos / 1e6

@@ -128,10 +128,13 @@ def test_a_clock_that_was_set_gives_no_time(moved_us: int) -> None:
         {"first_us": "soon", "chunks": "many", "streamed": 1, "usage": 5, "encoding": True},
         {"usage": "{"},
         {"usage": "[1]"},
+        *({"first_us": odd, "chunks": odd} for odd in (math.nan, math.inf, -math.inf)),
     ],
 )
-def test_odd_findings_are_unknown(seen: dict[str, object]) -> None:
-    told = report(seen=seen, tags={"connect_us": "soon"})
+@pytest.mark.parametrize("tag", ["soon", "9" * 400, "9" * 5000])
+def test_odd_findings_are_unknown(seen: dict[str, object], tag: str) -> None:
+    told = report(seen=seen, tags={"connect_us": tag}, duration=None)
+    assert math.isnan(told.connect_ms)
     assert (told.usage, told.encoding, told.chunks, told.streamed) == (NO_USAGE, "", None, None)
     assert math.isnan(told.ttft_ms)
 
