@@ -76,7 +76,7 @@ class Exchange:
         self._sampler, self._leases, self._protocol = sampler, leases, protocol
         self._restoring: Restoring | None = None
         self._picked_s = 0.0
-        self._decision_id = ""
+        self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
         self._count: Count | None = None
@@ -118,7 +118,10 @@ class Exchange:
         """The gRPC stream is over; ``cut`` when it was reset."""
         if self._count is not None:
             self._count.cancel()
+        left_id = self._left_id
         self._act(self._stream.closed(cut), [])
+        if cut and left_id:  # with its pick, which then was too long to send or found no room
+            self._leases.unsent(left_id)
 
     def _act(
         self, outputs: Sequence[Output | Event], replies: list[ProcessingResponse]
@@ -180,6 +183,7 @@ class Exchange:
             self._restoring.ended()
         at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S
         if cause is Cause.UNOBSERVED or (cause is Cause.STREAM_END and self._stream.released and at_once):
+            self._left_id = decision_id
             self._leases.left(decision_id)
             return
         if watch is not None and watch.chunks:

@@ -16,6 +16,7 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.extproc.types import Cause
 from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class UnobservedLeases:
         end_s, longest_s = now_s + expected.end_s, now_s + LONGEST * expected.end_s
         self._left[decision_id] = _Left(sent.endpoint, slot, now_s, end_s, longest_s, sent.rtt_s)
         heapq.heappush(self._due, (now_s + expected.first_token_s, decision_id))
+
+    def unsent(self, decision_id: str) -> None:
+        """Its pick did not reach the proxy: no engine has the request."""
+        if self._left.pop(decision_id, None) is not None:
+            self._outcomes.stream_ended(decision_id, Cause.CLIENT_GONE.value)
 
     def tick(self) -> None:
         """Do what is due."""

@@ -15,10 +15,11 @@ from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome, Source
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
-from epp.extproc.types import Observe
+from epp.extproc.types import Finish, Observe
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
+from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
 from epp.server.unobserved import LONGEST, UnobservedLeases
 from epp.signals.duration import foretell
@@ -27,9 +28,11 @@ from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
 from epp.signals.rates import Rates, RateTable
+from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from epp.signals.duration import Duration
 
@@ -312,3 +315,19 @@ def test_an_endpoint_that_left_takes_what_it_taught_with_it() -> None:
     other = bench.expected()
     assert other.first_token_s < 1.0
     assert other.end_s - other.first_token_s < 1.0
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_a_pick_that_did_not_reach_the_proxy_holds_nothing(tmp_path: Path, cut: bool) -> None:
+    """It was too long to send, or found no room: no engine has the request."""
+    made = App(parse_config("observe: {mode: none}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
+    exchange, ledger = made._grpc._new_exchange(), made.picker.fleet.ledger
+    await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+    _, marker = await exchange.receive(request_body(body, end=True))
+    assert isinstance(marker, Finish)
+    assert ledger.running_requests[0] == 1.0
+    exchange.closed(cut=cut)
+    assert ledger.running_requests[0] == (0.0 if cut else 1.0)
+    assert len(made._observation.leases) == (0 if cut else 1)
