@@ -334,10 +334,10 @@ class Picker:
         if entry is None:
             return False
         entry.usage = usage
+        # Not of a restarted engine, nor of another one that took its slot while the request was elsewhere.
+        current = fleet.address_of(entry.slot) == entry.endpoint
         if decision_id in self._in_flight:
-            current = fleet.ledger.live(decision_id)  # not of a restarted engine
-        else:
-            current = fleet.address_of(entry.slot) == entry.endpoint
+            current = current and fleet.ledger.live(decision_id)
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
         if entry.prompt is not None and current and not elsewhere:
             cached = with_cached(entry.slot, entry.ask.api, usage, fleet).cached_tokens

@@ -106,6 +106,25 @@ def test_a_restart_clears_what_hung_on_the_old_process() -> None:
     assert sum(column(picker, "running_requests")) == 1, "it takes nothing from the new one"
 
 
+def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came_back() -> None:
+    picker = build(pool=POOL[:2])
+    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    first, second = [decision.endpoint, *({"a:1", "b:1"} - {decision.endpoint})]
+    slot = picker.fleet.slot_of(first)
+    assert slot is not None
+    others = [endpoint for endpoint in POOL if endpoint.address != first]
+    picker.served(decision.id, second)
+    picker.set_pool(others, 1.0)
+    assert picker.fleet.address_of(slot) == "c:1", "the slot is another's"
+    picker.set_pool(POOL, 2.0)
+    picker.served(decision.id, first)
+    picker.fleet.index.insert(slot, prompt(1))
+    before = picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0]
+    picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
+    assert picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0] == before
+    picker.end(decision.id, "completed", 3.0)
+
+
 def test_usage_credits_the_answer_to_the_next_turn() -> None:
     picker = build(pool=POOL[:1])
     decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
