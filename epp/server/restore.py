@@ -72,14 +72,12 @@ class IndexRestore:
         slots = {endpoint.address: slot for slot, endpoint in self._fleet.members}
         if not slots:
             return
+        self._index.expect_seeds()  # an endpoint may leave, or its engine restart, while we read
         try:
             restored = await asyncio.to_thread(self._read, slots)
         except Exception:
             log.exception("the prefix index starts empty: the records cannot be read")
             return
-        for address, slot in slots.items():
-            if self._fleet.slot_of(address) != slot:  # it left while we read
-                restored.seeds.forget(slot)
         self._index.seed(restored.seeds)
         log.info(
             "prefix index: %d prefixes from %d recorded requests%s%s",

@@ -156,14 +156,26 @@ class WarmIndex(PrefixIndex):
         self._name_block, self._coarse_blocks = name_block, coarse_blocks
         self._seeds: Seeds | None = None
         self._seeded = np.zeros(0, np.intp)
+        #: What happened to slots while their seeds were read; None while nobody reads any.
+        self._lost: set[int] | None = None
+        self._started: dict[int, float] = {}
 
     @property
     def seeds(self) -> int:
         """Seeds left."""
         return len(self._seeds) if self._seeds is not None else 0
 
+    def expect_seeds(self) -> None:
+        """From now on seeds are being read, for slots that may lose what they hold before these are here."""
+        self._lost, self._started = set(), {}
+
     def seed(self, seeds: Seeds) -> None:
         """Begin to use these; they replace any that are left."""
+        for slot in self._lost or ():
+            seeds.forget(slot)
+        for slot, wall_s in self._started.items():
+            seeds.forget_before(slot, wall_s)
+        self._lost, self._started = None, {}
         self._seeds = seeds if len(seeds) else None
         self._seeded = np.array(seeds.slots, np.intp)
 
@@ -173,6 +185,8 @@ class WarmIndex(PrefixIndex):
 
     def process_started(self, slot: int, wall_s: float) -> None:
         """The slot's engine runs since then: what it held before is gone."""
+        if self._lost is not None:
+            self._started[slot] = wall_s
         if self._seeds is not None:
             self._seeds.forget_before(slot, wall_s)
 
@@ -193,6 +207,8 @@ class WarmIndex(PrefixIndex):
     def forget(self, slot: int) -> None:
         """The slot holds nothing, and nothing is known of its capacity."""
         super().forget(slot)
+        if self._lost is not None:
+            self._lost.add(slot)
         if self._seeds is not None:
             self._seeds.forget(slot)
 

@@ -1,0 +1,53 @@
+"""The prefix index out of records, while the pool goes on changing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.clock import ManualClock
+from epp.server.restore import IndexRestore
+from epp.signals.fleet import Fleet
+from epp.signals.warm_index import WarmIndex
+from tests.kit.records import HASHER, POOL, decided, record_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.decide.record_restore import Restored
+
+
+@pytest.mark.parametrize("lost", ["nothing", "its engine restarted", "it left", "it left and came back"])
+async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
+    tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, clock = decided(24), ManualClock()
+    record_all(tmp_path, requests)
+    index = WarmIndex(name_block=HASHER.export_id, coarse_blocks=HASHER.coarse_blocks)
+    fleet = Fleet(index)
+    fleet.apply(POOL, 0.0)
+    restore = IndexRestore(
+        tmp_path, index=index, fleet=fleet, key_id=HASHER.key_id, window_s=1e12, clock=clock
+    )
+    read, gone = restore._read, POOL[0]
+
+    def reading(*arguments: Any) -> Restored:
+        restored = read(*arguments)
+        if lost == "its engine restarted":
+            fleet.restart(gone.address, 1.0)
+        elif lost != "nothing":
+            fleet.apply(POOL[1:], 1.0)
+            if lost == "it left and came back":
+                fleet.apply(POOL, 2.0)
+        return restored
+
+    monkeypatch.setattr(restore, "_read", reading)
+    await restore.run()
+    held: set[str | None] = set()
+    for _, ask in requests:
+        assert ask.prompt is not None
+        for name in HASHER.coarse_ids(ask.prompt):
+            assert index._seeds is not None
+            held |= {fleet.address_of(slot) for slot in index._seeds.take(name)}
+    assert held == {endpoint.address for endpoint in POOL if lost == "nothing" or endpoint is not gone}
