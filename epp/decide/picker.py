@@ -365,6 +365,8 @@ class Picker:
         outcome = outcome_of(decision_id, entry, cause, now_s)
         slot = self.fleet.slot_of(outcome.where)
         if slot is not None and cause in DONE:
+            if outcome.where != entry.endpoint:
+                self.fleet.paths.started(slot, now_s)  # it had a connection there, the idle one if any was
             self.fleet.paths.ended(slot, now_s)
         if report_follows:
             self._ended[decision_id] = entry

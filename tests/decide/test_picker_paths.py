@@ -10,7 +10,7 @@ import pytest
 from epp.decide.picker import Ask, Picker
 from epp.prompt.types import MeasuredPrompt
 from epp.signals.endpoint import Endpoint
-from epp.signals.paths import Travelled
+from epp.signals.paths import NONE_IDLE, Travelled
 from tests.decide.test_picker import build
 
 if TYPE_CHECKING:
@@ -76,6 +76,20 @@ def test_a_request_that_broke_off_leaves_no_connection(cause: str) -> None:
     picker.end(decision.id, cause, 1.5)
     again = pick(picker, 2.0)
     assert again.fleet.cold_chance[again.fleet.endpoints.index(decision.endpoint)] > 0.5
+
+
+@pytest.mark.parametrize("idle", [0, 1, 2])
+def test_a_retry_takes_the_fallbacks_idle_connection_and_leaves_no_more_than_were_opened(idle: int) -> None:
+    picker = far_twins()
+    paths, slots = picker.fleet.paths, {endpoint.address: slot for slot, endpoint in picker.fleet.members}
+    decision = pick(picker, 0.0)
+    elsewhere = next(address for address in slots if address != decision.endpoint)
+    for _ in range(idle):
+        paths.ended(slots[elsewhere], 0.0)
+    picker.served(decision.id, elsewhere)
+    over(picker, decision, None, 100.0)
+    found = [paths.started(slots[elsewhere], 100.5) for _ in range(3)]
+    assert found == ([0, 4, NONE_IDLE] if idle == 2 else [0, NONE_IDLE, NONE_IDLE])
 
 
 def test_a_retry_teaches_nothing_and_its_connection_is_where_it_was_served() -> None:
