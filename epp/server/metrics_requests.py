@@ -56,6 +56,9 @@ ERROR_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 TIED = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
+#: llm-d's times begin where its picker receives a request, which is just after it came to Envoy.
+_SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no times,"
+
 #: Ways of ending that are errors though the status, if any, was good.
 _BROKEN = {
     "upstream-reset": "UpstreamReset",
@@ -142,10 +145,13 @@ class RequestMetrics:
         self.running = Gauges(name("running"), "Requests decided and not ended.", R)
         self.size = Histograms(name("size_bytes"), "Bytes of the request body.", REQUEST_BYTES, R)
         self.duration = Histograms(
-            name("duration_seconds"), "From the decision to the request's end.", DURATION_S, R
+            name("duration_seconds"),
+            f"{_SINCE} to the request's end.",
+            DURATION_S,
+            R,
         )
         self.ttft = Histograms(
-            name("ttft_seconds"), "From the decision to the first token.", TTFT_S, (*R, "streaming")
+            name("ttft_seconds"), f"{_SINCE} to the first token.", TTFT_S, (*R, "streaming")
         )
         self.input = Histograms(
             name("input_tokens"),
