@@ -32,6 +32,8 @@ T = TypeVar("T")
 #: Decisions that wait for outcomes at most; the oldest go first. They are persisted at every look that brings
 #: something: some 370 bytes each for the tuner.
 MAX_WAITING = 100_000
+#: Endpoints of all of them together: a learner keeps some 700 bytes of each candidate.
+MAX_WAITING_ENDPOINTS = 300_000
 #: Records handled before the caller gets to look after its other duties.
 MAX_BATCH = 20_000
 _MAX_STEPS = 100
@@ -54,7 +56,7 @@ class State(msgspec.Struct):
         unmatched: outcomes without a decision.
         given_up: decisions without an outcome.
         stepped: samples dropped around steps of the clock.
-        dropped: decisions that were not waited for, because too many did.
+        dropped: decisions that were not waited for, because too many did, or too much was kept of them.
     """
 
     lines: dict[str, int] = {}
@@ -96,6 +98,7 @@ class Feed(Generic[T]):
         #: Whether the last call left lines unread, of which the next one takes more.
         self.behind = False
         self.state = State() if state is None else state
+        self._endpoints = sum(map(_endpoints, self.state.waiting.values()))
         if state is None:
             self._foreign = {path.name for path in self._files() if path.name in first}
             self._to_the_end()
@@ -104,7 +107,9 @@ class Feed(Generic[T]):
             self._skip = dict(state.lines)
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What is needed of a decision when its outcome comes, ``at`` among it; None to pass it over.
+        """What is needed of a decision when its outcome comes; None to pass it over.
+
+        ``at`` is among it, and ``endpoints``, as many as it holds something of.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError, AttributeError: the record is damaged.
@@ -139,6 +144,7 @@ class Feed(Generic[T]):
         self.state.steps = [*self.state.steps, *around][-_MAX_STEPS:]
         self.state.stepped += len(self.state.waiting)
         self.state.waiting.clear()
+        self._endpoints = 0
 
     def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[T]:
         """What came since the last call.
@@ -223,7 +229,7 @@ class Feed(Generic[T]):
                 return
             if record["kind"] != "outcome":
                 return
-            kept = self.state.waiting.pop(record["id"], None)
+            kept = self._taken(record["id"])
             if kept is None:
                 self.state.unmatched += 1
                 return
@@ -238,19 +244,34 @@ class Feed(Generic[T]):
         if kept is None:
             return
         kept["at"] = float(kept["at"])
-        waiting = self.state.waiting
-        waiting[str(record["id"])] = kept
+        key, waiting = str(record["id"]), self.state.waiting
+        self._taken(key)
+        waiting[key] = kept
+        self._endpoints += _endpoints(kept)
         while len(waiting) > MAX_WAITING:
-            del waiting[next(iter(waiting))]
-            self.state.dropped += 1
-            self._once(f"more than {MAX_WAITING:,} requests wait for outcomes: the oldest do not count")
+            self._drop_oldest(f"more than {MAX_WAITING:,} requests")
+        while self._endpoints > MAX_WAITING_ENDPOINTS:
+            self._drop_oldest(f"requests with more than {MAX_WAITING_ENDPOINTS:,} endpoints to choose from")
+
+    def _drop_oldest(self, what: str) -> None:
+        self._taken(next(iter(self.state.waiting)))
+        self.state.dropped += 1
+        self._once(f"{what} wait for outcomes: the oldest do not count")
+
+    def _taken(self, key: str) -> dict[str, Any] | None:
+        """What waits under an id, which then waits no more."""
+        kept = self.state.waiting.pop(key, None)
+        if kept is not None:
+            self._endpoints -= _endpoints(kept)
+        return kept
 
     def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[T]:
         waiting = self.state.waiting
         # Files of several pickers are read one after the other: the order is nearly that of time.
         for key in [key for key, kept in waiting.items() if kept["at"] < before_wall_s]:
             self._on_progress()
-            kept = waiting.pop(key)
+            kept = waiting[key]
+            self._taken(key)
             self.state.given_up += 1
             try:
                 made = self.make(kept, None, now_wall_s)
@@ -268,6 +289,10 @@ class Feed(Generic[T]):
                 return
         self.state.seen += 1
         yield made
+
+
+def _endpoints(kept: Mapping[str, Any]) -> int:
+    return len(kept.get("endpoints", ()))
 
 
 class SampleFeed(Feed["Sample"]):

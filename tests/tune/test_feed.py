@@ -15,6 +15,7 @@ from epp.tune.feed import SampleFeed, State
 from tests.kit.records import WALL_S, decided, outcome_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from epp.tuner.samples import Sample
@@ -259,6 +260,33 @@ def test_requests_that_too_many_wait_beside_are_counted_and_told(
     assert taken(feed) == []
     assert (len(feed.state.waiting), feed.state.dropped) == (2, 3)
     assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
+
+
+def test_endpoints_that_too_many_are_kept_of_are_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner keeps the inputs of every candidate."""
+
+    class Whole(SampleFeed):
+        def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+            kept = super().keep(record)
+            return None if kept is None else {**kept, "endpoints": record["endpoints"]}
+
+    records = lines(8)
+    each = len(records[0]["endpoints"])
+    monkeypatch.setattr("epp.tune.feed.MAX_WAITING_ENDPOINTS", 3 * each)
+    path_of(tmp_path).write_bytes(text([*records[:8:2], *records[7:8]]))
+    told: list[str] = []
+    feed = Whole(tmp_path, policy="gorgo", tell=told.append, state=State())
+    assert len(taken(feed)) == 1
+    assert (list(feed.state.waiting), feed.state.dropped) == (["id-1", "id-2"], 1)
+    again = Whole(tmp_path, policy="gorgo", tell=told.append, state=feed.state)
+    path_of(tmp_path, 1).write_bytes(text(records[8::2]))
+    assert taken(again) == []
+    assert (list(again.state.waiting), again.state.dropped) == (["id-5", "id-6", "id-7"], 4)
+    assert len(set(told)) == 1
+    assert len(taken(again, WALL_S + 1e6, 1.0)) == 3
+    assert again._endpoints == 0
 
 
 def test_no_folder_is_waited_for(tmp_path: Path) -> None:
