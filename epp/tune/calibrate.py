@@ -41,6 +41,7 @@ _SIGNALS = 400
 #: A share of cache in use that is large enough to divide by.
 _TOLD_USAGE = 0.02
 _MOST_LOST = 0.9
+_CAPACITY = "capacity"
 _RATES = ("prefill_base_ms", "prefill_ms_per_token", "decode_base_ms", "decode_ms_per_request")
 _DECODE_TO = 64
 
@@ -168,6 +169,7 @@ def _fleet(decisions: Sequence[Mapping[str, Any]], notes: list[str]) -> FleetSpe
             for name, values in record["signals"].items():
                 if row not in record["unknown"].get(name, ()):
                     told.setdefault(name, []).append(float(values[row]))
+            told.setdefault(_CAPACITY, []).extend(_capacity(record, row))
     # Who was rarely a candidate has left, or has just come.
     present = [a for a in columns if len(columns[a]["seen"]) >= 0.2 * len(decisions)]
     if not present:
@@ -190,11 +192,11 @@ def _replica(
     hit_ratio = middle("hit_ratio")
     lost = 0.0 if math.isnan(hit_ratio) else min(max(1.0 - hit_ratio, 0.0), _MOST_LOST)
     engine = _engine(address, named, {name: middle(name) for name in _RATES}, notes)
-    capacity = _capacity(told)
-    if capacity is None:
+    capacity = middle(_CAPACITY)
+    if math.isnan(capacity):
         notes.append(f"{address}: its KV capacity is not told, taken as {engine.kv_capacity_tokens}")
     else:
-        engine = replace(engine, kv_capacity_tokens=capacity)
+        engine = replace(engine, kv_capacity_tokens=round(capacity))
     return ReplicaSpec(address, engine, NetworkPath(rtt_ms), region, lost_hit_share=lost, known_as=named)
 
 
@@ -214,10 +216,18 @@ def _engine(address: str, named: str, rates: Mapping[str, float], notes: list[st
     )
 
 
-def _capacity(told: Mapping[str, list[float]]) -> int | None:
-    pairs = zip(told.get("engine_used_tokens", ()), told.get("engine_kv_usage", ()), strict=False)
-    sizes = [used / usage for used, usage in pairs if usage >= _TOLD_USAGE and used > 0.0]
-    return round(statistics.median(sizes)) if sizes else None
+def _capacity(record: Mapping[str, Any], row: int) -> list[float]:
+    """Tokens that fit an endpoint's cache by one decision, where it knew both what tells it."""
+    used, usage = (_known(record, name, row) for name in ("engine_used_tokens", "engine_kv_usage"))
+    return [used / usage] if usage >= _TOLD_USAGE and used > 0.0 else []  # NaN is neither
+
+
+def _known(record: Mapping[str, Any], name: str, row: int) -> float:
+    """A signal of an endpoint; NaN where it was not known, or records have none of that name."""
+    column = record["signals"].get(name)
+    if column is None or row in record["unknown"].get(name, ()):
+        return math.nan
+    return float(column[row])
 
 
 def _fitting(fleet: FleetSpec, longest_tokens: int) -> FleetSpec:

@@ -65,6 +65,24 @@ def test_the_deployment_is_read_back_from_its_records(records: Path) -> None:
     assert found.ttft_p95_ms > 20.0
 
 
+def test_a_capacity_is_of_use_and_share_of_one_decision(records: Path) -> None:
+    decisions, outcomes = newest_records(records, "")
+    changed = []
+    for number, record in enumerate(decisions):
+        rows = len(record["endpoints"])
+        usage = 0.1 + 0.8 * (number % 10) / 10.0
+        signals = {
+            **record["signals"],
+            "engine_used_tokens": [usage * 50_000.0] * rows,
+            "engine_kv_usage": [usage] * rows,
+        }
+        unknown = {**record["unknown"], "engine_kv_usage": []}
+        unknown["engine_used_tokens"] = list(range(rows)) if number % 10 < 3 else []
+        changed.append({**record, "signals": signals, "unknown": unknown})
+    found = calibrate(changed, outcomes).fleet.replicas
+    assert {replica.engine_class.kv_capacity_tokens for replica in found} == {50_000}
+
+
 def test_only_the_newest_records_of_the_policy_count(records: Path) -> None:
     decisions, _ = newest_records(records, "gorgo", 50)
     assert len(decisions) == 50
