@@ -209,6 +209,9 @@ class SimReplica:
             self._answering.clear()
         else:
             self._answering.set()
+        if self._revival is not None:
+            self._revival.cancel()  # about to die, as the fault before said: this one replaces it
+            self._revival = None
         if fault.die:
             self._revival = asyncio.get_running_loop().create_task(self._die(fault.revive_after_s))
 

@@ -85,6 +85,31 @@ async def test_death_resets_streams_and_revival_is_cold_on_the_same_port(http: a
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+async def test_a_death_that_another_replaces_is_one_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SimReplica(quick_config()) as replica:
+        starts: list[None] = []
+        start = replica.start
+
+        async def counted() -> None:
+            starts.append(None)
+            await start()
+
+        monkeypatch.setattr(replica, "start", counted)
+        tasks = []
+        for _ in range(2):
+            replica.set_fault(Fault(die=True, revive_after_s=0.05))
+            tasks.append(replica._revival)
+        assert None not in tasks
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        assert (len(starts), replica.alive) == (1, True)
+        replica.set_fault(Fault(die=True))
+        dying = replica._revival
+        replica.set_fault(Fault())
+        assert dying is not None
+        await asyncio.gather(dying, return_exceptions=True)
+        assert replica.alive, "the fault is replaced whole"
+
+
 async def test_a_dead_replica_refuses_connections_and_can_be_started_again(
     http: aiohttp.ClientSession,
 ) -> None:
