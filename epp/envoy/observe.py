@@ -30,10 +30,22 @@ DECISION_HEADER = "x-epp-decision-id"
 STRIPPED_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
-    "/v1/messages",
     "/v1/responses",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
+    "/classify",
+    "/v1/classify",
+    "/pooling",
+    "/v1/pooling",
+    "/inference/v1/generate",
+    "/generate",
 )
-"""Paths whose answers carry a usage: only there is `strip_accept_encoding` at work."""
+"""Paths whose answers carry a usage, as `epp.prompt.registry` has them: there `strip_accept_encoding` is at work."""
 
 FIRST_TOKEN_TIMEOUT_MS = 1000
 """How long Envoy keeps a call that the picker does not answer. No response waits for it."""
@@ -76,7 +88,6 @@ def _modules(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
 
 def script(settings: EnvoySettings) -> str:
     """The Lua source with its parameters in front."""
-    paths = "".join(f"[{_quoted(path)}] = true, " for path in STRIPPED_PATHS)
     parameters = {
         "NAMESPACE": _quoted(OBSERVED_NAMESPACE),
         "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
@@ -87,7 +98,7 @@ def script(settings: EnvoySettings) -> str:
     }
     parts = ["observe.lua"]
     if settings.strip_accept_encoding:
-        parameters["STRIPPED_PATHS"] = f"{{ {paths}}}"
+        parameters["STRIPPED_PATHS"] = f"{{ {', '.join(map(_quoted, STRIPPED_PATHS))} }}"
         parts.append("observe_request.lua")
     head = "".join(f"local {name} = {value}\n" for name, value in parameters.items())
     return "\n".join([head, *((_FOLDER / part).read_text() for part in parts)])

@@ -70,6 +70,7 @@ async def test_without_calls_and_header_the_report_still_comes() -> None:
     ("on", "path", "seen"),
     [
         (True, "/v1/chat/completions?x=1", False),
+        (True, "/tenant/v1/messages/", False),
         (True, "/v1/other", True),
         (False, "/v1/chat/completions", True),
     ],
