@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 #: How a Unix socket is written where an address is asked for: ``unix:/path``.
 UNIX = "unix:"
@@ -47,8 +48,16 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Host and port to the one spelling used as an endpoint's name; IPv6 is compressed and bracketed."""
     if ":" in host:
-        return f"[{ipaddress.IPv6Address(host).compressed}]:{port}"
+        return f"[{spell_ipv6(host)}]:{port}"
     return f"{host.lower()}:{port}"
+
+
+def spell_ipv6(host: str) -> str:
+    """An IPv6 address (no brackets) as Envoy spells it, by which it finds an endpoint: with IPv4 in its end.
+
+    Python's own spelling of ``::ffff:10.0.0.1`` is ``::ffff:a00:1``.
+    """
+    return socket.inet_ntop(socket.AF_INET6, ipaddress.IPv6Address(host).packed)
 
 
 def normalise_address(text: str) -> str:

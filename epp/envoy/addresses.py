@@ -8,10 +8,9 @@ has to answer the resolved address.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip, split_address
+from epp.config.address import is_ip, spell_ipv6, split_address
 from epp.envoy import messages as api
 from epp.errors import ConfigError
 
@@ -38,7 +37,7 @@ def split(address: str) -> tuple[str, int]:
     except ValueError as error:
         fix = "e.g. 10.0.0.1:8000 or [fd00::1]:8000"
         raise ConfigError("endpoints", address, str(error), fix) from error
-    return (ipaddress.IPv6Address(host).compressed if ":" in host else host), port
+    return (spell_ipv6(host) if ":" in host else host), port
 
 
 def known_as(address: str) -> str:

@@ -92,6 +92,9 @@ def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
     [
         ("10.0.0.1:8000", "10.0.0.1:8000"),
         ("[FD00:0::1]:8000", "[fd00::1]:8000"),
+        ("[::FFFF:a00:1]:80", "[::ffff:10.0.0.1]:80"),  # as Envoy spells them
+        ("[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.1]:80"),
+        ("[::1]:80", "[::1]:80"),
         ("GPU-1.Example:80", "gpu-1.example:80"),
     ],
 )
