@@ -58,6 +58,10 @@ class ServerTls(FileTls, frozen=True):
             raise ValueError("cert_file and key_file are needed, or self_signed")
 
 
+#: No message of protocol buffers is longer, and the gRPC library takes no larger number.
+LONGEST_MESSAGE_BYTES = 2**31 - 1
+
+
 class Listen(Section, frozen=True):
     """Listeners; loopback unless configured.
 
@@ -92,5 +96,5 @@ class Listen(Section, frozen=True):
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
     max_connections: PositiveInt = MAX_CONNECTIONS
-    max_receive_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    max_send_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0
+    max_send_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

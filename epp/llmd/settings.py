@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.llmd.flags import SOURCE
@@ -120,8 +121,8 @@ def _listen(flags: Flags) -> dict[str, Any]:
         "health": f"[::]:{flags['grpc-health-port']}",
         # Gateways that others configure report no first tokens.
         "first_token": "",
-        "max_receive_bytes": flags["grpc-max-recv-msg-size"] or 0,
-        "max_send_bytes": flags["grpc-max-send-msg-size"] or 0,
+        "max_receive_bytes": min(flags["grpc-max-recv-msg-size"] or 0, LONGEST_MESSAGE_BYTES),
+        "max_send_bytes": min(flags["grpc-max-send-msg-size"] or 0, LONGEST_MESSAGE_BYTES),
     }
     folder, reload = flags["cert-path"], flags["enable-cert-reload"]
     if not flags["secure-serving"]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
@@ -90,6 +91,7 @@ class GrpcServer:
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
+        longest = min(longest, LONGEST_MESSAGE_BYTES)
         self._max_connections = max_connections
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = config.listen.max_send_bytes or longest

@@ -39,6 +39,8 @@ from epp.errors import ConfigError
         ("request: {max_held_body_bytes: 1000}", "request", "is below max_body_bytes"),
         ("observe: sample:2", "observe", "no such value (all, none, or sample: and a share from 0 to 1"),
         ("observe: {mode: 'sample:-1'}", "observe.mode", "e.g. sample:0.1"),
+        ("listen: {max_receive_bytes: 2147483648}", "listen.max_receive_bytes", "<= 2147483647"),
+        ("listen: {max_send_bytes: 3000000000}", "listen.max_send_bytes", "<= 2147483647"),
         ("drain_s: .inf", "drain_s", "(from 0 to 1000000000000)"),
         ("probe: {timeout_s: .inf}", "probe.timeout_s", "(above 0 and at most 1000000000000)"),
         ("probe: {path: health}", "probe.path", "from / on, e.g. /health"),

@@ -96,6 +96,7 @@ def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
         (["--drain-timeout=1s"], lambda c: c.drain_accept_s == 0.5),
         (["--grpc-max-recv-msg-size=25MB"], lambda c: c.listen.max_receive_bytes == 25_000_000),
         (["--grpc-max-send-msg-size=8Mi"], lambda c: c.listen.max_send_bytes == 8 << 20),
+        (["--grpc-max-send-msg-size=4Gi"], lambda c: c.listen.max_send_bytes == (2 << 30) - 1),
         (["--metrics-cert-dir=/m"], lambda c: c.listen.http_tls.cert_file == "/m/tls.crt"),
         (
             ["--metrics-cert-dir=/m", "--metrics-client-ca-file=/ca"],

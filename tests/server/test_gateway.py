@@ -142,6 +142,21 @@ def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, st
     assert refusal.body.startswith(start)
 
 
+@pytest.mark.parametrize("transport", ["builtin", "grpcio"])
+async def test_bodies_beyond_what_messages_can_be(tmp_path: Path, transport: str) -> None:
+    config = json.dumps(
+        {
+            "listen": {"transport": transport, **dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")},
+            "request": {"max_body_bytes": 3 << 30, "max_held_body_bytes": 6 << 30},
+        }
+    )
+    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
+    try:
+        await made.start()
+    finally:
+        await made.stop(0.0)
+
+
 async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_path: Path) -> None:
     config = json.dumps({"request": {"max_body_bytes": 20, "max_held_body_bytes": 30}})
     made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
