@@ -1,4 +1,5 @@
-{{/* Names, labels and the few facts that several templates need. */}}
+{{/* Names, labels and the few facts that several templates need. Names are written by toYaml, which quotes those that
+     would be numbers or the like: Kubernetes takes texts alone. */}}
 
 {{- define "gorgo-epp.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -14,8 +15,8 @@
 {{- end -}}
 
 {{- define "gorgo-epp.selectorLabels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end -}}
 
 {{- define "gorgo-epp.labels" -}}
@@ -28,8 +29,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Metadata of an object: (list root suffix). */}}
 {{- define "gorgo-epp.metadata" -}}
 {{- $root := index . 0 -}}
-name: {{ include "gorgo-epp.fullname" $root }}{{ index . 1 }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ printf "%s%s" (include "gorgo-epp.fullname" $root) (index . 1) | toYaml }}
+namespace: {{ $root.Release.Namespace | toYaml }}
 labels:
   {{- include "gorgo-epp.labels" $root | nindent 2 }}
 {{- end -}}

@@ -47,7 +47,7 @@
 {{- define "gorgo-epp.sharedVolume" -}}
 - name: shared
   {{- if .Values.shared.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .Values.shared.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ .Values.shared.existingClaim | toYaml }}}
   {{- else }}
   emptyDir: {sizeLimit: {{ .Values.shared.sizeLimit }}}
   {{- end }}
