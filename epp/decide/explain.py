@@ -39,6 +39,8 @@ _CONNECTIONS = (
     ("connect_ms", "+ in ms", "{:,.0f}"),
     ("upload_rounds", "upload rounds if not", "{:.2f}"),
 )
+#: Ids that an error names.
+_NAMED = 3
 _SHOWN = (
     ("rtt_ms", "rtt ms"),
     ("cached_tokens", "cached"),
@@ -52,7 +54,7 @@ _SHOWN = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument(
-        "id", nargs="?", default="last", help="decision id, or the start of one; default: the last"
+        "id", nargs="?", default="last", help="decision id, or the start of a single one; default: the last"
     )
     parser.add_argument(
         "--records", type=Path, default=DEFAULT_FOLDER, help="folder of records (%(default)s)"
@@ -94,22 +96,29 @@ def _ask(url: str, decision_id: str) -> dict[str, Any]:
 def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     found: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
+    alike: dict[str, None] = {}
     for record in read_records(folder):
         if record["kind"] == "decision":
             if decision_id == "last":
                 wanted = found is None or record["at"] >= found["at"]
             else:
-                wanted = found is None and record["id"].startswith(decision_id)
+                wanted = record["id"].startswith(decision_id)
+                if wanted:
+                    alike[record["id"]] = None
+                    wanted = found is None or record["id"] == decision_id
             if wanted:
                 found, outcome = record, None
         elif record["kind"] == "outcome" and found is not None and record["id"] == found["id"]:
             outcome = record
-            if decision_id != "last":
+            if found["id"] == decision_id:
                 break
     if found is None:
         raise EppError(
             f"no decision {decision_id!r} in {folder} (--records FOLDER or --url http://HOST:PORT)"
         )
+    if len(alike) > 1 and found["id"] != decision_id:
+        shown = ", ".join([*list(alike)[:_NAMED], *["..."][: len(alike) - _NAMED]])
+        raise EppError(f"{len(alike)} decisions in {folder} begin with {decision_id!r}: {shown}")
     return found, outcome
 
 
