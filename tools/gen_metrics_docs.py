@@ -166,7 +166,7 @@ def example() -> Metrics:
     metrics.registry.register(FamilyCollector(observation_families()))
     metrics.registry.register(FamilyCollector(ProtocolMetrics().families()))
     config = Config(policy=PolicySection(model_file="reward.json"), shadow=["lodestar"])
-    learning = Learning(config, picker, metrics, _Clock(), "example")
+    learning = Learning(config, picker, metrics, _Clock(), "example", base=Path())
     if learning.feed is not None:
         learning.feed.content(dump_reward_model(_model()))
     return metrics

@@ -35,7 +35,7 @@ from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from epp.replay.trace import TraceRequest
 
@@ -145,7 +145,7 @@ async def _run_one(
 ) -> list[RequestResult]:
     state = LiveState(title=policy, total=len(requests), regions={r.name: r.name for r in REGIONS})
     async with Stack(folder, policy, MODEL) as stack:
-        with Live(live_table(state), console=console, refresh_per_second=4, transient=False) as live:
+        with _live(state, console) as live:
             watcher = asyncio.ensure_future(_refresh(stack, state, live))
             try:
                 results = await run_load(
@@ -159,10 +159,19 @@ async def _run_one(
                 with contextlib.suppress(asyncio.CancelledError):
                     await watcher
             live.update(live_table(state))
-        if not console.is_terminal:
-            console.print()  # the live table ends without a line break where it is not live
     (folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
+
+
+@contextlib.contextmanager
+def _live(state: LiveState, console: Console) -> Iterator[Live]:
+    """The live table; where it is not live it ends without a line break, whatever ends it."""
+    try:
+        with Live(live_table(state), console=console, refresh_per_second=4, transient=False) as live:
+            yield live
+    finally:
+        if not console.is_terminal:
+            console.print()
 
 
 async def _refresh(stack: Stack, state: LiveState, live: Live) -> None:

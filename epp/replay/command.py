@@ -26,7 +26,7 @@ from epp.replay.kv_retry import command as kv_retry
 from epp.replay.learned import UNTRIED, Learning
 from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
-from epp.replay.workloads.registry import WORKLOADS
+from epp.replay.workloads.registry import WORKLOADS, workload_named
 from epp.sim.oracle import ORACLES
 
 if TYPE_CHECKING:
@@ -237,6 +237,8 @@ def _check(arguments: argparse.Namespace) -> None:
     names = {name.strip() for name in (arguments.workload or "").split(",")}
     if len(names) > 1 and (alone := sorted(names & kv_retry.WORKLOADS.keys())):
         raise EppError(f"--workload {alone[0]} runs alone: its questions and figures are of another kind")
+    for name in sorted(names - {""} - kv_retry.WORKLOADS.keys()):
+        workload_named(name, also=kv_retry.WORKLOADS)
     if arguments.sweep and arguments.shape:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
     least = {

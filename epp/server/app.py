@@ -102,7 +102,7 @@ class App:
         )
         self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self._relays = RelayPaths(config.relays)
-        self._learning = Learning(config, self.picker, self.metrics, clock, source)
+        self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
         self._pool = PoolFeed(
             picker=self.picker,
@@ -281,7 +281,7 @@ class App:
         if name := self._config.capability.file:
             feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, str(self._base / name))
             files.append(self._watched(name, feed.content, "capability"))
-        return files + self._learning.files(self._base)
+        return files + self._learning.files()
 
     def _watched(self, name: str, take: Callable[[bytes | None], None], label: str) -> WatchedFile:
         return WatchedFile(self._base / name, take, partial(self.metrics.file_failed, label))

@@ -40,15 +40,19 @@ class Learning:
         metrics: counted into.
         clock: the time.
         source: name of the configuration file, for errors.
+        base: folder that the model file is relative to.
 
     Raises:
         ConfigError: a policy in shadow is not one, or a model file is of no use to anybody.
     """
 
-    def __init__(self, config: Config, picker: Picker, metrics: Metrics, clock: Clock, source: str) -> None:
+    def __init__(
+        self, config: Config, picker: Picker, metrics: Metrics, clock: Clock, source: str, *, base: Path
+    ) -> None:
         #: To be told of every decision, on the request path: they only take note.
         self.observers: list[Callable[[Decision], None]] = []
-        self._model_file = config.policy.model_file
+        name = config.policy.model_file
+        self._model_file = base / name if name else None
         #: Takes contents of the model file; None where no policy uses a model.
         self.feed: ModelFeed | None = None
         shadow_metrics = ShadowMetrics()
@@ -85,17 +89,17 @@ class Learning:
         if not self._model_file:
             log.warning("policy.model_file is not set: lodestar decides by its heuristic alone")
         watch = ModelWatch(config.policy.model_max_age_s)
-        self.feed = ModelFeed(takers, watch, metrics, clock, self._model_file)
+        self.feed = ModelFeed(takers, watch, metrics, clock, str(self._model_file or ""))
         counted = LearnedMetrics()
         self.observers += [self.feed.decided, counted.decided]
         metrics.registry.register(FamilyCollector(counted.families()))
         metrics.registry.register(ModelCollector(self.feed, clock))
 
-    def files(self, base: Path) -> list[WatchedFile]:
+    def files(self) -> list[WatchedFile]:
         """The model file, where there is one."""
         if self.feed is None or not self._model_file:
             return []
-        return [WatchedFile(base / self._model_file, self.feed.content, self.feed.fault)]
+        return [WatchedFile(self._model_file, self.feed.content, self.feed.fault)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""

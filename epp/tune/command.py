@@ -43,7 +43,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epp.tune")
 
-ACTIONS = ("run", "status", "freeze", "thaw", "rehearse")
+#: What a running tuner starts as a process of its own; nobody else needs it, so that it is not shown.
+_CHILD = "rehearse"
+
+
+class _Actions(tuple[str, ...]):
+    """What may be asked for, as it is shown."""
+
+    __slots__ = ()
+
+    def __contains__(self, action: object) -> bool:
+        """Whether it is taken."""
+        return action == _CHILD or super().__contains__(action)
+
+
+ACTIONS = _Actions(("run", "status", "freeze", "thaw"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: flags that go against each other, or what the action says.
     """
-    if arguments.action == "rehearse":
+    if arguments.action == _CHILD:
         return run_child()
     if arguments.offline is not None and arguments.action != "run":
         raise ConfigError("command line", "--offline", f"goes without {arguments.action!r}", "leave one out")

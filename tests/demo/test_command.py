@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from epp.cli import main
-from epp.demo.command import tuner_lines
+from epp.demo.command import _live, tuner_lines
+from epp.replay.table import LiveState
 from tests.kit.envoy import require_envoy
 from tests.kit.tunework import World
 
@@ -24,6 +28,15 @@ def test_how_much_evidence_is_missing_is_said(tmp_path: Path) -> None:
     said = "\n".join(tuner_lines(tmp_path))
     assert "The tuner ran beside it, in phase baseline: not enough evidence (50 of 200 requests, " in said
     assert f"epp tune status --config {tmp_path}/epp.yaml" in said
+
+
+def test_what_is_said_after_a_demo_that_was_stopped_has_a_line_of_its_own() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with pytest.raises(asyncio.CancelledError), _live(LiveState("gorgo", 10, {"eu": "eu"}), console):
+        raise asyncio.CancelledError
+    console.print("stopped")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().endswith("\nstopped\n")
 
 
 @pytest.mark.parametrize(

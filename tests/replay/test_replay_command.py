@@ -177,6 +177,8 @@ class TestReplay:
             ((), "--workload or --trace"),
             (("--workload", "demo", "--trace", "x"), "either"),
             (("--workload", "demoo"), "did you mean 'demo'"),
+            (("--workload", "demo,kv-retri-shared"), "did you mean 'kv-retry-shared'"),
+            (("--workload", "zzz"), ", kv-retry, kv-retry-shared"),
             (("--workload", "demo", "--policy", "gorgi"), "unknown policy"),
             (("--workload", "demo", "--fleet", "moon"), "fleet"),
             (("--workload", "demo", "--fleet", "no.yaml"), "No such file"),
@@ -258,6 +260,7 @@ class TestTraceStats:
         [
             ("art-chat-apr7", "neither a file nor a workload (did you mean 'art-chat-apr-7'?)"),
             ("zzz", "neither a file nor a workload (workloads: "),
+            ("kv-retry", "kv-retry has no trace: it asks until an answer is right"),
         ],
     )
     def test_a_name_that_is_none_is_told_with_those_near_it(self, name: str, words: str) -> None:

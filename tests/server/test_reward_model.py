@@ -107,7 +107,7 @@ def test_a_bad_file_changes_nothing_and_says_so(
     assert metrics(made)["epp_file_ok", "model"] == 1.0
     with caplog.at_level(logging.ERROR):
         write(made, tmp_path, content)
-    assert "reward.json" in caplog.text
+    assert str(tmp_path / "reward.json") in caplog.text
     assert "last good model stays" in caplog.text
     assert ask(made).params["model"] == FAR.version
     assert metrics(made)["epp_file_ok", "model"] == 0.0

@@ -323,7 +323,7 @@ def test_the_configuration_of_another_policy_costs_no_memory(
         *((("--every", text), "not a number above 0, up to 10") for text in ("0", "often", "nan", "-1")),
         *((("--every", text), "not a number above 0, up to 10") for text in ("inf", "1e300", "10.1")),
         (("--budget", "-3"), "not a whole number from 1"),
-        (("dance",), "invalid choice"),
+        (("dance",), "invalid choice: 'dance'"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(
@@ -331,7 +331,9 @@ def test_flags_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         epp("tune", *words)
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert "rehearse" not in told, "which is a process of a running tuner's"
 
 
 def test_what_is_in_a_files_place_is_told_in_a_sentence(

@@ -21,7 +21,7 @@ from epp.replay.workloads import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from epp.replay.trace import TraceRequest
 
@@ -207,15 +207,16 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-def workload_named(name: str) -> Workload:
-    """The workload of that name.
+def workload_named(name: str, also: Iterable[str] = ()) -> Workload:
+    """The workload of that name; ``also`` are names that the caller would have taken, too.
 
     Raises:
         EppError: there is none; names the nearest.
     """
     found = WORKLOADS.get(name)
     if found is None:
-        close = difflib.get_close_matches(name, WORKLOADS, n=1)
-        fix = f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(WORKLOADS)
+        known = [*WORKLOADS, *also]
+        close = difflib.get_close_matches(name, known, n=1)
+        fix = f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(known)
         raise EppError(f"unknown workload {name!r}; {fix}")
     return found
