@@ -104,20 +104,7 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
-        self._pool = PoolFeed(
-            picker=self.picker,
-            sink=SignalFeed(
-                self.picker.fleet, self.metrics, self._index.process_started, counter.observe_window
-            ),
-            tasks=self.tasks,
-            probe=config.probe,
-            scrape=config.scrape,
-            metrics=self.metrics,
-            clock=clock,
-            source=str(base / config.pool.file),
-            resolver=self.core.resolver,
-            relays=config.relays,
-        )
+        self._pool = self._build_pool(counter)
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
@@ -159,6 +146,23 @@ class App:
             relays=self._relays,
             observers=self._learning.observers,
             read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
+        )
+
+    def _build_pool(self, counter: EstimateCounter) -> PoolFeed:
+        config = self._config
+        return PoolFeed(
+            picker=self.picker,
+            sink=SignalFeed(
+                self.picker.fleet, self.metrics, self._index.process_started, counter.observe_window
+            ),
+            tasks=self.tasks,
+            probe=config.probe,
+            scrape=config.scrape,
+            metrics=self.metrics,
+            clock=self._clock,
+            source=str(self._base / config.pool.file),
+            resolver=self.core.resolver,
+            relays=config.relays,
         )
 
     def _build_grpc(self) -> GrpcServer:
