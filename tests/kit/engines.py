@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from aiohttp import web
 
-from tests.kit.picker import Serving
+from tests.kit.picker import CONFIG, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,10 @@ class EngineServing(Serving):
     """`Serving` with engines of a test's own in the place of simulated replicas."""
 
     def __init__(self, folder: Path, engines: Sequence[Engine], **options: Any) -> None:
-        super().__init__(folder, replicas=(), **options)
+        # They answer from the test's own event loop, and on a loaded machine making Envoy's configuration holds
+        # that up for longer than probes wait: who is ejected then depends on when they are back.
+        probe = {**CONFIG["probe"], "timeout_s": 30.0}
+        super().__init__(folder, replicas=(), **{"probe": probe, **options})
         self.engines = list(engines)
         self.replicas = cast("list[SimReplica]", self.engines)
 
