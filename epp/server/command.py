@@ -10,7 +10,7 @@ import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
@@ -122,9 +122,20 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in setup.warnings:
         log.warning(warning)
     allow_files()
-    app = App(setup.config, setup.base, setup.source, SystemClock())
-    uvloop.run(serve(app, arguments.ready_file))
+    # Tokenizers may take half a minute to come from the hub, and nothing else ends process 1 of a container.
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        app = App(setup.config, setup.base, setup.source, SystemClock())
+        uvloop.run(serve(app, arguments.ready_file))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    """Stop before anything is served; the status is that of a process that the signal ended."""
+    log.info("stopped while starting")
+    raise SystemExit(128 + number)
 
 
 async def serve(app: App, ready_file: Path | None = None) -> None:

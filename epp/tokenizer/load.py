@@ -8,6 +8,7 @@ first (transformers' ``save_pretrained`` writes ``tokenizer.json`` for most).
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from epp.config.schema import ModelTokenizer
     from epp.tokenizer.model import TokenizerModel
     from epp.tokenizer.template import ChatTemplate
+
+log = logging.getLogger(__name__)
 
 INSTALL = "pip install 'gorgo-epp[tokenizers]'"
 #: ``chat_template: none`` says that a model is not for chats.
@@ -82,6 +85,9 @@ class _Files:
                 raise ConfigError(
                     source, self._key, f"{self._local} does not exist", "give a folder or a hub id"
                 )
+            log.info(
+                "%s: %s does not exist; %s is looked for at the hub", self._key, self._local, section.source
+            )
             self._local = None
 
     def tokenizer(self) -> Path:
@@ -130,6 +136,7 @@ class _Files:
             raise ConfigError(
                 self._source, self._key, f"hub ids need huggingface_hub: {error}", INSTALL
             ) from error
+        logging.getLogger("huggingface_hub").handlers.clear()  # it would say all a second time
         revision = self._section.revision or None
         try:
             return Path(hf_hub_download(self._section.source, name, revision=revision))

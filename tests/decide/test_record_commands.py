@@ -170,11 +170,12 @@ def test_explain_with_what_came_of_it(
 def test_explain_takes_the_start_of_a_single_id(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(explain, "gorgo-2", "--records", folder, "--json")
     assert json.loads(capsys.readouterr().out)["id"] == "gorgo-2", "though others begin like it"
-    with pytest.raises(EppError, match=r"30 decisions in .* begin with 'gorgo': gorgo-0, gorgo-1, gorgo-2, \.\.\.$"):
+    with pytest.raises(
+        EppError, match=r"30 decisions in .* begin with 'gorgo': gorgo-0, gorgo-1, gorgo-2, \.\.\.$"
+    ):
         command(explain, "gorgo", "--records", folder)
     assert command(explain, "random-9", "--records", folder, "--json") == 0
     assert json.loads(capsys.readouterr().out)["id"] == "random-9"
-
 
 
 @pytest.mark.parametrize("words", [["explain"], ["feedback", "gorgo-3", "--correct"]])

@@ -5,11 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.cli import main
 from epp.server.command import serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_start_that_takes_long_ends_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizers come from the hub then; a container's first process has no other way to end."""
+    (tmp_path / "epp.yaml").write_text("{}")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def slow(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr("epp.server.command.App", slow)
+    monkeypatch.setattr("epp.server.command.configure", lambda _: None)
+    begun_s = time.monotonic()
+    # Ignored, as it is by the first process of a container: without the picker's own word it would sleep on.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main(["serve", "--config", str(tmp_path / "epp.yaml")])
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert time.monotonic() - begun_s < 30
 
 
 class Stumbling:

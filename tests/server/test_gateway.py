@@ -146,7 +146,10 @@ def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, st
 async def test_bodies_beyond_what_messages_can_be(tmp_path: Path, transport: str) -> None:
     config = json.dumps(
         {
-            "listen": {"transport": transport, **dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")},
+            "listen": {
+                "transport": transport,
+                **dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0"),
+            },
             "request": {"max_body_bytes": 3 << 30, "max_held_body_bytes": 6 << 30},
         }
     )

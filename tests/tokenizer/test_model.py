@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from dataclasses import replace
@@ -227,6 +228,23 @@ class TestConfiguration:
             ConfigError, match=r"m\.source: .*absent does not exist \(give a folder or a hub id\)"
         ):
             load("absent", base)
+
+    def test_what_is_looked_for_at_the_hub_is_told_before(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub = pytest.importorskip("huggingface_hub")
+        caplog.set_level(logging.INFO)
+        told = []
+
+        def unreachable(*_: object, **__: object) -> str:
+            told.append(caplog.text)
+            raise OSError("no network")
+
+        monkeypatch.setattr(hub, "hf_hub_download", unreachable)
+        with pytest.raises(ConfigError, match=r"models/typo is no folder, and tokenizer\.json cannot be had"):
+            load("models/typo", base)
+        assert f"{base}/models/typo does not exist; models/typo is looked for at the hub" in told[0]
+        assert not logging.getLogger("huggingface_hub").handlers, "it would say all twice"
 
     def test_no_tokenizer_file(self, base: Path) -> None:
         (base / "bad" / "tokenizer.json").unlink()
