@@ -5,6 +5,7 @@ Owns the process: its signals, its log and how often it looks. What it does is `
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import time
@@ -34,7 +35,6 @@ from epp.tune.tuner import Tuner, cursor_of
 from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping
 
     from epp.tune.asked import Asked
@@ -47,17 +47,13 @@ log = logging.getLogger("epp.tune")
 _CHILD = "rehearse"
 
 
-class _Actions(tuple[str, ...]):
-    """What may be asked for, as it is shown."""
-
-    __slots__ = ()
-
-    def __contains__(self, action: object) -> bool:
-        """Whether it is taken."""
-        return action == _CHILD or super().__contains__(action)
+ACTIONS = ("run", "status", "freeze", "thaw")
 
 
-ACTIONS = _Actions(("run", "status", "freeze", "thaw"))
+def _action(text: str) -> str:
+    if text not in {*ACTIONS, _CHILD}:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(ACTIONS)}")
+    return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="run",
-        choices=ACTIONS,
+        type=_action,
         metavar="ACTION",
         help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
         "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw: search",

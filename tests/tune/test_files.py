@@ -323,7 +323,7 @@ def test_the_configuration_of_another_policy_costs_no_memory(
         *((("--every", text), "not a number above 0, up to 10") for text in ("0", "often", "nan", "-1")),
         *((("--every", text), "not a number above 0, up to 10") for text in ("inf", "1e300", "10.1")),
         (("--budget", "-3"), "not a whole number from 1"),
-        (("dance",), "invalid choice: 'dance'"),
+        (("dance",), "'dance' is none of run, status, freeze, thaw"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(
