@@ -227,6 +227,21 @@ def test_endpoints_that_envoy_does_not_hold_are_named(held: list[str], missing: 
     assert bool(report.findings) is bool(missing)
 
 
+@pytest.mark.parametrize(("ports", "missing"), [([8443, 8444], None), ([8443], "10.9.0.1:8444")])
+def test_with_relays_envoy_holds_these_and_no_endpoint(ports: list[int], missing: str | None) -> None:
+    hosts = [{"address": {"socket_address": {"address": "10.9.0.1", "port_value": port}}} for port in ports]
+    report = Report()
+    check_envoy(
+        report,
+        Dump().tree,
+        {"cluster_statuses": [{"name": "replicas", "host_statuses": hosts}]},
+        frozenset({"10.0.0.1:8000"}),
+        relays=frozenset({"10.9.0.1:8443", "10.9.0.1:8444", "relay.example:8443"}),
+    )
+    found = [finding.what for finding in report.findings]
+    assert found == ([f"cluster replicas does not hold {missing} of relays.regions"] if missing else [])
+
+
 @pytest.mark.parametrize(
     "tree", [{}, {"configs": []}, {"configs": [{}]}, {"configs": [typed("ListenersConfigDump")]}]
 )

@@ -15,6 +15,8 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.decide.record_schema import join
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
+from epp.server.doctor.command import examine, load
+from epp.server.doctor.findings import Severity
 from epp.sim.http import SimReplica
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import CHAT, PickerProcess
@@ -139,6 +141,13 @@ async def test_a_relay_that_falls_back_says_so_and_the_dead_endpoint_is_left_alo
         assert outcome["served"] == alive
         assert outcome["cause"] == ("completed" if picked == alive else "retried-elsewhere")
         assert picked in (alive, dead)
+
+
+async def test_the_doctor_looks_for_relays_in_the_global_envoy(tiers: Tiers) -> None:
+    config, specs = load(tiers.folder / "epp.yaml")
+    report = await examine(config, specs, picker="", envoy_admin=tiers.envoy.admin_url, ask=False)
+    assert [finding.what for finding in report.findings if finding.severity is Severity.ERROR] == []
+    assert ("envoy", "cluster replicas holds all relays") in report.notes
 
 
 async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> None:

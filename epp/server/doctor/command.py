@@ -119,7 +119,12 @@ async def examine(
         else:
             dump = await _envoy(report, http, envoy_admin.rstrip("/"))
             if dump is not None:
-                check_envoy(report, *dump, frozenset(specs), fallbacks=config.policy.fallbacks)
+                known_relays = config.relays
+                relays = frozenset(
+                    address for region in known_relays.regions for address in known_relays.addresses(region)
+                )
+                fallbacks = config.policy.fallbacks
+                check_envoy(report, *dump, frozenset(specs), fallbacks=fallbacks, relays=relays)
                 check_windows(report, dump[0], far)
             await _kernel(report, envoy_admin, far, config)
     return report

@@ -57,7 +57,13 @@ class Asked:
 
 
 def check_envoy(
-    report: Report, dump: Tree, statuses: Tree, endpoints: frozenset[str], *, fallbacks: int = 0
+    report: Report,
+    dump: Tree,
+    statuses: Tree,
+    endpoints: frozenset[str],
+    *,
+    fallbacks: int = 0,
+    relays: frozenset[str] = frozenset(),
 ) -> None:
     """All checks of an Envoy.
 
@@ -67,6 +73,7 @@ def check_envoy(
         statuses: answer of ``/clusters?format=json``, empty when there is none.
         endpoints: addresses of the pool.
         fallbacks: how many further endpoints the picker sends after the picked one.
+        relays: addresses of all relays; with some, Envoy connects to these and to no endpoint.
     """
     clusters = clusters_of(dump)
     asked = _asked(dump)
@@ -92,7 +99,7 @@ def check_envoy(
             _balancing(report, one, clusters[name])
             _single(report, clusters[name], fallbacks)
             _breakers(report, clusters[name], "requests in flight to endpoints")
-            _hosts(report, name, clusters[name], statuses, endpoints)
+            _hosts(report, clusters[name], statuses, relays or endpoints, relayed=bool(relays))
         if one.picker in clusters:
             _breakers(report, clusters[one.picker], "requests that the picker is asked about")
     _admin(report, dump)
@@ -279,29 +286,32 @@ def _breakers(report: Report, cluster: Tree, what: str) -> None:
         )
 
 
-def _hosts(report: Report, name: str, cluster: Tree, statuses: Tree, endpoints: frozenset[str]) -> None:
+def _hosts(report: Report, cluster: Tree, statuses: Tree, wanted: frozenset[str], *, relayed: bool) -> None:
     """`override_host` passes over addresses that the cluster does not hold; names are resolved by Envoy."""
     if cluster.get("type") == "ORIGINAL_DST":
         return
+    name = cluster["name"]
     status = next((one for one in statuses.get("cluster_statuses", []) if one.get("name") == name), None)
     if status is None:
         return
+    kind, where = ("relays", "relays.regions") if relayed else ("endpoints", "the endpoints file")
     held = set()
     for host in status.get("host_statuses", []):
         socket = host.get("address", {}).get("socket_address", {})
         if socket.get("address"):
             held.add(join_address(socket["address"], socket.get("port_value", 0)))
-    addresses = {address for address in endpoints if is_ip(split_address(address)[0])}
+    addresses = {address for address in wanted if is_ip(split_address(address)[0])}
     missing = sorted(addresses - held)
     if missing:
         report.error(
             "envoy",
-            f"cluster {name} does not hold {', '.join(missing)} of the endpoints file",
-            "when the picker picks one of these, Envoy sends the request to another",
-            "render Envoy's configuration again, or keep its EDS file fresh (`epp envoy render --eds-only`)",
+            f"cluster {name} does not hold {', '.join(missing)} of {where}",
+            "when the picker names one of these, Envoy sends the request to another",
+            "render Envoy's configuration again"
+            + ("" if relayed else ", or keep its EDS file fresh (`epp envoy render --eds-only`)"),
         )
     else:
-        report.note("envoy", f"cluster {name} holds all endpoints")
+        report.note("envoy", f"cluster {name} holds all {kind}")
 
 
 def _admin(report: Report, dump: Tree) -> None:
