@@ -64,10 +64,11 @@ def router_filter() -> api.hcm.HttpFilter:
 def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:
     """The ext_proc filter that asks the picker.
 
-    ORIGINAL_DST has no host to fall back to, so there a failed picker is an error (503); elsewhere Envoy goes
-    on without it.
+    Envoy goes on without a picker that fails, also where there is no host to fall back to: in ORIGINAL_DST a
+    request without a pick has no route but the one to nowhere (503). Failing in the filter would cut answers
+    in flight as well, beside which their streams stay open until the end.
     """
-    closed = settings.variant is Variant.ORIGINAL_DST
+    by_route = settings.variant is Variant.ORIGINAL_DST
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
     return api.ext_proc.ExternalProcessor(
         stat_prefix=PICKER,
@@ -78,13 +79,10 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
         message_timeout=api.ms(settings.message_timeout_ms),
-        failure_mode_allow=not closed,
-        status_on_error=api.envoy_type.HttpStatus(code=api.envoy_type.StatusCode.ServiceUnavailable)
-        if closed
-        else None,
+        failure_mode_allow=True,
         # The destination decides the route of original-dst, and a pick must never meet a cached route.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
-        if closed
+        if by_route
         else api.ext_proc.ExternalProcessorRouteCacheAction.DEFAULT,
         metadata_options=api.ext_proc.MetadataOptions(
             forwarding_namespaces=namespaces(untyped=[DESTINATION_NAMESPACE]),

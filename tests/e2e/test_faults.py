@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -87,6 +87,23 @@ async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_pa
         assert await stream()
 
 
+@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.ORIGINAL_DST])
+async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path, variant: Variant) -> None:
+    slow = [quick_config("a", engine_class=STEADY, answer_tokens=200)]
+    policy = {"fallbacks": 0} if variant is Variant.ORIGINAL_DST else {}
+    async with Serving(tmp_path, replicas=slow, variant=variant, policy=policy) as serving:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "max_tokens": 100,
+        }
+        async with serving.http.post(serving.url + CHAT, json=body) as answer:
+            await answer.content.readany()
+            await serving.picker.kill()
+            assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
+
+
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_forged_destination_never_chooses(tmp_path: Path, alive: bool) -> None:
     async with Serving(tmp_path) as serving:
@@ -147,6 +164,18 @@ async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path
             answer.close()
         await serving.picker.until_metric("epp_endpoint_running_requests", lambda v: v == 0, endpoint=address)
         assert await serving.picker.metric("epp_requests_in_flight") == 0
+
+
+async def test_without_hosts_of_its_own_envoy_refuses_what_a_hung_picker_does_not_pick(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"variant": Variant.ORIGINAL_DST, "policy": {"fallbacks": 0}}
+    async with Serving(tmp_path, envoy={"message_timeout_ms": 250}, **options) as serving:
+        serving.picker.freeze()
+        for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
+            assert status == 503
+        serving.picker.thaw()
+        assert (await serving.chat("awake"))[0] == 200
 
 
 async def test_a_hung_picker_costs_its_timeout_and_no_request(tmp_path: Path) -> None:
