@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import urlopen
 
 from rich.markup import escape
 from rich.table import Table
 
-from epp.decide.feedback_command import no_answer, reason
+from epp.decide.picker_http import answered
 from epp.decide.record_files import read_records
 from epp.decide.record_query import DEFAULT_FOLDER, number
 from epp.decide.wide_console import wide_console
@@ -80,16 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(url: str, decision_id: str) -> dict[str, Any]:
-    address = f"{url.rstrip('/')}/decisions/{quote(decision_id, safe='')}"
-    if not address.startswith(("http://", "https://")):
-        raise EppError(f"{url} is not an http address, e.g. http://{url}")
-    try:
-        with urlopen(address, timeout=5) as answer:  # noqa: S310  # scheme checked above
-            record: dict[str, Any] = json.load(answer)
-    except HTTPError as error:
-        raise EppError(f"{address}: {reason(error)}") from error
-    except (URLError, OSError, HTTPException, ValueError) as error:
-        raise EppError(no_answer(address, error)) from error
+    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
+        record: dict[str, Any] = json.load(answer)
     return record
 
 

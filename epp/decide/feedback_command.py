@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from http.client import HTTPException
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
-from epp.errors import EppError
+from epp.decide.picker_http import answered
 
 if TYPE_CHECKING:
     import argparse
-
-_TIMEOUT_S = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,30 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
         EppError: the picker cannot be reached, or does not take it.
     """
     body = {"correct": arguments.correct, "score": arguments.score, "evaluator": arguments.evaluator}
-    address = f"{arguments.url.rstrip('/')}/decisions/{quote(arguments.id, safe='')}/feedback"
-    if not address.startswith(("http://", "https://")):
-        raise EppError(f"{arguments.url} is not an http address, e.g. http://{arguments.url}")
-    header = {"content-type": "application/json"}
-    try:
-        request = Request(address, json.dumps(body).encode(), header)  # noqa: S310  # scheme checked above
-        with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310  # scheme checked above
-            return 0
-    except HTTPError as error:
-        raise EppError(f"{address}: {reason(error)}") from error
-    except (URLError, OSError, HTTPException, ValueError) as error:
-        raise EppError(no_answer(address, error)) from error
-
-
-def no_answer(address: str, error: Exception) -> str:
-    """What to say where no picker answers, or nothing that is one."""
-    why = error.reason if isinstance(error, URLError) else error
-    words = getattr(why, "strerror", None) or why
-    return f"{address}: {words} (--url is the picker's listen.http; does it run?)"
-
-
-def reason(error: HTTPError) -> str:
-    """What a picker says of a request that it refused, in its own words where it gave any."""
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
-        return str(error)
+    with answered(arguments.url, f"decisions/{quote(arguments.id, safe='')}/feedback", body):
+        return 0

@@ -1,0 +1,55 @@
+"""What the commands ask of a running picker's HTTP side, and what they say where it does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from http.client import HTTPException
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from http.client import HTTPResponse
+
+_TIMEOUT_S = 5
+
+
+@contextlib.contextmanager
+def answered(url: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[HTTPResponse]:
+    """A picker's answer, read within the block.
+
+    Args:
+        url: the picker's HTTP side, as an operator wrote it.
+        path: what is asked for there, quoted.
+        body: what is told, as JSON; None to ask only.
+
+    Raises:
+        EppError: nobody answers, it is refused, or what is read makes no sense (a ValueError of the block).
+    """
+    address = f"{url.rstrip('/')}/{path}"
+    if not address.startswith(("http://", "https://")):
+        raise EppError(f"{url} is not an http address, e.g. http://{url}")
+    data = None if body is None else json.dumps(body).encode()
+    header = {} if body is None else {"content-type": "application/json"}
+    try:
+        request = Request(address, data, header)  # noqa: S310  # scheme checked above
+        with urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # scheme checked above
+            yield answer
+    except HTTPError as error:
+        raise EppError(f"{address}: {_reason(error)}") from error
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        why = error.reason if isinstance(error, URLError) else error
+        words = getattr(why, "strerror", None) or why
+        raise EppError(f"{address}: {words} (--url is the picker's listen.http; does it run?)") from error
+
+
+def _reason(error: HTTPError) -> str:
+    """What a picker says of a request that it refused, in its own words where it gave any."""
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return str(error)
