@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.address import join_address, split_address
+from epp.config.address import normalise_address, split_address
 from epp.config.section import Section
 
 #: Envoy and kernels take any number; beyond this it is no longer few long-lived connections.
@@ -71,12 +71,12 @@ class Relays(Section, frozen=True):
             if not region or not region.isprintable():
                 raise ValueError(f"{region!r} is not a region's name")
             try:
-                host, port = split_address(address)
+                port = split_address(address)[1]
             except ValueError as error:
                 raise ValueError(f"regions.{region}: {error}") from error
             if not 0 < port <= 65_536 - self.connections:
                 raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
-            for own in (join_address(host, port + offset) for offset in range(self.connections)):
+            for own in map(normalise_address, self.addresses(region)):
                 # Who answers there knows one of the two regions' endpoints alone.
                 if (other := taken.setdefault(own, region)) != region:
                     raise ValueError(f"{own} is a port of {other}'s relay and of {region}'s")
