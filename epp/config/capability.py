@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from epp.config.section import NotNegative, PositiveInt, Section, Share
+from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Share
 from epp.config.strict import decode
 from epp.errors import ConfigError
 from epp.signals.capability import Cell
-from epp.view import MAX_MODEL_CHARS, SHORTEST_BUCKET_TOKENS, length_bucket
+from epp.view import SHORTEST_BUCKET_TOKENS, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ VERSION = 1
 #: More cells than any cluster has: models times languages times lengths times tasks.
 MAX_CELLS = 100_000
 
-_Model = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
 _Language = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -80,7 +79,7 @@ class CapabilityFile(Section, frozen=True):
         report: of the fit.
     """
 
-    models: dict[_Model, list[ChanceEntry]]
+    models: dict[ModelName, list[ChanceEntry]]
     version: int = VERSION
     report: FitReport | None = None
 

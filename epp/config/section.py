@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from epp.view import MAX_MODEL_CHARS
+
 #: Largest number of seconds, tokens and the like; above all, `.inf` is more: no wait or sum can be had of it.
 MOST = 1e12
 
@@ -25,6 +27,7 @@ HeaderName = Annotated[
 RequestPath = Annotated[
     str, msgspec.Meta(pattern=r"^/[!-~]*$", extra={"fix": "a path without blanks, from / on, e.g. /health"})
 ]
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from epp.config.section import ModelName  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.decide.record_files import placed_records
 from epp.errors import EppError
-from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from epp.decide.record_files import Place
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-_Model = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -44,7 +43,7 @@ class Row(msgspec.Struct, frozen=True):
     """
 
     question: _Name
-    model: _Model
+    model: ModelName
     language: _Name
     prompt_tokens: Annotated[int, msgspec.Meta(gt=0)]
     correct: bool
