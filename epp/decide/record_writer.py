@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from epp.decide.record_files import file_name, record_files, zstandard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _MODE = 0o640
@@ -99,8 +100,8 @@ class RecordWriter:
 
     def _open(self, size: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._make_room(max(size, self._file_bytes))
         there = record_files(self._folder)
+        self._make_room(there, max(size, self._file_bytes))
         newest = there[-1].name if there else ""
         path = self._folder / file_name(time.time(), compressed=self._zstd is not None, after=newest)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, _MODE)
@@ -136,10 +137,10 @@ class RecordWriter:
         with contextlib.suppress(OSError):
             os.close(fd)
 
-    def _make_room(self, wanted_bytes: int) -> None:
-        """Delete the oldest files until so many more bytes fit under the bound."""
+    def _make_room(self, there: Sequence[Path], wanted_bytes: int) -> None:
+        """Delete the oldest files of the folder's until so many more bytes fit under the bound."""
         sizes = []
-        for path in record_files(self._folder):
+        for path in there:
             with contextlib.suppress(OSError):
                 sizes.append((path, path.stat().st_size))
         over = sum(size for _, size in sizes) + wanted_bytes - self._max_bytes
