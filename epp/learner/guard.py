@@ -125,12 +125,10 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
 
 def _counted_otherwise(state: GuardState, settings: LearnerSettings) -> None:
     """Blocks of another length have other numbers, those of another measure other places: none compares."""
-    trial = settings.trial
-    if state.block_s:
-        state.watch, state.closed = Watch(), 0
+    trial, known = settings.trial, state.block_s > 0.0
     state.block_s, state.measure = trial.stages.block_s, trial.goal.measure
     # An older memory does not say; what it closed in years to come was counted in shorter blocks.
-    if state.closed * state.block_s > state.newest_wall_s + state.block_s:
+    if known or state.closed * state.block_s > state.newest_wall_s + state.block_s:
         state.watch, state.closed = Watch(), 0
 
 
