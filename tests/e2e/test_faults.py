@@ -91,17 +91,12 @@ async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_pa
 async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path, variant: Variant) -> None:
     slow = [quick_config("a", engine_class=STEADY, answer_tokens=200)]
     policy = {"fallbacks": 0} if variant is Variant.ORIGINAL_DST else {}
-    async with Serving(tmp_path, replicas=slow, variant=variant, policy=policy) as serving:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "hi"}],
-            "stream": True,
-            "max_tokens": 100,
-        }
-        async with serving.http.post(serving.url + CHAT, json=body) as answer:
-            await answer.content.readany()
-            await serving.picker.kill()
-            assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
+    async with (
+        Serving(tmp_path, replicas=slow, variant=variant, policy=policy) as serving,
+        serving.answering(max_tokens=100) as answer,
+    ):
+        await serving.picker.kill()
+        assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -149,15 +144,8 @@ async def test_a_killed_replica_fails_at_most_what_it_held_and_returns_when_heal
 async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path) -> None:
     endless = [quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 50.0),)), answer_tokens=4000)]
     async with Serving(tmp_path, replicas=endless) as serving:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "hi"}],
-            "stream": True,
-            "max_tokens": 4000,
-        }
         address = serving.replicas[0].address
-        async with serving.http.post(serving.url + CHAT, json=body) as answer:
-            await answer.content.readany()
+        async with serving.answering(max_tokens=4000) as answer:
             await serving.picker.until_metric(
                 "epp_endpoint_running_requests", lambda v: v == 1, endpoint=address
             )

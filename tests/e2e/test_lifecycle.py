@@ -20,8 +20,8 @@ from epp.envoy.settings import TlsFiles, Variant
 from epp.errors import ConfigError, EppError
 from epp.server.sockets import listening_socket, told_of
 from tests.kit.certificates import self_signed
-from tests.kit.picker import CHAT, CONFIG, PickerProcess, Serving
-from tests.kit.replicas import MODEL, QUICK, quick_config
+from tests.kit.picker import CONFIG, PickerProcess, Serving
+from tests.kit.replicas import QUICK, quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,14 +52,7 @@ async def test_health_follows_the_pool_and_liveness_does_not(tmp_path: Path) -> 
 async def test_a_drain_lets_answers_in_flight_finish(tmp_path: Path, variant: Variant) -> None:
     slow = quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 30.0),)), answer_tokens=60)
     async with Serving(tmp_path, replicas=[slow], variant=variant, drain_s=20) as serving:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "hi"}],
-            "stream": True,
-            "max_tokens": 50,
-        }
-        async with serving.http.post(serving.url + CHAT, json=body) as answer:
-            await answer.content.readany()
+        async with serving.answering(max_tokens=50) as answer:
             os.kill(serving.picker.pid, signal.SIGTERM)
             assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
         await serving.picker.ended()

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from tests.kit.replicas import MODEL, metric, quick_config
 from tests.kit.transports import CHOSEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from epp.sim.http import SimConfig
@@ -216,6 +216,15 @@ class Serving:
     def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
         """Replace the endpoints file."""
         (self._folder / "endpoints.yaml").write_bytes(dump_pool(list(specs)))
+
+    @asynccontextmanager
+    async def answering(self, max_tokens: int) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A streamed answer that has begun to come."""
+        hi = [{"role": "user", "content": "hi"}]
+        body = {"model": MODEL, "messages": hi, "stream": True, "max_tokens": max_tokens}
+        async with self.http.post(self.url + CHAT, json=body) as answer:
+            await answer.content.readany()
+            yield answer
 
     async def chat(self, text: str = "hello", **options: Any) -> tuple[int, Any]:
         """One chat request through Envoy; status and decoded body (bytes when it is not JSON)."""
