@@ -22,7 +22,7 @@ from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epp.prompt.types import TemplateArguments
 
@@ -185,7 +185,7 @@ def check_listed(count: int, field: str) -> None:
         raise ClientError(400, f"Invalid request: {error}", field) from None
 
 
-def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes:
+def frame_prompts(given: str | Sequence[Any], field: str) -> bytes:
     """Canonical bytes of a text, texts, token ids or lists of token ids, but no mixture.
 
     Args:
@@ -199,7 +199,7 @@ def frame_prompts(given: str | list[str | int | list[int]], field: str) -> bytes
         raise ClientError(400, f"Invalid request: '{field}' must not be empty", field)
     prompts: list[Any] = given if isinstance(given, list) else [given]
     kinds = set(map(type, prompts))
-    if len(kinds) > 1:
+    if len(kinds) > 1 or dict in kinds:
         raise ClientError(400, f"Invalid request: '{field}' mixes text and token ids", field)
     if kinds != {int}:
         check_listed(len(prompts), field)

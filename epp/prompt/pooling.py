@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: become as many copies of itself.
 MAX_REPEATED_CHARS = 1 << 20
 
-_Text = str | list[int] | dict[str, Any]
-_Texts = str | list[str | int | list[int] | dict[str, Any]] | dict[str, Any]
+#: A text, its token ids, or an object or a list of parts (SGLang) that hold media beside it.
+_Text = str | list[int | dict[str, Any]] | dict[str, Any]
+_Texts = str | list[str | int | list[int | dict[str, Any]] | dict[str, Any]] | dict[str, Any]
 
 
 class _Pooling(msgspec.Struct, kw_only=True):
@@ -38,7 +39,9 @@ class _Pooling(msgspec.Struct, kw_only=True):
 
 
 class _Embeddings(_Pooling, kw_only=True):
-    input: str | list[str | int | list[int]] | None = None
+    input: str | list[str | int | list[int] | dict[str, Any]] | None = None
+    text: str | list[str | list[str]] | None = None
+    input_ids: list[int | list[int]] | None = None
     messages: list[Message] | None = None
     chat_template: str | None = None
     data: Any = None
@@ -55,6 +58,7 @@ class _Score(_Pooling, kw_only=True):
     data_1: _Texts | None = None
     data_2: _Texts | None = None
     queries: _Texts | None = None
+    query: _Texts | None = None
     documents: _Texts | None = None
     items: _Texts | None = None
 
@@ -62,8 +66,14 @@ class _Score(_Pooling, kw_only=True):
 _EMBEDDINGS = msgspec.json.Decoder(_Embeddings)
 _RERANK = msgspec.json.Decoder(_Rerank)
 _SCORE = msgspec.json.Decoder(_Score)
-#: Names that vLLM takes for the two sides of a score, in its order.
-_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+#: Names that vLLM takes for the two sides of a score, in its order, and SGLang's.
+_SIDES = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+    ("query", "items"),
+)
 
 
 def _request(api: str, body: _Pooling, canonical: bytes, headers: Mapping[str, str]) -> ParsedRequest:
@@ -101,8 +111,14 @@ class EmbeddingsParser:
         (optional if self._vllm else required)(asked.model or "", "model")
         if asked.messages:
             canonical = _frame_chat(asked, asked.messages)
+        elif isinstance(asked.input, list) and asked.input and isinstance(asked.input[0], dict):
+            canonical = _frame_items(asked, asked.input)
         elif asked.input is not None:
             canonical = frame_prompts(asked.input, "input")
+        elif asked.text is not None:  # as SGLang's own /classify names them
+            canonical = frame_prompts(_flat(asked.text), "text")
+        elif asked.input_ids is not None:
+            canonical = frame_prompts(asked.input_ids, "input_ids")
         elif asked.data is not None and self._plugins:
             canonical = _frame_data(asked)
         else:
@@ -162,6 +178,31 @@ class ScoreParser:
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An error of vLLM."""
         return vllm_error(status, message, param)
+
+
+def _flat(texts: str | list[str | list[str]]) -> str | list[str]:
+    """Texts, those of pairs one after the other."""
+    if isinstance(texts, str):
+        return texts
+    return [one for text in texts for one in ([text] if isinstance(text, str) else text)]
+
+
+def _frame_items(asked: _Embeddings, items: Sequence[object]) -> bytes:
+    """SGLang's inputs of several kinds: each a text, an image, a film, or some of them together."""
+    check_listed(len(items), "input")
+    framed = PromptFrames(asked.model or "")
+    try:
+        for item in items:
+            if not isinstance(item, dict):
+                raise ClientError(400, "Invalid request: 'input' mixes objects and others", "input")
+            text = item.get("text")
+            framed.add_text(b"P", text if isinstance(text, str) else "")
+            for kind in ("image", "video"):
+                if item.get(kind) is not None:
+                    framed.add_part(item[kind], kind)
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "input") from None
+    return framed.bytes()
 
 
 def _frame_data(asked: _Embeddings) -> bytes:
@@ -229,8 +270,8 @@ def _add_side(framed: PromptFrames, side: object, *, again: bool = False) -> Non
     """Frame a side; the texts of one that stands there again have been counted."""
     if isinstance(side, str):
         framed.add_text(b"C", side)
-    elif isinstance(side, dict):
-        parts = side.get("content")
+    elif isinstance(side, dict) or (isinstance(side, list) and side and isinstance(side[0], dict)):
+        parts = side.get("content") if isinstance(side, dict) else side
         for part in parts if isinstance(parts, list) else [side]:
             if not isinstance(part, (str, dict)):
                 raise ClientError(400, "Invalid request: expected a part of content")

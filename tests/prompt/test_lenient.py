@@ -109,3 +109,61 @@ def test_vllms_plugins_get_what_is_no_text() -> None:
 def test_sglangs_salts_keep_prefixes_apart_in_openais_apis_too(fields: dict[str, Any], salt: str) -> None:
     assert parse("openai-completions", prompt=["x", "y"], **fields).cache_salt == salt
     assert parse("openai-chat", messages=[{"role": "user", "content": "x"}], **fields).cache_salt == salt
+
+
+PARTS = [{"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": {"url": "https://x/cat.png"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("vllm-score", {"query": "q", "items": ["a", "b"], "label_token_ids": [1, 2]}),
+        ("vllm-score", {"query": [1, 2], "items": [[3], [4]], "label_token_ids": [1, 2]}),
+        ("vllm-rerank", {"query": "q", "documents": [PARTS, "b"]}),
+        ("vllm-rerank", {"query": PARTS, "documents": ["a", "b"]}),
+        ("openai-embeddings", {"input": [{"text": "a cat", "image": "https://x/cat.png"}, {"text": "b"}]}),
+        ("openai-embeddings", {"input": [{"video": "https://x/cat.mp4"}]}),
+        ("vllm-classify", {"text": "a"}),
+        ("vllm-classify", {"text": ["a", "b"]}),
+        ("vllm-classify", {"text": [["question", "answer"]]}),
+        ("vllm-classify", {"input_ids": [1, 2]}),
+        ("vllm-classify", {"input_ids": [[1, 2], [3]]}),
+    ],
+)
+def test_what_sglang_scores_ranks_embeds_and_classifies_is_read(name: str, fields: dict[str, Any]) -> None:
+    """SGLang's bodies for the paths that vLLM has, too: other names, and parts of content where vLLM has texts."""
+    parsed = parse(name, **fields)
+    assert parsed.canonical
+    told_apart = {field: [*value, *value] for field, value in fields.items() if isinstance(value, list)}
+    assert not told_apart or parse(name, **fields | told_apart).canonical != parsed.canonical
+
+
+def test_an_object_is_named_by_all_that_it_holds() -> None:
+    bodies: list[Any] = [
+        [{"text": "a"}],
+        [{"text": "a", "image": "https://x/1.png"}],
+        [{"text": "a", "image": "https://x/2.png"}],
+        [{"text": "a", "video": "https://x/1.png"}],
+        [{"text": "a"}, {"image": "https://x/1.png"}],
+    ]
+    assert len({parse("openai-embeddings", input=body).canonical for body in bodies}) == len(bodies)
+    assert (
+        parse("vllm-rerank", query="q", documents=[PARTS]).canonical
+        == parse("vllm-rerank", query="q", documents=[{"content": PARTS}]).canonical
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("openai-embeddings", {"input": [{"text": "a"}, "b"]}),
+        ("openai-embeddings", {"input": ["b", {"text": "a"}]}),
+        ("vllm-classify", {"text": []}),
+        ("vllm-classify", {"input_ids": []}),
+        ("vllm-rerank", {"query": [{"type": "text", "text": "q"}, 1], "documents": ["a"]}),
+    ],
+)
+def test_what_no_engine_reads_is_refused(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ClientError) as caught:
+        parse(name, **fields)
+    assert caught.value.status == 400
