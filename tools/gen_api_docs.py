@@ -64,6 +64,8 @@ attribution that Claude Code puts before its system prompt.
   prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A
   `previous_response_id` is another one at every turn, and the ids of answers are not read, so it does not: give a
   session header, `conversation` or `prompt_cache_key`. An engine that stores responses knows its own only.
+* **Chats as token ids**: where a chat brings its ids rendered (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`), these
+  are the prompt, and of its messages only the media count.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.
 * **SGLang generate**: media stand where the text names their place (`<image>`, `<|image_pad|>`, ...), else first.
   `lora_path` and `extra_key` keep prefixes apart, as in the engine, and so they do in OpenAI's APIs.

@@ -89,6 +89,16 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
         framed.add_part(part)
 
 
+def media_parts(message: Message) -> list[dict[str, Any]]:
+    """Parts of a message's content that are no text."""
+    parts = message.content if isinstance(message.content, list) else ()
+    return [part for part in parts if isinstance(part, dict) and not _is_text(part.get("type", "text"))]
+
+
+def _is_text(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _TEXT_PARTS
+
+
 def function_tool(tool: object, parameters: str = "parameters") -> object:
     """A function's description that is flat, as the chat API nests it; other tools as they are.
 

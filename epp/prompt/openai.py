@@ -15,7 +15,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, check_texts, exact_tokens, frame_token_ids, media_words
-from epp.prompt.chat_messages import Message, add_message
+from epp.prompt.chat_messages import Message, add_message, media_parts
 from epp.prompt.decode import OpenAIFields, Whole, decode, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 class _Chat(OpenAIFields, kw_only=True):
     messages: list[Message]
+    input_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     documents: list[Any] | None = None
@@ -100,6 +102,9 @@ class ChatParser:
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """A chat to canonical form: tools first, where templates put them, then the messages.
 
+        Where the chat comes rendered, too, as token ids (SGLang's ``input_ids``, TensorRT-LLM's
+        ``prompt_token_ids``), those are the prompt and the messages are not.
+
         Raises:
             ClientError: 400 in OpenAI's words.
         """
@@ -107,6 +112,8 @@ class ChatParser:
         required(chat.model, "model")
         if not chat.messages:
             raise ClientError(400, "Invalid request: 'messages' must not be empty", "messages")
+        if ids := chat.input_ids or chat.prompt_token_ids:
+            return _request(self.name, chat, _frame_rendered(chat, ids), headers, text_only=False)
         framed = _framed(chat)
         return _request(self.name, chat, framed.bytes(), headers, text_only=framed.text_only)
 
@@ -129,6 +136,17 @@ def _framed(chat: _Chat) -> PromptFrames:
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}") from None
     return framed
+
+
+def _frame_rendered(chat: _Chat, ids: list[int]) -> bytes:
+    """Token ids, and before them words for the messages' media, whose places only the engine knows."""
+    framed = PromptFrames(chat.model)
+    try:
+        media = [framed.describe(part) for message in chat.messages for part in media_parts(message)]
+        words = [word for identity, tokens in media for word in media_words(identity, tokens)]
+        return frame_token_ids([words + ids])
+    except ValueError as error:
+        raise ClientError(400, f"Invalid request: {error}", "input_ids") from None
 
 
 class CompletionParser:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ClientError
+from epp.prompt.canonical import exact_tokens
 from epp.prompt.openai import ChatParser, CompletionParser
 from epp.prompt.registry import find_parser
 
@@ -274,3 +275,34 @@ def test_requests_as_the_openai_sdk_really_sends_them() -> None:
         parsed = parser.parse(request.content, headers)
         assert (parsed.api, parsed.model) == (api, "llama")
         assert parsed.canonical
+
+
+@pytest.mark.parametrize("field", ["input_ids", "prompt_token_ids"])
+def test_a_chat_that_comes_rendered_is_its_token_ids(field: str) -> None:
+    """SGLang's and TensorRT-LLM's engines prefill the ids; what the messages say is not rendered any more."""
+    first, later, other = (
+        CHAT.parse(chat(user("turn"), **{field: ids}), {}) for ids in ([1, 2, 3], [1, 2, 3, 4], [9, 2, 3])
+    )
+    assert exact_tokens(first.canonical) == 3
+    assert later.canonical.startswith(first.canonical)
+    assert not other.canonical.startswith(first.canonical[:6])
+    assert canonical(chat(user("other"), **{field: [1, 2, 3]})) == first.canonical
+    assert not first.text_only
+    assert canonical(chat(user("turn"), **{field: None})) == canonical(chat(user("turn")))
+
+
+def test_images_of_a_rendered_chat_tell_it_apart() -> None:
+    def seen(url: str) -> bytes:
+        parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": url}}]
+        return canonical(chat({"role": "user", "content": parts}, input_ids=[1, 2, 3]))
+
+    plain = canonical(chat(user("what?"), input_ids=[1, 2, 3]))
+    assert len({seen("https://x/1.png"), seen("https://x/2.png"), plain}) == 3
+
+
+@pytest.mark.parametrize("ids", [[4294967295], [-1], ["a"], [[1]]])
+def test_ids_of_a_rendered_chat_that_are_none_are_refused(ids: list[Any]) -> None:
+    with pytest.raises(ClientError) as caught:
+        CHAT.parse(chat(user("hi"), input_ids=ids), {})
+    assert caught.value.status == 400
+    assert "input_ids" in (caught.value.param or "")
