@@ -68,7 +68,8 @@ attribution that Claude Code puts before its system prompt.
   are the prompt, and of its messages only the media count.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.
 * **SGLang generate**: media stand where the text names their place (`<image>`, `<|image_pad|>`, ...), else first.
-  `lora_path` and `extra_key` keep prefixes apart, as in the engine, and so they do in OpenAI's APIs.
+  `lora_path` and `extra_key` keep prefixes apart, as in the engine, and so they do in OpenAI's APIs; there
+  TensorRT-LLM's `lora_request` does, too.
 * **Embeddings instead of text** (vLLM's `prompt_embeds`) and what `/pooling` hands to a plugin (`data`) are known by the hash
   of their content.
 

@@ -44,10 +44,17 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class Adapter(msgspec.Struct):
+    """``lora_request``: TensorRT-LLM's name for an adapter, which it takes beside ``model``."""
+
+    lora_name: str | None = None
+    lora_int_id: int | None = None
+
+
 class OpenAIFields(msgspec.Struct, kw_only=True):
     """What bodies of OpenAI's APIs have in common; ``model`` is required by all of its clients.
 
-    ``extra_key`` and ``lora_path`` are SGLang's, as are salts by prompt.
+    ``extra_key`` and ``lora_path`` are SGLang's, as are salts by prompt; ``lora_request`` is TensorRT-LLM's.
     """
 
     model: str
@@ -61,6 +68,7 @@ class OpenAIFields(msgspec.Struct, kw_only=True):
     cache_salt: Salt = None
     extra_key: Salt = None
     lora_path: Salt = None
+    lora_request: Adapter | None = None
 
     def session(self, headers: Mapping[str, str], *more: object) -> str:
         """The session hint: ``session_id``, ``metadata.session_id``, what `more` the API has.
@@ -74,6 +82,8 @@ class OpenAIFields(msgspec.Struct, kw_only=True):
 
     def salt(self) -> str:
         """One salt for all that keeps prefixes apart."""
+        if self.lora_request is not None:
+            return joined_salt(self.cache_salt, self.extra_key, self.lora_path, self.lora_request)
         return joined_salt(self.cache_salt, self.extra_key, self.lora_path)
 
 
@@ -81,7 +91,7 @@ _T = TypeVar("_T")
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
-def joined_salt(*parts: Salt) -> str:
+def joined_salt(*parts: Salt | Adapter) -> str:
     """One salt for what keeps prefixes apart: salt, extra key, adapter; empty when there is none of them."""
     if any(parts[1:]):
         return _ENCODER.encode(parts).decode()

@@ -111,6 +111,23 @@ def test_sglangs_salts_keep_prefixes_apart_in_openais_apis_too(fields: dict[str,
     assert parse("openai-chat", messages=[{"role": "user", "content": "x"}], **fields).cache_salt == salt
 
 
+def test_an_adapter_of_tensorrt_llm_keeps_prefixes_apart() -> None:
+    """It comes beside the model: equal prompts of two adapters share no KV cache, in one engine and one name."""
+
+    def salt(adapter: Any, **fields: Any) -> str:
+        asked = parse("openai-completions", prompt="x", lora_request=adapter, **fields)
+        said = [{"role": "user", "content": "x"}]
+        assert (
+            parse("openai-chat", messages=said, lora_request=adapter, **fields).cache_salt == asked.cache_salt
+        )
+        return asked.cache_salt
+
+    one, two = ({"lora_name": f"a{number}", "lora_int_id": number, "lora_path": "/x"} for number in (1, 2))
+    assert len({salt(one), salt(two), salt(None), salt(one, cache_salt="s"), salt(None, cache_salt="s")}) == 5
+    assert salt(one) == salt(one | {"lora_path": "/y"})
+    assert salt(None) == ""
+
+
 PARTS = [{"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": {"url": "https://x/cat.png"}}]
 
 
