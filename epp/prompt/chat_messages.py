@@ -37,6 +37,7 @@ class Message(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     audio: dict[str, Any] | None = None
+    tools: Any = None
 
 
 def add_message(framed: PromptFrames, message: Message) -> None:
@@ -56,6 +57,8 @@ def add_message(framed: PromptFrames, message: Message) -> None:
             framed.add_text(b"G", reasoning)
         for part in [content] if isinstance(content, str) else content or ():
             add_part(framed, part)
+    for tool in message.tools if isinstance(message.tools, list) else ():  # declared as the chat goes on
+        framed.add_json(b"L", tool)
     if message.tool_call_id:
         framed.add_text(b"I", message.tool_call_id)
     for call in message.tool_calls or ():

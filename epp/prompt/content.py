@@ -100,6 +100,8 @@ def _add_to_message(message: dict[str, Any], tag: bytes, data: bytes) -> None:
         message["tool_call_id"] = data.decode()
     elif tag == b"K":
         message.setdefault("tool_calls", []).append(_call(msgspec.json.decode(data)))
+    elif tag == b"L":
+        message.setdefault("tools", []).append(msgspec.json.decode(data))
     elif tag == b"F":
         message["function_call"] = msgspec.json.decode(data)
     else:

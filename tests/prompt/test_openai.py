@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epp.errors import ClientError
 from epp.prompt.canonical import exact_tokens
+from epp.prompt.content import prompt_content
 from epp.prompt.openai import ChatParser, CompletionParser
 from epp.prompt.registry import find_parser
 
@@ -124,10 +125,28 @@ def test_images_count_by_content_not_by_size() -> None:
         {"role": "developer", "content": "obey"},
         {"role": "user", "content": "hi", "name": "bob"},
         {"role": "assistant", "refusal": "no"},
+        {"role": "system", "tools": [{"type": "function", "function": {"name": "f"}}]},
     ],
 )
 def test_every_shape_of_message_is_read_and_tells_apart(message: dict[str, Any]) -> None:
     assert canonical(chat(user("a"), message)) != canonical(chat(user("a")))
+
+
+def test_tools_that_a_message_declares_are_part_of_it() -> None:
+    """As Kimi's and DeepSeek's templates render them, in the middle of a chat."""
+
+    def declared(name: str, role: str = "system") -> bytes:
+        tool = {"type": "function", "function": {"name": name}}
+        return canonical(chat(user("a"), {"role": role, "content": "more:", "tools": [tool]}, user("b")))
+
+    assert declared("f") != declared("g")
+    (message,) = prompt_content(declared("f")).messages[1:2]
+    assert message == {
+        "role": "system",
+        "content": "more:",
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+    assert canonical(chat({**user("a"), "tools": "odd"})) == canonical(chat(user("a")))
 
 
 @pytest.mark.parametrize(
