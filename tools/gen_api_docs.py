@@ -59,6 +59,9 @@ attribution that Claude Code puts before its system prompt.
   documents and bare texts, or a body of more than 1,000,000 texts (names of members included), lists and objects,
   or of more than 4,000,000 numbers and other values, which is not even decoded.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt, so no block is expected anywhere.
+* **System messages among Anthropic's messages** stay in their place. vLLM moves them into the system prompt where the model's
+  template takes none later: then each new one changes the prompt from its beginning, and fewer tokens are cached than
+  expected, until `usage` tells.
 * **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them.
 * **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body; the
   prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A

@@ -4,6 +4,7 @@ Tools, then the system prompt, then the messages, as Anthropic's guide to prompt
 engines' templates do. ``cache_control`` marks move from turn to turn and change nothing; signatures of
 thinking never reach a template. Claude Code opens its system prompt with a block of attribution that differs
 from request to request; engines take it out before they render (vLLM does), so it is no part of the prompt.
+A system message among the messages stays in its place, as in engines whose template can have it there.
 Calls and results of tools are framed as in a chat, which is what engines make of them.
 """
 
@@ -133,7 +134,9 @@ def _framed(asked: _Counted) -> PromptFrames:
             framed.add_json(b"T", function_tool(_rendered(tool), "input_schema"))
         _add_system(framed, asked.system)
         for message in asked.messages:
-            if isinstance(message.content, str):
+            if message.role == "system":
+                _add_system(framed, message.content)
+            elif isinstance(message.content, str):
                 framed.add_text(b"R", message.role)
                 framed.add_text(b"C", message.content)
             else:
@@ -144,7 +147,7 @@ def _framed(asked: _Counted) -> PromptFrames:
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
-    """The system prompt; its blocks are one text to engines, which leave the attribution's out."""
+    """A system prompt; its blocks are one text to engines, which leave the attribution's out."""
     if isinstance(system, str):
         kept = system
     else:

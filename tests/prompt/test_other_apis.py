@@ -95,6 +95,19 @@ def test_a_system_prompt_of_one_text_is_kept_whole_whatever_it_begins_with() -> 
     assert b"be kind" in one.canonical
 
 
+def test_a_system_message_among_the_messages_is_read_as_the_system_prompt_and_stays_there() -> None:
+    def spoken(mark: str, *more: Any) -> bytes:
+        line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={mark};"}
+        kind = [line, {"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]
+        return messages({"role": "system", "content": kind}, user("a"), *more).canonical
+
+    assert spoken("1a2b3") == spoken("4c5d6") == messages(user("a"), system="be kind").canonical
+    reminder = {"role": "system", "content": "5000 tokens left"}
+    assert spoken("1a2b3", reminder).startswith(spoken("1a2b3"))
+    assert spoken("1a2b3", reminder, user("b")).startswith(spoken("1a2b3", reminder))
+    assert spoken("1a2b3", reminder) != spoken("1a2b3", user("5000 tokens left"))
+
+
 def test_marks_for_caching_and_signatures_move_without_changing_the_prompt() -> None:
     def marked(mark: Any, signature: str) -> bytes:
         thought = {"type": "thinking", "thinking": "t", "signature": signature}
