@@ -16,7 +16,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.chat_messages import function_call, function_tool
-from epp.prompt.decode import Whole, decode, output_limit, required, session_hint
+from epp.prompt.decode import Whole, decode, decoder, output_limit, required, session_hint
 from epp.prompt.error_bodies import anthropic_error
 from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -51,8 +51,8 @@ class _Messages(_Counted, kw_only=True):
     stream: bool | None = None
 
 
-_MESSAGES = msgspec.json.Decoder(_Messages)
-_COUNTED = msgspec.json.Decoder(_Counted)
+_MESSAGES = decoder(_Messages)
+_COUNTED = decoder(_Counted)
 
 
 class MessagesParser:

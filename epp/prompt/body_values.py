@@ -3,7 +3,7 @@
 Owns the bounds. A text, a list or an object costs a decoder, and whoever walks what it gave, fifty times what
 the two or three bytes cost that can spell it: a body of the greatest length made of nothing else would hold
 the event loop for seconds. Numbers, true, false and null are cheaper, and prompts of token ids have millions.
-At a bound the loop is held for 0.2 to 0.8 s; a thread would not help, as a decoder keeps the interpreter's
+At a bound the loop is held for 0.2 to 1 s; a thread would not help, as a decoder keeps the interpreter's
 lock. Nothing is decoded here, and what is no JSON may be counted wrong: it is refused as such afterwards.
 """
 

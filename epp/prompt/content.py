@@ -12,9 +12,12 @@ from typing import Any
 
 import msgspec
 
+from epp.prompt.body_values import too_many_values
 from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN
+from epp.prompt.decode import decoder
 
 _MARK = b"\xff"
+_DECODE = decoder(Any).decode
 _REASONING, _REFUSAL = "reasoning_content", "refusal"
 
 
@@ -76,9 +79,9 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
     if tag == b"R":
         content.messages.append({"role": data.decode(), "content": None})
     elif tag == b"T":
-        content.tools.append(msgspec.json.decode(data))
+        content.tools.append(_DECODE(data))
     elif tag == b"D":
-        content.documents.append(msgspec.json.decode(data))
+        content.documents.append(_DECODE(data))
     elif tag == b"H":
         content.chat_template = data.decode()
     elif tag == b"M":
@@ -99,11 +102,11 @@ def _add_to_message(message: dict[str, Any], tag: bytes, data: bytes) -> None:
     elif tag == b"I":
         message["tool_call_id"] = data.decode()
     elif tag == b"K":
-        message.setdefault("tool_calls", []).append(_call(msgspec.json.decode(data)))
+        message.setdefault("tool_calls", []).append(_call(_DECODE(data)))
     elif tag == b"L":
-        message.setdefault("tools", []).append(msgspec.json.decode(data))
+        message.setdefault("tools", []).append(_DECODE(data))
     elif tag == b"F":
-        message["function_call"] = msgspec.json.decode(data)
+        message["function_call"] = _DECODE(data)
     else:
         raise ValueError(f"unknown frame {tag!r}")
 
@@ -123,7 +126,11 @@ def _join(message: dict[str, Any]) -> None:
 
 def _call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+    if (
+        isinstance(function, dict)
+        and isinstance(arguments := function.get("arguments"), str)
+        and not too_many_values(arguments.encode())  # a text's values were not counted with the body's
+    ):
         with suppress(msgspec.DecodeError):
-            function["arguments"] = msgspec.json.decode(arguments)
+            function["arguments"] = _DECODE(arguments)
     return call

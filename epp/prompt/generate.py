@@ -20,6 +20,7 @@ from epp.prompt.decode import (
     StreamOptions,
     Whole,
     decode,
+    decoder,
     joined_salt,
     optional,
     output_limit,
@@ -92,8 +93,8 @@ class _Generate(msgspec.Struct):
     extra_key: Salt = None
 
 
-_TOKENS = msgspec.json.Decoder(_Tokens)
-_GENERATE = msgspec.json.Decoder(_Generate)
+_TOKENS = decoder(_Tokens)
+_GENERATE = decoder(_Generate)
 
 
 class VllmGenerateParser:

@@ -11,12 +11,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, check_texts, exact_tokens, frame_token_ids, media_words
 from epp.prompt.chat_messages import Message, add_message, media_parts
-from epp.prompt.decode import OpenAIFields, Whole, decode, output_limit, required
+from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -49,8 +47,8 @@ class _Completion(OpenAIFields, kw_only=True):
     max_completion_tokens: Whole | None = None
 
 
-_CHAT = msgspec.json.Decoder(_Chat)
-_COMPLETION = msgspec.json.Decoder(_Completion)
+_CHAT = decoder(_Chat)
+_COMPLETION = decoder(_Completion)
 #: Bounds on what a client may hand to a template.
 _MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
 

@@ -13,7 +13,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.chat_messages import Message, add_message, add_part
-from epp.prompt.decode import decode, optional, required, session_hint
+from epp.prompt.decode import decode, decoder, optional, required, session_hint
 from epp.prompt.error_bodies import openai_error, vllm_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.openai import check_listed, frame_prompts
@@ -63,9 +63,9 @@ class _Score(_Pooling, kw_only=True):
     items: _Texts | None = None
 
 
-_EMBEDDINGS = msgspec.json.Decoder(_Embeddings)
-_RERANK = msgspec.json.Decoder(_Rerank)
-_SCORE = msgspec.json.Decoder(_Score)
+_EMBEDDINGS = decoder(_Embeddings)
+_RERANK = decoder(_Rerank)
+_SCORE = decoder(_Score)
 #: Names that vLLM takes for the two sides of a score, in its order, and SGLang's.
 _SIDES = (
     ("queries", "documents"),

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from epp.errors import ClientError
 from epp.prompt.chat_messages import add_part, function_call, function_tool
-from epp.prompt.decode import OpenAIFields, Whole, decode, output_limit, required
+from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
 from epp.prompt.types import ParsedRequest
@@ -37,7 +35,7 @@ class _Responses(OpenAIFields, kw_only=True):
     previous_input_messages: list[Any] | None = None
 
 
-_RESPONSES = msgspec.json.Decoder(_Responses)
+_RESPONSES = decoder(_Responses)
 
 
 class ResponsesParser:

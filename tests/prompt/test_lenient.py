@@ -128,6 +128,31 @@ def test_an_adapter_of_tensorrt_llm_keeps_prefixes_apart() -> None:
     assert salt(None) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("openai-chat", '{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"a":HUGE}]}'),
+        ("openai-completions", '{"model":"m","prompt":"x","metadata":{"a":HUGE}}'),
+        ("openai-responses", '{"model":"m","input":"x","tools":[{"a":HUGE}]}'),
+        ("openai-embeddings", '{"model":"m","input":[{"image":{"a":HUGE}}]}'),
+        (
+            "anthropic-messages",
+            '{"model":"m","messages":[{"role":"user","content":[{"a":HUGE}]}],"max_tokens":1}',
+        ),
+        ("anthropic-count-tokens", '{"model":"m","messages":[{"role":"user","content":[{"a":HUGE}]}]}'),
+        ("vllm-pooling", '{"data":[HUGE]}'),
+        ("vllm-rerank", '{"query":"q","documents":[{"a":HUGE}]}'),
+        ("vllm-score", '{"text_1":"a","text_2":{"a":HUGE}}'),
+        ("sglang-generate", '{"input_embeds":[[HUGE]]}'),
+    ],
+)
+def test_fractions_beyond_the_greatest_are_read_as_engines_read_them(name: str, body: str) -> None:
+    """Python's `json.loads` makes infinity of them. It is by its way with fractions, too, that a body of four
+    million near the greatest (1e308) holds the event loop for one second and not for half a minute."""
+    for huge in ("1e999", "-1e999", "1e308", "123456789e400"):
+        assert PARSER[name].parse(body.replace("HUGE", huge).encode(), {}).model in ("m", "")
+
+
 PARTS = [{"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": {"url": "https://x/cat.png"}}]
 
 

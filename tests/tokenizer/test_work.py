@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from epp.prompt import curve
+from epp.prompt.body_values import MAX_BODY_VALUES
 from epp.prompt.content import prompt_content
 from epp.prompt.curve import block_curve
 from epp.prompt.generate import SGLangGenerateParser
@@ -41,6 +42,17 @@ def test_a_message_of_many_parts_is_joined_once() -> None:
     (message,) = prompt_content(framed).messages
     assert time.process_time() - began_s < 5.0, "joined one by one it takes a minute"
     assert message["content"] == "\n".join([PART] * parts)
+
+
+def test_a_calls_arguments_are_read_within_the_bounds_of_bodies() -> None:
+    def arguments(text: str) -> Any:
+        call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": text}}
+        (message,) = prompt_content(canonical({"role": "assistant", "tool_calls": [call]})).messages
+        return message["tool_calls"][0]["function"]["arguments"]
+
+    assert arguments('{"a": [1, 1e999]}') == {"a": [1, float("inf")]}
+    crowded = "[" + "[]," * MAX_BODY_VALUES + "1]"
+    assert arguments(crowded) == crowded, "a text of JSON: its values are not counted with the body's"
 
 
 def test_contents_that_a_template_spells_otherwise_are_not_looked_for_without_end(
