@@ -92,7 +92,8 @@ The first of these that is a text and not empty: the headers `x-session-id`, `x-
 ## What media cost
 
 An image's size is read from the first bytes of its file (PNG, JPEG, GIF, WebP) when it is in the body;
-nothing is decoded and nothing fetched.
+nothing is decoded and nothing fetched. A part with a `uuid` (vLLM) is known by that, and costs as if nothing
+could be read: later turns may leave its file out.
 
 | | rule | where nothing can be read |
 |---|---|---|

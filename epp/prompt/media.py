@@ -177,7 +177,11 @@ class PromptFrames(Frames):
             said = part.get("type")
             kind = kind or (said if isinstance(said, str) else "")
             kind = kind or next((key for key in part if key in _PAYLOADS), "")
-        payload = _payload(part, _MAX_DEPTH)
+        named = part.get("uuid") if isinstance(part, dict) else None
+        if isinstance(named, str) and named:  # vLLM's name for it: the next turn may send that and no file
+            part, payload = named, ""
+        else:
+            payload = _payload(part, _MAX_DEPTH)
         tokens = min(_tokens(kind, payload, part, self._rates), MAX_PART_TOKENS, max(self._left, 0))
         self._left -= tokens
         return _identity(kind, part, payload), tokens

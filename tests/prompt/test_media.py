@@ -252,3 +252,20 @@ def test_any_part_has_a_name_and_a_bounded_cost(part: Any, kind: str) -> None:
     name, tokens = PromptFrames("m").describe(part, kind)
     assert len(name) == 32
     assert 0 <= tokens <= MAX_PART_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "input_audio", "image_embeds"])
+def test_a_part_with_a_name_stays_what_it_is_without_its_file(kind: str) -> None:
+    """vLLM keys its caches by `uuid`; once it has the file, the next turns may send the name alone."""
+
+    def framed(**fields: Any) -> bytes:
+        frames = PromptFrames("m")
+        frames.add_part({"type": kind, **fields})
+        return frames.bytes()
+
+    small, large = (f"data:image/png;base64,{png_header(side, side)}" for side in (64, 2048))
+    named = framed(**{kind: {"url": small}}, uuid="a")
+    assert named == framed(**{kind: {"url": large}}, uuid="a") == framed(**{kind: None}, uuid="a")
+    assert named != framed(**{kind: None}, uuid="b")
+    unnamed = [framed(**{kind: {"url": url}}, uuid=none) for url in (small, large) for none in (None, "")]
+    assert len({named, *unnamed}) == 5
