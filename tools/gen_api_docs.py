@@ -67,6 +67,8 @@ attribution that Claude Code puts before its system prompt.
   prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A
   `previous_response_id` is another one at every turn, and the ids of answers are not read, so it does not: give a
   session header, `conversation` or `prompt_cache_key`. An engine that stores responses knows its own only.
+* **How hard to think** (`reasoning_effort` and its like) stands before all else in prompts of gpt-oss, known by its name, as in
+  Harmony. With other models it is no part of the hash, nor are other `chat_template_kwargs`: most templates put them at the end.
 * **Chats as token ids**: where a chat brings its ids rendered (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`), these
   are the prompt, and of its messages only the media count.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.

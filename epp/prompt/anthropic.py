@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.chat_messages import function_call, function_tool
+from epp.prompt.chat_messages import add_effort, function_call, function_tool
 from epp.prompt.decode import Whole, decode, decoder, output_limit, required, session_hint
 from epp.prompt.error_bodies import anthropic_error
 from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
@@ -44,6 +44,8 @@ class _Counted(msgspec.Struct, kw_only=True):
     metadata: dict[str, Any] | None = None
     session_id: Any = None
     cache_salt: str | None = None
+    output_config: Any = None
+    chat_template_kwargs: Any = None
 
 
 class _Messages(_Counted, kw_only=True):
@@ -129,6 +131,7 @@ def _session(asked: _Counted, headers: Mapping[str, str]) -> str:
 
 def _framed(asked: _Counted) -> PromptFrames:
     framed = PromptFrames(asked.model, ANTHROPIC_RATES)
+    add_effort(framed, asked.model, asked.output_config, asked.chat_template_kwargs)
     try:
         for tool in asked.tools or ():
             framed.add_json(b"T", function_tool(_rendered(tool), "input_schema"))

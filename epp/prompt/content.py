@@ -82,6 +82,8 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
         content.tools.append(_DECODE(data))
     elif tag == b"D":
         content.documents.append(_DECODE(data))
+    elif tag == b"E":
+        pass  # an argument of the template, no part of the chat
     elif tag == b"H":
         content.chat_template = data.decode()
     elif tag == b"M":

@@ -4,6 +4,7 @@ What a template puts before the messages (the template itself, documents, tools)
 canonical bytes, then the messages in order; `epp.prompt.canonical` has the framing. Fields that only shape
 the answer (``tool_choice``, ``response_format``) are no part of it; nor are those that templates read
 (``chat_template_kwargs``, ``reasoning_effort``), which mostly change the end, but they go with the request.
+Where a model is told first how hard to think, that comes first here (`epp.prompt.chat_messages.add_effort`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.errors import ClientError
 from epp.prompt.canonical import Frames, check_texts, exact_tokens, frame_token_ids, media_words
-from epp.prompt.chat_messages import Message, add_message, media_parts
+from epp.prompt.chat_messages import Message, add_effort, add_message, media_parts
 from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
@@ -35,6 +36,7 @@ class _Chat(OpenAIFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
+    reasoning: Any = None
     add_generation_prompt: Any = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
@@ -122,6 +124,7 @@ class ChatParser:
 
 def _framed(chat: _Chat) -> PromptFrames:
     framed = PromptFrames(chat.model)
+    add_effort(framed, chat.model, chat.reasoning_effort, chat.reasoning, chat.chat_template_kwargs)
     try:
         if chat.chat_template:
             framed.add_text(b"H", chat.chat_template)

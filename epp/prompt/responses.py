@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ClientError
-from epp.prompt.chat_messages import add_part, function_call, function_tool
+from epp.prompt.chat_messages import add_effort, add_part, function_call, function_tool
 from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
@@ -33,6 +33,7 @@ class _Responses(OpenAIFields, kw_only=True):
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     previous_input_messages: list[Any] | None = None
+    reasoning: Any = None
 
 
 _RESPONSES = decoder(_Responses)
@@ -82,6 +83,7 @@ class ResponsesParser:
 def _framed(asked: _Responses, conversation: object) -> PromptFrames:
     items = _Items(PromptFrames(asked.model))
     framed = items.framed
+    add_effort(framed, asked.model, asked.reasoning)
     try:
         for tool in asked.tools or ():
             framed.add_json(b"T", function_tool(tool))
