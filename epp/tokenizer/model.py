@@ -2,7 +2,8 @@
 
 Owns a tokenizer, its seams, its memory of pieces and, where there is one, a faster encoder. Called in worker
 threads, several at a time; whatever takes long gives up the interpreter's lock: tokenizers only in its batch
-calls (measured; a plain ``encode`` holds it throughout), Kitoken's calls are short because pieces are.
+calls (measured; a plain ``encode`` holds it throughout), Kitoken's calls are short because longer texts are
+not given to it.
 
 Seams and the faster encoder were proven when the model was loaded. One new piece in `AUDIT_EVERY` is counted
 again together with its neighbours, by tokenizers; should that ever differ, the model is counted
@@ -31,7 +32,7 @@ from epp.tokenizer.chapters import CHAPTER_BYTES, Chapters
 from epp.tokenizer.proof import encode_all, safe_markers, safe_pairs, spanning_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tokenizers import Tokenizer
 
@@ -47,6 +48,12 @@ _STRIDE = 7919
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
 #: New text that is encoded before other threads get the lock: at 4 MB/s half a millisecond.
 _TURN_BYTES = 2048
+#: Characters of the longest text that the faster encoder is given; a piece without a seam may have more.
+#: A run of a million blanks overflows its regular expressions, and that ends the process.
+_LONGEST_FAST = 32_768
+#: Characters that tokenizers is given in one call, and bytes of the longest piece that is counted at all: it
+#: takes up to 330 bytes for each while it works.
+_BATCH_CHARS, _LONGEST_PIECE = 262_144, 1 << 20
 #: Laid over the seed of pieces' keys, of which the first of a text takes 1, so that entries of beginnings
 #: have keys of their own, and texts that are cut at markers alone others.
 _CHAPTERS, _CHAPTERS_AT_MARKERS = 2, 4
@@ -204,6 +211,8 @@ class TokenizerModel:
         ]
         missing = [number for number, count in enumerate(counts) if count is None]
         new = [(pieces[number], not start and number == 0) for number in missing]
+        if max((len(piece) for piece, _ in new), default=0) > _LONGEST_PIECE:
+            raise NotCountableError("content")
         for number, ids in zip(missing, self._encode(new), strict=True):
             counts[number] = len(ids)
         self.cache.add((keys[number], counts[number] or 0) for number in missing)
@@ -231,19 +240,25 @@ class TokenizerModel:
         digest, seed = xxhash.xxh3_128_intdigest, self._seed
         return [digest(piece, seed ^ (first and not number)) for number, piece in enumerate(pieces)]
 
-    def _encode(self, pieces: Sequence[tuple[bytes, bool]]) -> list[list[int]]:
-        texts = [self.seams.spelled(piece, first=first) for piece, first in pieces]
-        fast = self._fast
-        if fast is None:
-            return encode_all(self._tokenizer, texts) if texts else []
-        found, turn = [], 0
-        for text in texts:
-            found.append(fast(text))
+    def _encode(self, pieces: Iterable[tuple[bytes, bool]]) -> Iterator[list[int]]:
+        """Ids of each piece, in order."""
+        fast, turn = self._fast, 0
+        batch: list[str] = []
+        for piece, first in pieces:
+            text = self.seams.spelled(piece, first=first)
             turn += len(text)
-            if turn >= _TURN_BYTES:
-                turn = 0
-                time.sleep(0)  # gives up the interpreter's lock
-        return found
+            if fast is not None and len(text) <= _LONGEST_FAST:
+                yield fast(text)
+                if turn >= _TURN_BYTES:
+                    turn = 0
+                    time.sleep(0)  # gives up the interpreter's lock
+                continue
+            batch.append(text)
+            if fast is not None or turn >= _BATCH_CHARS:
+                yield from encode_all(self._tokenizer, batch)
+                batch, turn = [], 0
+        if batch:
+            yield from encode_all(self._tokenizer, batch)
 
     def _audit_due(self, new: int) -> bool:
         before = self._new_pieces
