@@ -7,6 +7,7 @@ business. Of equal keys the last counts, as engines read them.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,10 +108,11 @@ def unmarked(body: bytes) -> bytes:
 def decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
     """A decoder of bodies of a type.
 
-    Where the type says nothing, fractions are read by Python's ``float``: msgspec's own takes thirty times
-    as long for those near the greatest and refuses what is beyond, which engines read as infinity.
+    Numbers and truth values may be spelled as texts (``"512"``, ``"true"``), as engines read them. Where the
+    type says nothing, fractions are read by Python's ``float``: msgspec's own takes thirty times as long for
+    those near the greatest and refuses what is beyond, which engines read as infinity.
     """
-    return msgspec.json.Decoder(kind, float_hook=float)
+    return msgspec.json.Decoder(kind, strict=False, float_hook=float)
 
 
 def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
@@ -189,7 +191,7 @@ def output_limit(**limits: Whole | None) -> int | None:
     """
     for name, limit in limits.items():
         if limit is not None:
-            if limit != int(limit):
+            if not math.isfinite(limit) or limit != int(limit):
                 problem = f"Expected 'int | null', got 'float' at {name}"
                 raise ClientError(400, f"Invalid request: {problem}", name)
             return None if limit < 0 else min(int(limit), _MAX_LIMIT)

@@ -56,6 +56,29 @@ def test_a_whole_number_may_be_spelled_as_a_fraction(name: str, fields: dict[str
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("openai-chat", {"messages": [{"role": "user", "content": "null"}], "max_tokens": "512"}),
+        ("openai-completions", {"prompt": ["1", "null"], "max_tokens": "512"}),
+        ("openai-responses", {"input": "1", "max_output_tokens": "512"}),
+        ("anthropic-messages", {"messages": [{"role": "user", "content": "1"}], "max_tokens": "512"}),
+        ("sglang-generate", {"text": "true", "sampling_params": {"max_new_tokens": "512"}}),
+    ],
+)
+def test_numbers_and_truth_values_may_be_texts(name: str, fields: dict[str, Any]) -> None:
+    """Forms send them so; pydantic takes them for what they spell. What is a text stays one."""
+    plain = parse(name, **json.loads(json.dumps(fields).replace('"512"', "512")), stream=True)
+    for yes in ("true", 1):
+        assert parse(name, **fields, stream=yes, user="1") == parse(name, **fields, stream=True, user="1")
+    assert parse(name, **fields, stream="true") == plain
+    assert plain.max_output_tokens == 512
+    for odd in ("512.5", "many", "NaN", "nan", "Infinity", "inf", "-inf", "1e400", ""):
+        with pytest.raises(ClientError) as caught:
+            parse(name, **json.loads(json.dumps(fields).replace('"512"', json.dumps(odd))))
+        assert caught.value.status == 400
+
+
 def test_a_completion_may_be_asked_of_embeddings_alone() -> None:
     """vLLM's `prompt_embeds`: a tensor in base64, or several, with a prompt, an empty one, or none."""
     one, other = "A" * 100_000, "B" * 100_000
