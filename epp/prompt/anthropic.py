@@ -220,4 +220,13 @@ def _add_media(framed: PromptFrames, block: dict[str, Any]) -> None:
 
 
 def _rendered(block: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in block.items() if name not in _UNSEEN}
+    """A block, and the blocks that are its content, without what no template sees."""
+    seen = {name: value for name, value in block.items() if name not in _UNSEEN}
+    if isinstance(inner := seen.get("content"), list):
+        seen["content"] = [
+            {name: value for name, value in one.items() if name not in _UNSEEN}
+            if isinstance(one, dict)
+            else one
+            for one in inner
+        ]
+    return seen

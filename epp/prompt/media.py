@@ -217,6 +217,8 @@ def _beside(part: object, payload: str) -> object:
     """The part without its payload, by which a copy of megabytes is saved, and without marks for caching."""
     if payload and part is payload:
         return None
+    if isinstance(part, list):
+        return [_beside(value, payload) for value in part]
     if not isinstance(part, dict):
         return part
     return {

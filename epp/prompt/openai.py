@@ -131,6 +131,8 @@ def _framed(chat: _Chat) -> PromptFrames:
         for document in chat.documents or ():
             framed.add_json(b"D", document)
         for tool in (*(chat.tools or ()), *(chat.functions or ())):
+            if isinstance(tool, dict):
+                tool.pop("cache_control", None)  # a mark for caching, which engines drop
             framed.add_json(b"T", tool)
         for message in chat.messages:
             add_message(framed, message)

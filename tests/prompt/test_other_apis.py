@@ -108,16 +108,6 @@ def test_a_system_message_among_the_messages_is_read_as_the_system_prompt_and_st
     assert spoken("1a2b3", reminder) != spoken("1a2b3", user("5000 tokens left"))
 
 
-def test_marks_for_caching_and_signatures_move_without_changing_the_prompt() -> None:
-    def marked(mark: Any, signature: str) -> bytes:
-        thought = {"type": "thinking", "thinking": "t", "signature": signature}
-        block = {"type": "text", "text": "a"} | mark
-        talk = [user([block]), {"role": "assistant", "content": [thought, USE | mark]}, user([RESULT | mark])]
-        return messages(*talk, tools=[WEATHER | mark], system=[block]).canonical
-
-    assert marked({}, "x") == marked({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "y")
-
-
 @pytest.mark.parametrize(
     "block",
     [
