@@ -15,14 +15,16 @@ import msgspec
 if TYPE_CHECKING:
     from epp.prompt.media import PromptFrames
 
-#: Parts that are text, and the field that holds it; whatever else a part may be, it is media.
+#: Parts that are text: their frames' tag, and the fields that may hold it. All others are media.
 _TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
+    "text": (b"C", ("text",)),
+    "input_text": (b"C", ("text",)),
+    "output_text": (b"C", ("text",)),
+    "refusal": (b"X", ("refusal",)),
+    "thinking": (b"G", ("thinking", "text")),
+    "reasoning": (b"G", ("text", "thinking")),
 }
+_NO_TEXT: tuple[bytes, tuple[str, ...]] = (b"", ())
 #: Models whose prompts begin with how hard to think (OpenAI's Harmony), and what they take for nothing.
 _EFFORT_FIRST = re.compile(r"gpt-?oss", re.IGNORECASE)
 _USUAL_EFFORT = "medium"
@@ -107,12 +109,13 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
     if isinstance(text, str) and part.get("type") == "text":  # what most parts are
         framed.add_text(b"C", text)
         return
-    field = _TEXT_PARTS.get(kind) if isinstance(kind := part.get("type", "text"), str) else None
-    text = part.get(field) if field else None
-    if isinstance(text, str):
-        framed.add_text(b"C" if field == "text" else b"X" if field == "refusal" else b"G", text)
-    else:
-        framed.add_part(part)
+    kind = part.get("type", "text")
+    tag, fields = _TEXT_PARTS.get(kind, _NO_TEXT) if isinstance(kind, str) else _NO_TEXT
+    for field in fields:
+        if isinstance(text := part.get(field), str):
+            framed.add_text(tag, text)
+            return
+    framed.add_part(part)
 
 
 def media_parts(message: Message) -> list[dict[str, Any]]:

@@ -132,6 +132,24 @@ def test_every_shape_of_message_is_read_and_tells_apart(message: dict[str, Any])
     assert canonical(chat(user("a"), message)) != canonical(chat(user("a")))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "hm " * 100},
+        {"type": "thinking", "text": "hm " * 100},
+        {"type": "reasoning", "text": "hm " * 100},
+        {"type": "reasoning", "thinking": "hm " * 100, "text": None},
+    ],
+)
+def test_thinking_among_the_parts_is_text_and_no_medium(part: dict[str, Any]) -> None:
+    """SGLang takes either word for the part and for its field; what is replayed so may be most of a prompt."""
+    said = {"type": "text", "text": "so"}
+    parsed = CHAT.parse(chat({"role": "assistant", "content": [part, said]}), {})
+    plain = CHAT.parse(chat({"role": "assistant", "reasoning": "hm " * 100, "content": "so"}), {})
+    assert parsed == plain
+    assert plain.text_only
+
+
 def test_tools_that_a_message_declares_are_part_of_it() -> None:
     """As Kimi's and DeepSeek's templates render them, in the middle of a chat."""
 
