@@ -63,8 +63,9 @@ def add_message(framed: PromptFrames, message: Message) -> None:
             framed.add_text(b"G", reasoning)
         for part in [content] if isinstance(content, str) else content or ():
             add_part(framed, part)
-    for tool in message.tools if isinstance(message.tools, list) else ():  # declared as the chat goes on
-        framed.add_json(b"L", tool)
+    if message.tools and isinstance(message.tools, list):  # declared as the chat goes on
+        for tool in message.tools:
+            framed.add_json(b"L", tool)
     if message.tool_call_id:
         framed.add_text(b"I", message.tool_call_id)
     for call in message.tool_calls or ():
