@@ -128,7 +128,9 @@ class Tokenizers:
             self._on_estimate("late")
         except self._not_countable as error:
             self._on_estimate(str(error))
-        except Exception:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic in an encoder's Rust is no Exception
             self._on_estimate("error")
             if name not in self._failed:  # one word in the log for each model, the metric counts the rest
                 self._failed.add(name)

@@ -22,13 +22,17 @@ class RefusedError(Exception):
     """What a model says that cannot count a prompt."""
 
 
+class PanicError(BaseException):
+    """What a panic in Rust is told as: no `Exception`."""
+
+
 class Model:
     """Counts when it is let."""
 
     def __init__(self) -> None:
         self.let = threading.Event()
         self.let.set()
-        self.fails: Exception | None = None
+        self.fails: BaseException | None = None
         self.begun = 0
 
     def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
@@ -91,10 +95,11 @@ async def test_a_late_count_is_estimated_and_counted(hasty: Bench) -> None:
     assert hasty.reasons == {"late": 1}
 
 
+@pytest.mark.parametrize("fails", [RuntimeError("broken"), PanicError("Regex search error")])
 async def test_a_broken_tokenizer_is_estimated_and_logged_once(
-    patient: Bench, caplog: pytest.LogCaptureFixture
+    patient: Bench, caplog: pytest.LogCaptureFixture, fails: BaseException
 ) -> None:
-    patient.model.fails = RuntimeError("broken")
+    patient.model.fails = fails
     assert [await patient.ask(), await patient.ask()] == [None, None]
     assert patient.reasons == {"error": 2}
     assert len(caplog.records) == 1
