@@ -17,7 +17,7 @@ from epp.sim.job import Job
 from epp.sim.scenario import Affinity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,7 +53,7 @@ class Prompts:
             (ends[id(request.block_ids)] - len(request.block_ids), ends[id(request.block_ids)])
             for request in requests
         ]
-        ids = np.fromiter(chain.from_iterable(distinct.values()), np.int64, max(ends.values(), default=0))
+        ids = _ids(distinct.values(), max(ends.values(), default=0))
         self._picker = _mix(ids, _PICKER_KEY)
         self._engine = _mix(ids, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
@@ -96,9 +96,20 @@ class Prompts:
         return blocks
 
 
-def _mix(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
+def _ids(paths: Iterable[Sequence[int]], count: int) -> NDArray[np.uint64]:
+    """All ids one after the other; a negative one stands for what its 64 bits are without a sign."""
+    try:
+        return np.fromiter(chain.from_iterable(paths), np.int64, count).astype(np.uint64)
+    except OverflowError:
+        ids = list(chain.from_iterable(paths))
+    if min(ids) < -(2**63) or max(ids) >= 2**64:
+        raise ValueError("a block id has more than 64 bits")
+    return np.array([block_id % 2**64 for block_id in ids], np.uint64)
+
+
+def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """SplitMix64's finaliser (Steele et al., 2014): a bijection: different ids stay so."""
-    value = ids.astype(np.uint64) + np.uint64(key)
+    value = ids + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))

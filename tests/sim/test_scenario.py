@@ -95,6 +95,16 @@ def test_a_prompt_is_measured_by_its_full_blocks() -> None:
     assert len(prompts.job(0, miss=False).blocks) == 5
 
 
+def test_block_ids_may_be_any_64_bits_signed_or_not() -> None:
+    load = [
+        replace(request(0.0, prompt_tokens=20), block_ids=ids) for ids in ((1, 2**64 - 1), (1, -1), (1, 2))
+    ]
+    signed, unsigned, other = (Prompts([r, load[0]]).measured(0).blocks for r in (load[1], load[0], load[2]))
+    assert signed == unsigned != other
+    with pytest.raises(ValueError, match="64 bits"):
+        Prompts([replace(load[0], block_ids=(1, 2**64))])
+
+
 def turn(
     tokens: int, *, ids: int, output: int = 20, starts: tuple[int, ...] = (), session: str = "s"
 ) -> TraceRequest:
