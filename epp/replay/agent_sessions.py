@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.draw import draw
-from epp.replay.trace import TraceError, TraceRequest
+from epp.replay.trace import Length, Tokens, TraceError, TraceRequest, decode_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
 # (t_s, input tokens, output tokens, api time s, think time s, [first, last, first, last, ..])
-_Call = tuple[float, int, int, float | None, float | None, list[int]]
+_Call = tuple[float, Length, Length, float | None, float | None, list[int]]
 
 
 class _SubAgent(msgspec.Struct):
@@ -30,7 +30,7 @@ class _SubAgent(msgspec.Struct):
 
 class _Session(msgspec.Struct):
     id: str
-    block: int
+    block: Tokens
     tool_tokens: int
     system_tokens: int
     requests: list[_Call | _SubAgent]
@@ -81,10 +81,7 @@ def read_agent_sessions(lines: Iterable[str], options: AgentOptions | None = Non
     for number, line in itertools.islice(enumerate(lines, 1), skip, end):
         if not line.strip():
             continue
-        try:
-            session = decoder.decode(line)
-        except msgspec.MsgspecError as error:
-            raise TraceError(f"line {number}: {error}") from error
+        session = decode_line(line, number, decoder)
         if session.block % options.scale:
             raise TraceError(f"line {number}: scale {options.scale} does not divide block {session.block}")
         reader = _SessionReader(session, number, options, first_index=index)
@@ -104,7 +101,7 @@ class _Done:
 
 class _SessionReader:
     def __init__(self, session: _Session, number: int, options: AgentOptions, first_index: int) -> None:
-        self._session, self._options = session, options
+        self._session, self._options, self._number = session, options, number
         self._index = first_index
         self._base = number << 32
         self._ids: dict[int, int] = {}
@@ -176,6 +173,8 @@ class _SessionReader:
 
     def _global_ids(self, spans: list[int]) -> tuple[int, ...]:
         """Inclusive ranges of local ids to ids that are unique over sessions, the common prefix apart."""
+        if len(spans) % 2:
+            raise TraceError(f"line {self._number}: {spans[-1]} begins a range of blocks that has no end")
         spans_in_pairs = zip(spans[::2], spans[1::2], strict=True)
         local = [i for first, last in spans_in_pairs for i in range(first, last + 1)]
         common = 0

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import math
 import os
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.decide.record_files import read_records
+from epp.decide.record_files import DAMAGED, read_records
 from epp.errors import EppError
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
 from epp.replay.flight_records import read_flight_records
 from epp.replay.trace import (
     AZURE_HEADER,
-    MOONCAKE_BLOCK_TOKENS,
     MOONCAKE_TICK_MS,
     TraceError,
     TraceRequest,
@@ -34,25 +32,12 @@ from epp.replay.trace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-def read_lines(path: str | Path) -> Iterator[str]:
-    """Lines of a text file; gzip is told by its first bytes, not by the name.
-
-    Raises:
-        TraceError: the file cannot be opened or is not UTF-8 text.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as head:
-            packed = head.read(2) == _GZIP_MAGIC
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as lines:
-            yield from lines
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise TraceError(f"{path}: {error}") from error
+_DAY_MS = 86_400_000.0
+#: Longer ones have their times in other units: replaying them would take for ever, simulated or not.
+_LONGEST_MS = 366 * _DAY_MS
 
 
 def load_trace(
@@ -68,60 +53,68 @@ def load_trace(
         agents: options for agent sessions; ``seed`` and ``scale`` apply when it is left out.
 
     Raises:
-        TraceError: no such file, an unknown format, or a line that does not fit its format.
+        TraceError: no such file, an unknown format, a line that does not fit its format, or times that
+            cannot be milliseconds; names the file.
     """
-    if Path(path).is_dir() or Path(path).suffix == ".zst":
-        return read_flight_records(read_records(Path(path)))
-    lines = read_lines(path)
-    first = next((line for line in lines if line.strip()), None)
-    if first is None:
-        raise TraceError(f"{path}: the file is empty")
-    if first.strip() == AZURE_HEADER:
-        return tuple(_located(path, read_azure(itertools.chain([first], lines))))
+    options = agents or AgentOptions(seed=seed, scale=scale)
     try:
-        row = msgspec.json.decode(first)
-    except msgspec.DecodeError as error:
-        if not first.lstrip().startswith(("{", "[")):
-            words = f"neither a JSON object nor the header of Azure's CSV, {AZURE_HEADER}"
-            raise TraceError(f"{path}: line 1 is {words}: {first.strip()[:60]!r}") from error
-        raise TraceError(f"{path}: line 1: {error}") from error
-    keys = set(row) if isinstance(row, dict) else set()
-    rows = itertools.chain([first], lines)
-    requests: Iterable[TraceRequest]
-    if "hash_ids" in keys and isinstance(row, dict):
-        block_tokens = _block_tokens(row)
-        # Rows that name their sessions carry real times; only the original's stand on ticks.
-        tick_ms = 0.0 if "session_id" in keys else MOONCAKE_TICK_MS
-        requests = read_mooncake(rows, seed=seed, scale=scale, block_tokens=block_tokens, tick_ms=tick_ms)
-    elif {"block", "requests"} <= keys:
-        requests = read_agent_sessions(rows, agents or AgentOptions(seed=seed, scale=scale))
-    elif {"at_ms", "block_ids"} <= keys:
-        requests = read_canonical(rows)
-    elif {"kind", "schema"} <= keys:
-        requests = read_flight_records(read_records(Path(path)))
-    else:
-        raise TraceError(
-            f"{path}: unknown format: the first line has keys {sorted(keys)}; "
-            "known are Mooncake rows, agent sessions, Azure's CSV, canonical records and the recorder's"
-        )
-    return in_time_order(tuple(_located(path, requests)))
-
-
-def _located(path: str | Path, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """The requests; a problem among them names the file."""
-    try:
-        yield from requests
+        requests = in_time_order(tuple(_read(Path(path), seed, scale, options)))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
+    if requests and requests[-1].at_ms > _LONGEST_MS:
+        days = requests[-1].at_ms / _DAY_MS
+        raise TraceError(
+            f"{path}: the last request is {days:.4g} days after the start: are its times milliseconds?"
+        )
+    return requests
 
 
-def _block_tokens(row: Mapping[str, Any]) -> int:
-    """Block size of Mooncake-like rows, which do not say it: the power of two that explains their ids."""
+def _read(path: Path, seed: int, scale: int, agents: AgentOptions) -> Iterable[TraceRequest]:
+    if path.is_dir() or path.suffix == ".zst":
+        return read_flight_records(read_records(path))
+    lines = _lines(path)
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise TraceError("the file is empty")
+    rows = itertools.chain([first], lines)
+    if first.strip() == AZURE_HEADER:
+        return read_azure(rows)
     try:
-        tokens = row["input_length"] / len(row["hash_ids"])
-        return int(2 ** math.ceil(math.log2(max(1.0, tokens))))
-    except (KeyError, TypeError, ZeroDivisionError):  # the reader says what is wrong with the line
-        return MOONCAKE_BLOCK_TOKENS
+        row = msgspec.json.decode(first)
+    except DAMAGED as error:
+        if not first.lstrip().startswith(("{", "[")):
+            words = f"neither a JSON object nor the header of Azure's CSV, {AZURE_HEADER}"
+            raise TraceError(f"line 1 is {words}: {first.strip()[:60]!r}") from error
+        raise TraceError(f"line 1: {error}") from error
+    keys = set(row) if isinstance(row, dict) else set()
+    if "hash_ids" in keys:
+        # Rows that name their sessions carry real times; only the original's stand on ticks.
+        tick_ms = 0.0 if "session_id" in keys else MOONCAKE_TICK_MS
+        return read_mooncake(rows, seed=seed, scale=scale, tick_ms=tick_ms)
+    if {"block", "requests"} <= keys:
+        return read_agent_sessions(rows, agents)
+    if {"at_ms", "block_ids"} <= keys:
+        return read_canonical(rows)
+    if {"kind", "schema"} <= keys:
+        return read_flight_records(read_records(path))
+    raise TraceError(
+        f"unknown format: the first line has keys {sorted(keys)}; "
+        "known are Mooncake rows, agent sessions, Azure's CSV, canonical records and the recorder's"
+    )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines of a text file; gzip is told by its first bytes, not by the name; byte order marks go."""
+    try:
+        with path.open("rb") as head:
+            packed = head.read(2) == _GZIP_MAGIC
+        encoding = "utf-8-sig"
+        with gzip.open(path, "rt", encoding=encoding) if packed else path.open(encoding=encoding) as lines:
+            yield from lines
+    except OSError as error:
+        raise TraceError(error.strerror or str(error)) from error
+    except (EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise TraceError(str(error)) from error
 
 
 def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:

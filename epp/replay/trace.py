@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
+from epp.decide.record_files import DAMAGED
 from epp.draw import draw
 from epp.errors import EppError
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _T = TypeVar("_T")
+
+# What readers take; no context is nearly as long. Values made in Python are not checked.
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Length = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class TraceError(EppError):
@@ -48,15 +54,15 @@ class TraceRequest:
             first, then user and assistant alternate, the last is the user's. Empty when not known.
     """
 
-    at_ms: float
+    at_ms: Milliseconds
     session: str
     user: str
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: Tokens
+    output_tokens: Tokens
     block_ids: tuple[int, ...]
-    block_tokens: int
+    block_tokens: Tokens
     after: int | None = None
-    think_ms: float = 0.0
+    think_ms: Milliseconds = 0.0
     turn_starts: tuple[int, ...] = ()
 
 
@@ -105,11 +111,22 @@ def select(
     return tuple(kept)
 
 
-def _decode(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _T:
+def decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """A line as its format has it.
+
+    Raises:
+        TraceError: it is not of that format.
+    """
     try:
         return decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise TraceError(f"line {number}: {error}") from error
+
+
+def _checked_ids(ids: Sequence[int], number: int) -> tuple[int, ...]:
+    if ids and not (min(ids) >= -(2**63) and max(ids) < 2**64):
+        raise TraceError(f"line {number}: a block id has more than 64 bits")
+    return tuple(ids)
 
 
 def _scaled(tokens: int, scale: int) -> int:
@@ -125,8 +142,8 @@ MOONCAKE_TICK_MS = 3000.0
 
 class _MooncakeRow(msgspec.Struct):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: Length
+    output_length: Length
     hash_ids: list[int]
     session_id: str = ""
 
@@ -136,29 +153,30 @@ def read_mooncake(
     *,
     seed: int = 0,
     tick_ms: float = MOONCAKE_TICK_MS,
-    block_tokens: int = MOONCAKE_BLOCK_TOKENS,
     scale: int = 1,
 ) -> Iterator[TraceRequest]:
     """Rows of Mooncake's JSONL format, open loop, in time order.
 
-    ``timestamp`` is a tick: each row moves by a keyed draw uniform in [0, ``tick_ms``), which makes the
-    arrivals of the published trace Poisson-like (squared coefficient of variation 9.2 -> 1.0). ``scale``
-    divides all lengths and the block size. The format has no sessions: rows that share the block after the
-    first (the first is one template for all rows) count as one session and one user, unless a row names its
-    session itself (``session_id``, as LMCache's agent trace does).
+    ``timestamp`` is a tick, counted from the first row's: each row moves by a keyed draw uniform in
+    [0, ``tick_ms``), which makes the arrivals of the published trace Poisson-like (squared coefficient of
+    variation 9.2 -> 1.0). ``scale`` divides all lengths and the block size. The format does not say that
+    size: it is the least power of two with which the row of the most ids has enough. Nor has it sessions:
+    rows that share the block after the first (the first is one template for all rows) count as one session
+    and one user, unless a row names its session itself (``session_id``, as LMCache's agent trace does).
 
     Raises:
         TraceError: a line is not a row of this format, or ticks run backwards.
     """
+    decoder = msgspec.json.Decoder(_MooncakeRow)
+    rows = [
+        (number, decode_line(line, number, decoder)) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    block_tokens = _block_tokens(row for _, row in rows)
     if block_tokens % scale:
         raise TraceError(f"scale {scale} does not divide the block of {block_tokens} tokens")
-    decoder = msgspec.json.Decoder(_MooncakeRow)
     tick: float | None = None
     waiting: list[TraceRequest] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        row = _decode(line, number, decoder)
+    for number, row in rows:
         if tick is not None and row.timestamp < tick:
             raise TraceError(f"line {number}: timestamp {row.timestamp} is before its predecessor's")
         if row.timestamp != tick:
@@ -169,16 +187,23 @@ def read_mooncake(
         session = row.session_id or (f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key)
         waiting.append(
             TraceRequest(
-                at_ms=row.timestamp + tick_ms * draw(seed, key, "tick"),
+                at_ms=row.timestamp - rows[0][1].timestamp + tick_ms * draw(seed, key, "tick"),
                 session=session,
                 user=session,
                 prompt_tokens=_scaled(row.input_length, scale),
                 output_tokens=_scaled(row.output_length, scale),
-                block_ids=tuple(row.hash_ids),
+                block_ids=_checked_ids(row.hash_ids, number),
                 block_tokens=block_tokens // scale,
             )
         )
     yield from sorted(waiting, key=lambda r: r.at_ms)
+
+
+def _block_tokens(rows: Iterable[_MooncakeRow]) -> int:
+    longest = max(rows, key=lambda row: len(row.hash_ids), default=None)
+    if longest is None or not longest.hash_ids or not longest.input_length:
+        return MOONCAKE_BLOCK_TOKENS
+    return 1 << (-(-longest.input_length // len(longest.hash_ids)) - 1).bit_length()
 
 
 # ---- Azure's LLM inference traces --------------------------------------------------------------------------
@@ -203,10 +228,10 @@ def read_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
         try:
             stamp, prompt, output = line.strip().split(",")
             at, prompt_tokens, output_tokens = datetime.fromisoformat(stamp), int(prompt), int(output)
-        except ValueError as error:
+            start = start or at
+            at_ms = (at - start).total_seconds() * 1000.0
+        except (ValueError, TypeError) as error:  # a zone in some rows and not in others is the latter
             raise TraceError(f"line {number}: not a row of {AZURE_HEADER}: {error}") from error
-        start = start or at
-        at_ms = (at - start).total_seconds() * 1000.0
         if at_ms < last_ms:
             raise TraceError(f"line {number}: {stamp} is before its predecessor's time")
         last_ms = at_ms
@@ -236,15 +261,22 @@ def read_canonical(lines: Iterable[str]) -> Iterator[TraceRequest]:
     """The inverse of `dump`.
 
     Raises:
-        TraceError: a line is not a record, or waits for a request that has not come yet.
+        TraceError: a line is not a record, waits for a request that has not come yet, or has blocks of
+            another size than those before.
     """
     decoder = msgspec.json.Decoder(TraceRequest)
-    index = 0
+    index = block_tokens = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        request = _decode(line, number, decoder)
+        request = decode_line(line, number, decoder)
         if request.after is not None and not 0 <= request.after < index:
             raise TraceError(f"line {number}: waits for request {request.after}, which has not come yet")
+        block_tokens = block_tokens or request.block_tokens
+        if request.block_tokens != block_tokens:
+            raise TraceError(
+                f"line {number}: blocks of {request.block_tokens} tokens after some of {block_tokens}"
+            )
+        _checked_ids(request.block_ids, number)
         index += 1
         yield request

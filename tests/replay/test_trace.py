@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
-from epp.replay.files import load_trace, read_lines, save_trace
+from epp.replay.files import load_trace, save_trace
 from epp.replay.trace import (
     TraceError,
     TraceRequest,
@@ -86,11 +87,23 @@ class TestMooncake:
             (["{"], "line 1"),
             (['{"timestamp": 0}'], "line 1"),
             ([row(3, 1, 0), row(2, 1, 0)], "line 2: timestamp"),
+            ([row(0, 1, 0), row(0, -1, 0)], "line 2: .*>= 0.*input_length"),
+            ([row(0, 10**400, 0)], "line 1: .*input_length"),
+            ([row(0, 1, 0, 2**64)], "line 1: a block id has more than 64 bits"),
+            (['{"x": ' + "[" * 100_000], "line 1: .*recursion"),
         ],
     )
     def test_what_is_wrong_is_named(self, lines: list[str], words: str) -> None:
         with pytest.raises(TraceError, match=words):
             list(read_mooncake(lines))
+
+    def test_times_count_from_the_first_row(self) -> None:
+        since_1970 = [row(1_700_000_000_000 + at, 400, 0) for at in (0, 3000)]
+        assert [r.at_ms // 3000 for r in read_mooncake(since_1970)] == [0, 1]
+
+    def test_the_block_size_is_told_by_the_row_of_the_most_ids(self) -> None:
+        short_first = [row(0, 200, 0), row(0, 1500, 0, 1, 2), row(0, 9000, 0)]
+        assert {r.block_tokens for r in read_mooncake(short_first)} == {512}
 
     def test_a_scale_must_divide_the_block(self) -> None:
         with pytest.raises(TraceError, match="scale 3"):
@@ -153,6 +166,17 @@ class TestAgentSessions:
         with pytest.raises(TraceError, match="line 1"):
             list(read_agent_sessions(['{"id": "x"}']))
 
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"block": 0}, "block"),
+            ({"requests": [[0.0, 640, 80, 5.0, 0.0, [1, 10, 12]]]}, "12 begins a range"),
+        ],
+    )
+    def test_a_session_that_makes_no_sense_is_named(self, wrong: dict[str, Any], words: str) -> None:
+        with pytest.raises(TraceError, match=f"line 2: .*{words}"):
+            self.read(SESSION, SESSION | wrong)
+
 
 class TestOrderAndSelection:
     def test_time_order_repoints_waiting(self) -> None:
@@ -205,8 +229,31 @@ class TestFiles:
             load_trace(tmp_path / "t")
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(TraceError, match="nowhere"):
-            list(read_lines(tmp_path / "nowhere"))
+        with pytest.raises(TraceError, match="nowhere: No such file"):
+            load_trace(tmp_path / "nowhere")
+
+    def test_a_byte_order_mark_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "t").write_text("\n".join(MOONCAKE), encoding="utf-8-sig")
+        assert len(load_trace(tmp_path / "t")) == 5
+        (tmp_path / "t").write_text("".join(TestAzure.ROWS), encoding="utf-8-sig")
+        assert len(load_trace(tmp_path / "t")) == 2
+
+    @pytest.mark.parametrize(
+        "trace", [(request(0), request(1e18)), (request(10), request(5, 0)), (request(0, tokens=-5),)]
+    )
+    def test_the_file_of_a_trace_that_makes_no_sense_is_named(
+        self, trace: tuple[TraceRequest, ...], tmp_path: Path
+    ) -> None:
+        save_trace(tmp_path / "t", trace)
+        with pytest.raises(TraceError, match=f"^{tmp_path / 't'}: "):
+            load_trace(tmp_path / "t")
+
+    @pytest.mark.parametrize(
+        "wrong", [{"block_tokens": 32}, {"at_ms": -1.0}, {"think_ms": -1.0}, {"block_ids": (2**64,)}]
+    )
+    def test_a_record_that_makes_no_sense_is_named(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(TraceError, match="line 2"):
+            list(read_canonical(dump([request(0), replace(request(1), **wrong)])))
 
     def test_a_record_cannot_wait_for_the_future(self) -> None:
         with pytest.raises(TraceError, match="line 1"):
@@ -230,7 +277,15 @@ class TestAzure:
         assert first.session != second.session
         assert (first.block_ids, second.block_ids) == ((), ())
 
-    @pytest.mark.parametrize("row", ["2023-11-16 18:15:40.0,1,1", "2023-11-16 18:15:59.0,1", "now,1,1"])
+    @pytest.mark.parametrize(
+        "row",
+        [
+            "2023-11-16 18:15:40.0,1,1",
+            "2023-11-16 18:15:59.0+00:00,1,1",
+            "2023-11-16 18:15:59.0,1",
+            "now,1,1",
+        ],
+    )
     def test_a_row_that_does_not_fit_is_named(self, row: str, tmp_path: Path) -> None:
         path = tmp_path / "azure.csv"
         path.write_text("".join((*self.ROWS, row)))
