@@ -14,6 +14,9 @@ from epp.decide.record_files import DAMAGED
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    # What a model thinks before it answers: the second is vLLM's name of late.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -42,8 +45,8 @@ class StreamedAnswer(msgspec.Struct, frozen=True):
     """What a finished stream said; None where it did not say.
 
     Attributes:
-        content: the answer's text.
-        content_events: events that carried text.
+        content: the answer's text, without what was thought before.
+        content_events: events that carried text, thoughts included.
         prompt_tokens: of ``usage``.
         completion_tokens: of ``usage``.
         cached_tokens: of ``usage.prompt_tokens_details``.
@@ -89,7 +92,7 @@ class AnswerReader:
         self._parts.append(data)
         if self.first_token_at is None:
             *lines, self._pending = (self._pending + data).split(b"\n")
-            if any(_text(_event(line)) for line in lines):
+            if any(_has_text(_event(line)) for line in lines):
                 self.first_token_at = now
                 self._pending = b""
 
@@ -106,10 +109,8 @@ class AnswerReader:
             if isinstance(event, str):
                 error = error or event
                 continue
-            text = _text(event)
-            if text:
-                texts.append(text)
-                events += 1
+            texts.append(_text(event))
+            events += _has_text(event)
             if event.usage is not None:
                 usage = event.usage
             if bytes(event.error) not in (b"", b"null"):
@@ -143,7 +144,12 @@ def _event(line: bytes) -> _Event | str | None:
         return f"unreadable event: {error}"
 
 
-def _text(event: _Event | str | None) -> str:
-    if event is None or isinstance(event, str):
-        return ""
+def _text(event: _Event) -> str:
     return "".join((c.delta.content or "" if c.delta else "") + (c.text or "") for c in event.choices)
+
+
+def _has_text(event: _Event | str | None) -> bool:
+    if event is None or isinstance(event, str):
+        return False
+    thought = any(c.delta and (c.delta.reasoning_content or c.delta.reasoning) for c in event.choices)
+    return thought or bool(_text(event))

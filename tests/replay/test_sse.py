@@ -53,6 +53,16 @@ def test_an_opening_without_text_is_no_first_token() -> None:
     assert read(HEAD, FIRST).first_token_at == 1.0
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_thought_is_a_first_token_and_no_part_of_the_answer(name: str) -> None:
+    delta = {name: "hm", "content": None}
+    thought = event(choices=[{"index": 0, "delta": delta, "finish_reason": None}])
+    reader = read(HEAD, thought, thought, FIRST + REST)
+    assert reader.first_token_at == 1.0
+    answer = reader.finish()
+    assert (answer.content, answer.content_events, answer.error) == ("ça va bien", 5, "")
+
+
 def test_completions_carry_text_in_another_place() -> None:
     chunk = b'data: {"choices": [{"text": "hi", "finish_reason": "stop"}]}\n\n'
     answer = read(chunk).finish()
