@@ -34,7 +34,7 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
         user: user of the request.
         intended_ms: when it should have been sent, since the start of the run.
         slip_ms: how much later it was sent.
-        ttft_ms: until the first chunk with text, None when none came.
+        ttft_ms: until the first chunk with text, thoughts included, None when none came.
         e2e_ms: until the answer ended (or failed).
         itl_ms: (E2E - TTFT) / (completion tokens - 1), None for answers of fewer than two tokens.
         status: HTTP status, 0 when there was no response.
@@ -225,7 +225,8 @@ class _Run:
         self, index: int, intended_s: float, answers: Mapping[int, str]
     ) -> tuple[RequestResult, str]:
         request, options = self._requests[index], self._options
-        headers = {"content-type": "application/json"}
+        # Compressed, an answer could not be read as it comes.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if options.session_header:
             headers[options.session_header] = request.session
         body = self._body(request, answers)
@@ -242,7 +243,8 @@ class _Run:
                         reader.feed(chunk, self._clock())
                 else:
                     error = f"HTTP {status}: {(await response.read())[:300].decode(errors='replace')}"
-        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+        # ValueError: a session, a header or a host that cannot be sent.
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
             error = f"{type(problem).__name__}: {problem}"
         ended = self._clock()
         answer = reader.finish()

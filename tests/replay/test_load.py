@@ -45,6 +45,8 @@ class TinyServer:
                 "x-epp-decision-id": "d7",
             }
         )
+        if kind == "packed":
+            response.enable_compression()  # where the client takes it
         try:
             await response.prepare(request)
             await self.release.wait()
@@ -168,6 +170,22 @@ async def test_nobody_there_is_a_result_not_an_exception() -> None:
         gone = server.base_url
     (result,) = await run_load([ask()], LoadOptions(gone, "m"))
     assert (result.status, result.ok) == (0, False)
+
+
+async def test_answers_are_not_asked_for_compressed() -> None:
+    async with serving() as server:
+        [result] = await run_load([ask()], LoadOptions(base_url=server.base_url, model="packed"))
+    assert (result.error, result.ttft_ms is None) == ("", False)
+
+
+async def test_what_cannot_be_sent_is_a_result_too() -> None:
+    async with serving() as server:
+        results = await run_load(
+            [ask(session="a\nb"), ask(session="c")], LoadOptions(base_url=server.base_url, model="m")
+        )
+    assert [result.ok for result in results] == [False, True]
+    [result] = await run_load([ask()], LoadOptions(base_url="http://a..b", model="m"))
+    assert not result.ok
 
 
 async def test_waiting_for_a_slot_counts_as_latency() -> None:
