@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')  # as labels of metrics and values of headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,15 @@ class SimConfig:
         """
         if not 0 <= self.port <= 65535:  # the system would take the rest of a division
             raise ValueError(f"{self.name}: port {self.port} is not a number from 0 to 65535")
-        if self.rtt_ms < 0:
-            raise ValueError(f"{self.name}: rtt_ms must not be negative")
+        if not (self.rtt_ms >= 0 and isfinite(self.rtt_ms)):
+            raise ValueError(f"{self.name}: rtt_ms must not be negative or without end")
         if self.engine not in metrics.ENGINES:
             raise ValueError(f"{self.name}: engine must be one of {', '.join(metrics.ENGINES)}")
-        if self.answer_tokens < 1 or self.block_tokens < 1:
-            raise ValueError(f"{self.name}: answer_tokens and block_tokens must be at least 1")
-        if not self.models or any('"' in model or "\\" in model for model in self.models):
-            raise ValueError(f"{self.name}: models must name at least one, without quotes or backslashes")
+        room = self.engine_class.kv_capacity_tokens
+        if self.answer_tokens < 1 or not 1 <= self.block_tokens <= room:
+            raise ValueError(f"{self.name}: answer_tokens must be at least 1, block_tokens 1 to {room}")
+        if not self.models or not all(map(_PLAIN.fullmatch, (self.name, *self.models))):
+            raise ValueError(f"{self.name}: name and models must be words without quotes or backslashes")
 
 
 class SimReplica:
@@ -346,8 +350,9 @@ class SimReplica:
     async def _open(self, request: web.Request, response: web.StreamResponse, answer: StreamedAnswer) -> None:
         """Send the headers, half a round trip after the request was read, as engines do."""
         await self._sleep(self._half_rtt_s)
-        await response.prepare(request)
-        if request.transport is not None:  # else the client has left, and this task is being cancelled
+        with contextlib.suppress(ConnectionResetError):  # the client is leaving: this task will be cancelled
+            await response.prepare(request)
+        if request.transport is not None:
             answer.open(request.transport, chunked=request.version >= HttpVersion11)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
@@ -385,7 +390,7 @@ class SimReplica:
     async def _post_fault(self, request: web.Request) -> web.StreamResponse:
         try:
             fault = msgspec.json.decode(await request.read(), type=Fault)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _json(400, sse.error_body(400, str(error)))
         self.set_fault(fault)
         return _json(200, msgspec.json.encode(fault))

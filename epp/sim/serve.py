@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         uvloop.run(_serve(configs))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name
         print(f"cannot listen: {error}", file=sys.stderr)
         return 1
     return 0

@@ -218,6 +218,22 @@ async def test_a_client_that_leaves_cancels_its_job(http: aiohttp.ClientSession,
         await until(lambda: replica.snapshot().held_tokens == 0)
 
 
+async def test_a_client_that_leaves_at_once_is_no_error(
+    replica: SimReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps(chat_body("hi", stream=True, max_tokens=50)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    host, port = replica.address.split(":")
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + body)
+        writer.write_eof()  # arrives with the body: the server closes before its answer's head is out
+        await reader.read()
+        writer.close()
+    await until(lambda: not replica.snapshot().running)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 async def test_tokens_come_as_they_are_generated(http: aiohttp.ClientSession) -> None:
     async with SimReplica(quick_config(engine_class=SLOW)) as replica:
         body = chat_body("hi", stream=True, max_tokens=5000, ignore_eos=True)

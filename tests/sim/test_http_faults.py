@@ -130,7 +130,9 @@ async def test_stopping_does_not_wait_for_a_revival(http: aiohttp.ClientSession)
     assert not replica.alive
 
 
-@pytest.mark.parametrize("body", [b"{", b'{"hangs": true}', b'{"error_rate": 2}', b'{"slow_factor": 0}'])
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"hangs": true}', b'{"error_rate": 2}', b'{"slow_factor": 0}', b'{"x\xff": 1}']
+)
 async def test_a_fault_that_makes_no_sense_is_refused(
     replica: SimReplica, http: aiohttp.ClientSession, body: bytes
 ) -> None:

@@ -78,6 +78,12 @@ def test_several_replicas_take_what_they_leave_out_from_the_options() -> None:
         (["--region-rtt-ms", "-1"], "rtt_ms must not be negative"),
         (["--port", "99999"], "port 99999 is not a number from 0 to 65535"),
         (["--replica", "name=x,port=70000"], "x: port 70000 is not"),
+        (["--region-rtt-ms", "nan"], "rtt_ms must not"),
+        (["--replica", "name=x,rtt_ms=inf"], "x: rtt_ms must not"),
+        (["--block-tokens", "100000000"], "block_tokens 1 to 983549"),
+        (["--replica", "name=x,model="], "x: name and models"),
+        (["--model", "a\nb"], "name and models"),
+        (["--name", "a\r\nb"], "name and models"),
     ],
 )
 def test_wrong_options_are_named_with_the_fix(argv: list[str], words: str) -> None:
@@ -108,8 +114,9 @@ def test_the_command_prints_addresses_serves_and_stops_cleanly(number: signal.Si
     assert errors == ""
 
 
-def test_a_taken_port_ends_the_command_with_a_word() -> None:
-    command = [sys.executable, "-c", _MAIN, "--host", "192.0.2.1", "--port", "0"]
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_an_address_that_cannot_be_had_ends_the_command_with_a_word(host: str) -> None:
+    command = [sys.executable, "-c", _MAIN, "--host", host, "--port", "0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("cannot listen")
