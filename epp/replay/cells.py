@@ -6,6 +6,7 @@ Owns what each flag means for a load. Must not know how cells are run.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     Raises:
         EppError: unknown workload or shape.
     """
-    shape = None if (arguments.shape or "").startswith("sweep") else parse_shape(arguments.shape)
+    shape = None if is_sweep(arguments.shape) else parse_shape(arguments.shape)
     names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
     cells = [_of_workload(name, arguments) for name in names] or [_of_trace(arguments)]
     return [shaped(_limited(cell, arguments), shape) for cell in cells]
@@ -89,6 +90,11 @@ def shaped(cell: Cell, shape: Shape | None) -> Cell:
     )
 
 
+def is_sweep(text: str | None) -> bool:
+    """Whether a shape is GuideLLM's sweep, with or without steps."""
+    return (text or "").partition(":")[0] == "sweep"
+
+
 def parse_shape(text: str | None) -> Shape | None:
     """``concurrent:16``, ``poisson:4.5``, ``throughput``.
 
@@ -106,7 +112,7 @@ def parse_shape(text: str | None) -> Shape | None:
         number = float(value)
     except ValueError as error:
         raise EppError(f"--shape {kind} needs a number: {kind}:8") from error
-    if not number > 0 or (kind == "concurrent" and number != int(number)):
+    if not 0 < number < inf or (kind == "concurrent" and number != int(number)):
         raise EppError(
             f"--shape {text}: not a number of {'streams' if kind == 'concurrent' else 'requests/s'}"
         )
@@ -125,7 +131,7 @@ def sweep_cells(cells: Sequence[Cell], loads: str | None) -> list[Cell]:
         factors = sorted({float(part) for part in loads.split(",")} if loads else SWEEP_LOADS)
     except ValueError as error:
         raise EppError(f"--loads {loads}: not numbers joined by commas") from error
-    if factors[0] <= 0:
-        raise EppError(f"--loads {loads}: a load is more than nothing")
+    if not all(0 < factor < inf for factor in factors):
+        raise EppError(f"--loads {loads}: a load is a number above 0")
     cell = cells[0]
     return [replace(cell, name=f"{cell.name} x {factor:g}", load=cell.load * factor) for factor in factors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from epp.errors import EppError
 from epp.learner.settings import Data
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
-from epp.replay.cells import cells_of, sweep_cells
+from epp.replay.cells import cells_of, is_sweep, sweep_cells
 from epp.replay.comparison import Comparer, Plan
 from epp.replay.console import cell_tables, progress, sentences, sweep_table
 from epp.replay.document import encode
@@ -146,7 +147,7 @@ def _simulated(arguments: argparse.Namespace) -> Document:
         comparer = Comparer(plan, step)
         if arguments.sweep:
             cells = sweep_cells(cells, arguments.loads)
-        elif (arguments.shape or "").startswith("sweep"):
+        elif is_sweep(arguments.shape):
             cells = comparer.guidellm_sweep(cells[0], arguments.shape)
         return comparer.document(cells, sweep=len(cells) > 1 and bool(arguments.sweep or arguments.shape))
 
@@ -222,6 +223,8 @@ def fleet_of(arguments: argparse.Namespace) -> FleetSpec:
             fleet = fleet_from_yaml(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise EppError(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise EppError(f"{path}: {error}") from error
     else:
         fleet = fleet_from_text(arguments.fleet)
     if arguments.lost_hits is not None:
@@ -250,13 +253,14 @@ def _check(arguments: argparse.Namespace) -> None:
         "learn_first": 1,
         "learn_every": 1,
         "warmup": 0,
+        "seconds": 0,
         "scale": 0,
         "max_prompt_tokens": 0,
         "max_in_flight": 0,
     }
     for name, low in least.items():
         value = getattr(arguments, name)
-        if value is not None and value < low:
+        if value is not None and not low <= value < inf:
             raise EppError(f"--{name.replace('_', '-')} must be at least {low:g}, not {value:g}")
 
 

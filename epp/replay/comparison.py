@@ -122,7 +122,7 @@ class Comparer:
         """
         plan = self._plan
         _, _, steps_text = text.partition(":")
-        if steps_text and not (steps_text.isdigit() and int(steps_text) >= 2):
+        if steps_text and not (steps_text.isdecimal() and int(steps_text) >= 2):
             raise EppError(f"--shape {text}: give a number of steps, at least 2: sweep:8")
         ends = [shaped(cell, Shape("concurrent", 1.0)), shaped(cell, Shape("throughput"))]
         candidate = next(policy for policy in plan.policies if policy.name == plan.candidate)

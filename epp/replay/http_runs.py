@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import EppError
-from epp.replay.cells import cells_of
+from epp.replay.cells import cells_of, is_sweep
 from epp.replay.comparison import cell_entry
 from epp.replay.console import progress
 from epp.replay.document import SCHEMA, Document
@@ -61,7 +61,7 @@ def compare_gateways(arguments: argparse.Namespace, console: Console) -> Documen
     """
     gateways = gateways_of(arguments)
     cells = cells_of(arguments)
-    if arguments.sweep or arguments.tune or (arguments.shape or "").startswith("sweep"):
+    if arguments.sweep or arguments.tune or is_sweep(arguments.shape):
         raise EppError("--sweep, --tune and `--shape sweep` are for simulated fleets")
     headers = _headers(arguments.header)
     names = list(gateways)

@@ -93,7 +93,7 @@ def parse_tokens(text: str) -> int:
     digits = text[:-1] if factor > 1 else text
     try:
         tokens = int(float(digits) * factor)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # the latter of inf
         raise EppError(f"{text!r} is not a number of tokens such as 983549, 800k or 3M") from error
     if tokens <= 0:
         raise EppError(f"a cache of {text} holds nothing")

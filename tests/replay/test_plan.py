@@ -102,8 +102,22 @@ class TestCells:
         assert [c.load for c in sweep_cells(cells[:1], "2,1")] == [cells[0].load, 2 * cells[0].load]
         with pytest.raises(EppError, match="numbers"):
             sweep_cells(cells[:1], "fast")
+        for loads in ("1,nan", "1,inf", "0"):
+            with pytest.raises(EppError, match="above 0"):
+                sweep_cells(cells[:1], loads)
 
-    @pytest.mark.parametrize("text", ["square:3", "poisson", "poisson:x", "concurrent:2.5", "concurrent:-1"])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "square:3",
+            "poisson",
+            "poisson:x",
+            "concurrent:2.5",
+            "concurrent:-1",
+            "concurrent:inf",
+            "poisson:inf",
+        ],
+    )
     def test_a_shape_that_is_none_is_refused(self, text: str) -> None:
         with pytest.raises(EppError, match="shape"):
             parse_shape(text)

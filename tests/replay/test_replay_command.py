@@ -189,6 +189,12 @@ class TestReplay:
             (("--workload", "kv-retry,demo"), "kv-retry runs alone"),
             (("--workload", "demo", "--warmup", "-1"), "--warmup must be at least 0"),
             (("--trace", "x.jsonl", "--scale", "-2"), "--scale must be at least 0"),
+            (("--workload", "demo", "--load", "nan"), "--load must be at least 1e-09, not nan"),
+            (("--workload", "demo", "--load", "inf"), "--load must be"),
+            (("--workload", "demo", "--margin", "nan"), "--margin must be"),
+            (("--workload", "demo", "--seconds", "-5"), "--seconds must be at least 0"),
+            (("--workload", "demo", "--shape", "sweeping"), "unknown shape"),
+            (("--workload", "demo", "--policy", "random", "--shape", "sweep:²"), "number of steps"),
             (("--trace", "nowhere.jsonl", "--policy", "random"), "nowhere.jsonl"),
             (("--workload", "demo", "--over-http", "ftp://x"), "not a URL"),
             (("--workload", "demo", "--over-http", "http://x", "--tune", "3"), "simulated"),
@@ -199,6 +205,11 @@ class TestReplay:
     ) -> None:
         with pytest.raises(EppError, match=says):
             run(*words, "--out", str(tmp_path / "out"))
+
+    def test_a_fleet_file_that_is_no_text_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "f.yaml").write_bytes(b"\xff\xfe")
+        with pytest.raises(EppError, match=r"f\.yaml: 'utf-8'"):
+            run("--workload", "demo", "--fleet", str(tmp_path / "f.yaml"))
 
     def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -278,7 +289,7 @@ class TestTraceStats:
         )
         assert "'time,prompt,answer'" in str(caught.value)
 
-    @pytest.mark.parametrize("text", ["many", "0", "-3M"])
+    @pytest.mark.parametrize("text", ["many", "0", "-3M", "inf", "1e400k"])
     def test_a_capacity_that_is_none_is_refused(self, text: str) -> None:
         with pytest.raises(EppError):
             trace_command.parse_tokens(text)
