@@ -61,7 +61,9 @@ def _against_baselines(comparison: Comparison, candidate: str, margin: float) ->
     paired = f"{change(1 / rival.ratio)} [{change(1 / rival.high)}, {change(1 / rival.low)}]"
     lead = f"{label}: {candidate} against {bound.rival}, the lowest of the others, {paired}"
     if bound.upper < 1.0:
-        return [f"{lead}; it is lower than every other policy, by at least {change(bound.upper)[1:]}."]
+        return [
+            f"{lead}; it is lower than every other policy, by at least {change(bound.upper).lstrip('-')}."
+        ]
     within = f"{100 * margin:g} %"
     if bound.upper <= 1.0 + margin:
         return [

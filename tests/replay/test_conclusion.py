@@ -62,6 +62,10 @@ def test_a_clear_winner_is_called_one() -> None:
     assert "me is shown to be the best" in text
 
 
+def test_a_winner_by_next_to_nothing_is_said_to_win_by_a_number() -> None:
+    assert "lower than every other policy, by at least 0 %." in said({"me": 1.0, "a": 1.0003}, noise=1e-7)
+
+
 def test_not_inferior_is_said_with_its_bound() -> None:
     text = said({"me": 1.0, "a": 1.0, "b": 1.5})
     assert "not inferior to any by more than the margin of 5 %: at most" in text
