@@ -242,6 +242,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError(f"--workload {alone[0]} runs alone: its questions and figures are of another kind")
     for name in sorted(names - {""} - kv_retry.WORKLOADS.keys()):
         workload_named(name, also=kv_retry.WORKLOADS)
+    if arguments.resume and not names & kv_retry.WORKLOADS.keys():
+        raise EppError("--resume is for kv-retry: of other loads no draws are kept")
     if arguments.sweep and arguments.shape:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
     least = {

@@ -197,9 +197,10 @@ def test_a_comparison_goes_on_with_the_draws_it_has(tmp_path: Path, monkeypatch:
     assert ran[5:] == [(101, ["laar", "least-load"]), (102, ["laar", "least-load"])]
     made_by = json.loads((tmp_path / "draws" / "101.json").read_bytes())["made_by"]["laar"]
     assert "patience_s=" in made_by  # a default that changes makes other figures
-    (tmp_path / "draws" / "101.json").write_text("[]")
-    with pytest.raises(EppError, match="holds no finished draw"):
-        replay("laar", 1)
+    for damaged in (b"[]", b'{"made_by": {"\xff": ""}, "cells": {}}'):
+        (tmp_path / "draws" / "101.json").write_bytes(damaged)
+        with pytest.raises(EppError, match="holds no finished draw"):
+            replay("laar", 1)
 
 
 def _end_this_process(task: int) -> int:
@@ -217,6 +218,8 @@ def test_a_worker_that_is_killed_is_told_in_words() -> None:
     [
         (("--policy", "laar", "--sweep", "load"), "closed loop"),
         (("--policy", "laar", "--tune", "4"), "closed loop"),
+        (("--policy", "laar", "--fleet", "homo"), "closed loop.* no .*--fleet"),
+        (("--policy", "laar", "--seconds", "60"), "closed loop.* no .*--seconds"),
         (("--policy", "greedy-oracle-ttft"), "not whether answers are right"),
         (("--policy", "least-load", "--candidate", "laar"), "--candidate laar"),
     ],

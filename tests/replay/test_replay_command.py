@@ -189,6 +189,7 @@ class TestReplay:
             (("--workload", "kv-retry,demo"), "kv-retry runs alone"),
             (("--workload", "demo", "--warmup", "-1"), "--warmup must be at least 0"),
             (("--trace", "x.jsonl", "--scale", "-2"), "--scale must be at least 0"),
+            (("--workload", "demo", "--resume"), "--resume is for kv-retry"),
             (("--workload", "demo", "--load", "nan"), "--load must be at least 1e-09, not nan"),
             (("--workload", "demo", "--load", "inf"), "--load must be"),
             (("--workload", "demo", "--margin", "nan"), "--margin must be"),

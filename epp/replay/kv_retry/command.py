@@ -67,9 +67,12 @@ def run(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...], conso
 
 
 def _check(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...]) -> None:
-    if arguments.sweep or arguments.shape or arguments.over_http or arguments.tune or arguments.load != 1.0:
+    a = arguments
+    other_load = a.sweep or a.shape or a.over_http or a.tune or a.load != 1.0 or a.seconds or a.open_loop
+    if other_load or a.fleet != "paper" or a.lost_hits is not None or a.max_in_flight is not None:
         raise EppError(
-            f"{arguments.workload} is a closed loop of its own: no --sweep, --shape, --load, --tune or URL"
+            f"{a.workload} is a closed loop of its own on a fleet of its own: no --sweep, --shape, --load, "
+            "--seconds, --open-loop, --max-in-flight, --fleet, --lost-hits, --tune or URL"
         )
     for policy in policies:
         if policy.name in ORACLES:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp import __version__
+from epp.decide.record_files import DAMAGED
 from epp.errors import EppError
 from epp.policies.registry import create
 from epp.replay.kv_retry.cell import CellFigures, RetryTask, run_retry
@@ -73,7 +74,7 @@ def _read(path: Path) -> _Kept:
         return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return _Kept({}, {})
-    except msgspec.DecodeError as error:
+    except DAMAGED as error:
         raise EppError(f"{path} holds no finished draw: {error}") from error
 
 
