@@ -36,6 +36,9 @@ class _Session(msgspec.Struct):
     requests: list[_Call | _SubAgent]
 
 
+SESSIONS = 60
+
+
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """How recorded sessions become a load.
@@ -61,7 +64,7 @@ class AgentOptions:
     shared_prefix_share: float = 0.75
     max_prompt_tokens: int | None = None
     skip_sessions: int = 0
-    sessions: int | None = 60
+    sessions: int | None = SESSIONS
 
 
 def read_agent_sessions(lines: Iterable[str], options: AgentOptions | None = None) -> Iterator[TraceRequest]:

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     load = parser.add_argument_group("load")
     load.add_argument("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
-    load.add_argument("--trace", metavar="FILE", help="a recorded trace (any format `epp trace stats` reads)")
+    load.add_argument("--trace", metavar="FILE", help="a recorded trace, as `epp trace stats` reads it")
     load.add_argument("--sweep", choices=["load"], help="run at rising loads and print each policy's knee")
     load.add_argument("--loads", metavar="X,..", help="factors on the load's own pace for --sweep")
     load.add_argument("--load", type=float, default=1.0, help="factor on the load's own pace (%(default)s)")

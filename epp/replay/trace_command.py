@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.errors import EppError
+from epp.replay.agent_sessions import SESSIONS
 from epp.replay.cache_fit import CAPACITIES_TOKENS, reuse_share, session_gaps
 from epp.replay.kv_retry import command as kv_retry
 from epp.replay.plan import Source
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="FILE",
-        help="Mooncake rows, agent sessions, Azure's CSV, canonical records, recorder files or their folder; "
-        "or the name of a generated workload",
+        help=f"Mooncake rows, agent sessions (the first {SESSIONS}), Azure's CSV, canonical records, "
+        "recorder files or their folder; or the name of a generated workload",
     )
     parser.add_argument(
         "--scale", type=int, default=0, help="divide lengths (default: 8 for agent sessions, else 1)"

@@ -12,7 +12,7 @@ import pytest
 
 from epp.errors import EppError
 from epp.replay import command, trace_command
-from epp.replay.files import save_trace
+from epp.replay.files import load_trace, save_trace
 from epp.replay.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -289,6 +289,14 @@ class TestTraceStats:
             caught.value
         )
         assert "'time,prompt,answer'" in str(caught.value)
+
+    def test_the_help_says_that_some_sessions_are_taken(self, tmp_path: Path) -> None:
+        parser = argparse.ArgumentParser()
+        trace_command.add_arguments(parser)
+        session = '{"id": "%d", "block": 8, "tool_tokens": 0, "system_tokens": 0, "requests": [[0, 9, 1, 1, 0, []]]}'
+        (tmp_path / "t").write_text("\n".join(session % number for number in range(100)))
+        taken = len({request.user for request in load_trace(tmp_path / "t")})
+        assert f"agent sessions (the first {taken})" in " ".join(parser.format_help().split())
 
     @pytest.mark.parametrize("text", ["many", "0", "-3M", "inf", "1e400k"])
     def test_a_capacity_that_is_none_is_refused(self, text: str) -> None:
