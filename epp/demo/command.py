@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +15,10 @@ from rich.live import Live
 
 from epp.config.schema import PolicySection
 from epp.demo.load import load_of
+from epp.demo.output import output
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
 from epp.envoy.process import find_envoy
-from epp.errors import EppError
 from epp.policies.registry import create
 from epp.replay.compare import Metric, compare, interval, sentence
 from epp.replay.load import LoadOptions, RequestResult, run_load
@@ -70,30 +69,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; Ctrl-C stops everything that it started."""
     find_envoy()
-    console = Console()
     requests = load_of(arguments)
     policies = [arguments.policy, *(name for name in arguments.against.split(",") if name)]
     for place, name in enumerate(policies):  # now, and not when the runs before it are over
         create(name, source="command line", key="--against" if place else "--policy")
-    prepare(arguments.out)
+    with output(arguments.out):
+        return _show(requests, policies, arguments.out)
+
+
+def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) -> int:
+    console = Console()
     console.print(
         f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
         f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: "
         + ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
     )
     try:
-        runs = uvloop.run(_run_all(requests, policies, arguments.out, console))
+        runs = uvloop.run(_run_all(requests, policies, out, console))
     except asyncio.CancelledError:
         console.print("stopped")
         return 130
     report(runs, console)
-    console.print(recorded_table(pair(arguments.out / "records", runs[arguments.policy])))
-    for line in tuner_lines(arguments.out):
+    console.print(recorded_table(pair(out / "records", runs[policies[0]])))
+    for line in tuner_lines(out):
         console.print(line, highlight=False)
     console.print(
-        f"\nOutput in {arguments.out}/: configuration, logs, records, results.\n"
-        f"Why did a request go where it went?  epp explain [ID] --records {arguments.out}/records\n"
-        f"Would it go there again?  epp records verify {arguments.out}/records"
+        f"\nOutput in {out}/: configuration, logs, records, results.\n"
+        f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
+        f"Would it go there again?  epp records verify {out}/records"
     )
     return 0
 
@@ -109,20 +112,6 @@ def tuner_lines(folder: Path) -> list[str]:
         f"\nThe tuner ran beside it, in phase {state.phase}: {found}.",
         f"What it knows: epp tune status --config {folder}/epp.yaml",
     ]
-
-
-def prepare(folder: Path) -> None:
-    """An output folder with nothing of an earlier demo in it.
-
-    Raises:
-        EppError: the folder holds something else.
-    """
-    marker = folder / ".epp-demo"
-    if folder.exists() and any(folder.iterdir()) and not marker.exists():
-        raise EppError(f"{folder} exists and is not the output of a demo; choose another with --out")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    marker.touch()
 
 
 async def _run_all(

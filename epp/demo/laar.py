@@ -20,9 +20,9 @@ from rich.table import Table
 
 from epp.client.retry import Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
-from epp.demo.command import prepare
 from epp.demo.laar_fleet import MODEL, LaarFleet
 from epp.demo.lookups import LookupQuestion, question
+from epp.demo.output import output
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.laar.fit import fit
@@ -66,8 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise EppError("the demo asks with the OpenAI SDK: pip install openai") from error
     find_envoy()
-    console, out = Console(), arguments.out
-    prepare(out)
+    with output(arguments.out):
+        _show(arguments, arguments.out)
+    return 0
+
+
+def _show(arguments: argparse.Namespace, out: Path) -> None:
+    console = Console()
     truth = draw_truth(arguments.draw)
     (out / "truth.yaml").write_bytes(dump_capability(_as_file(truth)))
     checked = _checked(lookups(out / "truth.yaml"))
@@ -87,7 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
         found[policy] = uvloop.run(_ask_all(asked, policy, out))
     console.print(_table(found))
     console.print(f"\nOutput in {out}/: what the models can, results, the fitted file, logs, records.")
-    return 0
 
 
 def _as_file(truth: Truth) -> CapabilityFile:

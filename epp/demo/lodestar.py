@@ -27,8 +27,8 @@ from rich.table import Table
 
 from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
-from epp.demo.command import prepare
 from epp.demo.lodestar_fleet import KINDS, MODEL, MODEL_FILE, LodestarFleet
+from epp.demo.output import output
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.learn.places import ModelPlaces
@@ -60,23 +60,27 @@ SECONDS, RATE_RPS = 100.0, 8.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; Ctrl-C stops everything that it started."""
     arguments = _arguments(argv)
-    console, out = Console(), arguments.out
+    console = Console()
     try:
         find_envoy()
-        prepare(out)
-        load = ToolAgent(
-            duration_s=arguments.seconds, rate_rps=arguments.rate, tools=16, agents=12, divisor=4
-        )
-        requests = generate(load, arguments.seed)
-        kinds = ", ".join(f"{kind.count} {kind.engine_class}" for kind in KINDS)
-        console.print(f"{len(requests)} calls of tools in {arguments.seconds:.0f} s to {kinds} (simulated)")
-        runs = uvloop.run(_run_all(requests, out, console))
+        with output(arguments.out):
+            _show(arguments, console)
     except asyncio.CancelledError:
         console.print("stopped")
         return 130
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> None:
+    out = arguments.out
+    load = ToolAgent(duration_s=arguments.seconds, rate_rps=arguments.rate, tools=16, agents=12, divisor=4)
+    requests = generate(load, arguments.seed)
+    kinds = ", ".join(f"{kind.count} {kind.engine_class}" for kind in KINDS)
+    console.print(f"{len(requests)} calls of tools in {arguments.seconds:.0f} s to {kinds} (simulated)")
+    runs = uvloop.run(_run_all(requests, out, console))
     console.print(comparison(runs, arguments.seconds))
     console.print(who_decided(out / Lodestar.name / "records"))
     console.print("\nThe learner says:")
@@ -88,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{out}/{Lodestar.name}/records\nLearn from these records again:  epp learn --offline "
         f"{out}/{Lodestar.name}/records --settings {out}/{Lodestar.name}/learner.yaml"
     )
-    return 0
 
 
 async def _run_all(

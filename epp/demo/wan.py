@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 from rich.console import Console
 
 from epp.bench.cpu import cpu_s
+from epp.demo.output import output
 from epp.demo.stack import REGIONS
 from epp.demo.wan_load import SHORT, WARM_UP, Client
 from epp.demo.wan_report import Cell, Fault, Yardstick, fault_table, table, yardstick_table
@@ -45,7 +45,7 @@ _PHASE_S = {"before": 2.0, "during": 8.0, "after": 5.0}
 _LOG_S = 0.5
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(prog="demo-wan", description=__doc__)
     parser.add_argument("--full", action="store_true", help="all ways, four rounds each (half an hour)")
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("demo-wan-out"), help="folder for output (%(default)s)"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     console = Console(width=150 if not sys.stdout.isatty() else None)
     if reason := why_not():
         console.print(f"skipped: {reason}")
@@ -68,11 +68,9 @@ def main() -> int:
         parser.error(f"no such way: {', '.join(sorted(unknown))}")
     losses = [float(text) / 100 for text in arguments.loss.split(",") if text] or _LOSSES
     rounds = arguments.rounds or (_FULL_ROUNDS if arguments.full else 1)
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True)
     run = _Run(arguments.out, console, arguments.congestion)
     try:
-        with network() as made, made.joined(HUB):
+        with output(arguments.out), network() as made, made.joined(HUB):
             faults = () if arguments.no_faults else _COMPARED
             compared = () if arguments.only_faults else names
             asyncio.run(run.all([(name, loss) for loss in losses for name in compared], rounds, faults, made))
