@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; Ctrl-C stops everything that it started."""
     find_envoy()
     requests = load_of(arguments)
-    policies = [arguments.policy, *(name for name in arguments.against.split(",") if name)]
+    # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
+    policies = list(dict.fromkeys([arguments.policy, *filter(None, arguments.against.split(","))]))
     for place, name in enumerate(policies):  # now, and not when the runs before it are over
         create(name, source="command line", key="--against" if place else "--policy")
     with output(arguments.out):

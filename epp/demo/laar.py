@@ -27,6 +27,7 @@ from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.laar.fit import fit
 from epp.laar.results import Row, write_rows
+from epp.policies.registry import create
 from epp.replay.kv_retry.prior import LANGUAGES, LENGTHS, NAMES, draw_truth
 from epp.sim.api import parse
 from epp.sim.lookup import Lookup, lookups
@@ -59,19 +60,38 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; Ctrl-C stops everything that it started.
 
     Raises:
-        EppError: the OpenAI SDK or Envoy is not installed, or something did not come up.
+        EppError: no OpenAI SDK or Envoy is installed, a flag makes no sense, or something did not come up.
     """
     try:
         import openai  # noqa: F401, PLC0415  # what the demo shows, and no dependency of the picker
     except ImportError as error:
         raise EppError("the demo asks with the OpenAI SDK: pip install openai") from error
     find_envoy()
+    policies = _checked_flags(arguments)
     with output(arguments.out):
-        _show(arguments, arguments.out)
+        _show(arguments, policies, arguments.out)
     return 0
 
 
-def _show(arguments: argparse.Namespace, out: Path) -> None:
+def _checked_flags(arguments: argparse.Namespace) -> list[str]:
+    """The policies asked for, each once: a fleet has a folder by its policy's name.
+
+    Raises:
+        EppError: there is none or an unknown one, or another flag makes no sense.
+    """
+    policies = list(dict.fromkeys(filter(None, arguments.policy.split(","))))
+    if not policies:
+        raise EppError("--policy names none")
+    for name in policies:  # now, and not when the runs before it are over
+        create(name, source="command line", key="--policy")
+    if arguments.questions < 1:
+        raise EppError("--questions must be 1 or more")
+    if arguments.draw < 0:
+        raise EppError("--draw must be 0 or more")
+    return policies
+
+
+def _show(arguments: argparse.Namespace, policies: Sequence[str], out: Path) -> None:
     console = Console()
     truth = draw_truth(arguments.draw)
     (out / "truth.yaml").write_bytes(dump_capability(_as_file(truth)))
@@ -86,7 +106,6 @@ def _show(arguments: argparse.Namespace, out: Path) -> None:
         for language in LANGUAGES
     ]
     console.print(f"{len(asked)} questions to {len(NAMES)} models behind one name, {AT_ONCE} at a time")
-    policies = [name for name in arguments.policy.split(",") if name]
     found = {}
     for policy in policies:
         found[policy] = uvloop.run(_ask_all(asked, policy, out))

@@ -23,14 +23,25 @@ MAX_PROMPT_TOKENS = 24_000
 OUTPUT_TOKENS = 64
 
 
+def check_load(arguments: argparse.Namespace) -> None:
+    """Refuse a length, a rate or a seed that no load has.
+
+    Raises:
+        EppError: naming the flags.
+    """
+    if not (0 < arguments.seconds < math.inf and 0 < arguments.rate < math.inf):
+        raise EppError("--seconds and --rate must be above 0")
+    if arguments.seed < 0:
+        raise EppError("--seed must be 0 or more")
+
+
 def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
     """The load that the arguments ask for.
 
     Raises:
         EppError: the trace cannot be read, or there is nothing to send, or a flag that makes no sense.
     """
-    if not (0 < arguments.seconds < math.inf and 0 < arguments.rate < math.inf):
-        raise EppError("--seconds and --rate must be above 0")
+    check_load(arguments)
     if arguments.trace is None:
         parameters = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
         requests: Sequence[TraceRequest] = generate(parameters, arguments.seed)

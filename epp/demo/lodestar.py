@@ -27,6 +27,7 @@ from rich.table import Table
 
 from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
+from epp.demo.load import check_load
 from epp.demo.lodestar_fleet import KINDS, MODEL, MODEL_FILE, LodestarFleet
 from epp.demo.output import output
 from epp.envoy.process import find_envoy
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         find_envoy()
+        check_load(arguments)
         with output(arguments.out):
             _show(arguments, console)
     except asyncio.CancelledError:

@@ -44,6 +44,7 @@ def test_what_is_said_after_a_demo_that_was_stopped_has_a_line_of_its_own() -> N
     [
         (["--rate", "-1"], "--seconds and --rate must be above 0"),
         (["--seconds", "nan"], "--seconds and --rate must be above 0"),
+        (["--seed", "-1"], "--seed must be 0 or more"),
         (["--policy", "gorgo-mss"], "--policy: unknown policy 'gorgo-mss' (did you mean 'gorgo-ms'?)"),
         (["--against", "random,least"], "--against: unknown policy 'least'"),
     ],
@@ -59,3 +60,32 @@ def test_flags_that_make_no_sense_are_refused_before_anything_runs(
 
 def test_without_a_tuner_nothing_is_said_of_one(tmp_path: Path) -> None:
     assert tuner_lines(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--policy", "laar,lar"], "--policy: unknown policy 'lar' (did you mean 'laar'?)"),
+        (["--policy", ","], "--policy names none"),
+        (["--questions", "0"], "--questions must be 1 or more"),
+        (["--draw", "-1"], "--draw must be 0 or more"),
+    ],
+)
+def test_so_are_those_of_the_demo_of_models(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("openai")
+    require_envoy()
+    assert main(["laar", "demo", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its second run would stand in the first one's place, beside the first one's records."""
+    require_envoy()
+    policies = ["--policy", "random", "--against", "random"]
+    assert main(["demo", "--out", str(tmp_path / "out"), "--seconds", "0.3", *policies]) == 0
+    (sent,) = (line for line in capsys.readouterr().out.splitlines() if "on record of" in line)
+    assert "on record of 0 requests" not in sent
+    assert not (tmp_path / "out" / "random").exists()

@@ -16,6 +16,7 @@ from epp.replay.load import RequestResult
 from epp.replay.workloads.tool_agent import ToolAgent, generate
 from epp.sim.engine_class import ENGINE_CLASSES
 from epp.sim.scenario import parse_fleet
+from tests.kit.envoy import require_envoy
 from tests.kit.simrecords import record_simulation
 
 if TYPE_CHECKING:
@@ -83,3 +84,20 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     assert main(["--out", str(tmp_path)]) == 1
     assert "not the output of a demo" in capsys.readouterr().err
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seconds", "nan"], "--seconds and --rate must be above 0"),
+        (["--rate", "-1"], "--seconds and --rate must be above 0"),
+        (["--seed", "-1"], "--seed must be 0 or more"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_before_anything_runs(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_envoy()
+    assert main(["--out", str(tmp_path / "out"), *flags]) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
