@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -91,13 +92,9 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; errors meant for people are one line on standard error and status 2."""
-    words = sys.argv[1:] if argv is None else argv
-    plain = tuple(word for word in words[:2] if not word.startswith("-"))
-    only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
-    arguments = build_parser(only).parse_args(words)
+    """Run a command; errors meant for people, and files', are one line on standard error and status 2."""
     try:
-        status: int = import_module(arguments.module).run(arguments)
+        return _run(sys.argv[1:] if argv is None else argv)
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
@@ -105,6 +102,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        # Others than files' and full disks' say nothing without the traceback.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        print(f"epp: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _run(words: list[str]) -> int:
+    plain = tuple(word for word in words[:2] if not word.startswith("-"))
+    only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
+    arguments = build_parser(only).parse_args(words)
+    status: int = import_module(arguments.module).run(arguments)
     return status
 
 

@@ -1,0 +1,62 @@
+"""The command line as a whole: what stops it, and what it cannot read or write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Ctrl-C at the moment at which the command's module is looked for.
+INTERRUPTED = """
+import importlib.abc, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "epp.demo.command":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from epp.cli import main
+sys.exit(main(["demo"]))
+"""
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_word() -> None:
+    done = subprocess.run((sys.executable, "-c", INTERRUPTED), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["records", "show", LONG],
+        ["explain", "--records", LONG],
+        ["replay", "--trace", LONG],
+        ["trace", "stats", LONG],
+    ],
+)
+def test_what_no_file_can_be_is_told_in_a_line(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("epp: ")
+    assert LONG in line
+    assert "File name too long" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_so_is_a_full_disk() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = (sys.executable, "-m", "epp", "replay", "--list")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "epp: No space left on device\n")
