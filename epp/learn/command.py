@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epp.errors import EppError
 from epp.learn import setup as setups
 from epp.learn.disk import RealModelDisk
 from epp.learn.loop import Loop
@@ -65,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked."""
     if arguments.offline is not None:
+        if arguments.seed < 0:
+            raise EppError("--seed must be 0 or more")
         setup = setups.read_setup(arguments, records=arguments.offline)
         return run_offline(
             setup.records, setup.settings, seed=arguments.seed, out=arguments.model, as_json=arguments.json

@@ -224,7 +224,7 @@ def fleet_of(arguments: argparse.Namespace) -> FleetSpec:
         except OSError as error:
             raise EppError(f"{path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise EppError(f"{path}: {error}") from error
+            raise EppError(f"{path}: not a YAML file: {error}") from error
     else:
         fleet = fleet_from_text(arguments.fleet)
     if arguments.lost_hits is not None:
@@ -238,6 +238,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if bool(arguments.workload) == bool(arguments.trace):
         raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
     names = {name.strip() for name in (arguments.workload or "").split(",")}
+    if not arguments.trace and names == {""}:
+        raise EppError("--workload names no workload (`epp replay --list` lists them)")
     if len(names) > 1 and (alone := sorted(names & kv_retry.WORKLOADS.keys())):
         raise EppError(f"--workload {alone[0]} runs alone: its questions and figures are of another kind")
     for name in sorted(names - {""} - kv_retry.WORKLOADS.keys()):
@@ -248,6 +250,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
     least = {
         "seeds": 1,
+        "first_seed": 0,
         "workers": 1,
         "tune": 0,
         "margin": 0,

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: no such trace, or a flag that makes no sense.
     """
-    for name in ("scale", "max_prompt_tokens"):
+    for name in ("scale", "max_prompt_tokens", "seed"):
         if getattr(arguments, name) < 0:
             raise EppError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(arguments, name)}")
     if arguments.trace in kv_retry.WORKLOADS:

@@ -85,7 +85,7 @@ class SimConfig:
         if not 0 <= self.port <= 65535:  # the system would take the rest of a division
             raise ValueError(f"{self.name}: port {self.port} is not a number from 0 to 65535")
         if not (self.rtt_ms >= 0 and isfinite(self.rtt_ms)):
-            raise ValueError(f"{self.name}: rtt_ms must not be negative or without end")
+            raise ValueError(f"{self.name}: rtt_ms must be a number of milliseconds, 0 or more")
         if self.engine not in metrics.ENGINES:
             raise ValueError(f"{self.name}: engine must be one of {', '.join(metrics.ENGINES)}")
         room = self.engine_class.kv_capacity_tokens

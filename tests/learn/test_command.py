@@ -99,6 +99,11 @@ def test_a_trial_of_before_that_keeps_models_from_deciding_is_told(
     assert told == (use_model == 0.0)
 
 
+def test_a_training_has_no_negative_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", "--offline", str(tmp_path), "--seed", "-1"]) == 2
+    assert capsys.readouterr().err == "epp: --seed must be 0 or more\n"
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300"])
 def test_looks_that_no_heartbeat_could_go_with_are_refused(
     text: str, capsys: pytest.CaptureFixture[str]

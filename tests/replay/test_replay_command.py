@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,9 @@ class TestReplay:
             (("--workload", "demo", "--trace", "x"), "either"),
             (("--workload", "demoo"), "did you mean 'demo'"),
             (("--workload", "demo,kv-retri-shared"), "did you mean 'kv-retry-shared'"),
+            (("--workload", ","), "--workload names no workload"),
+            (("--workload", "demo", "--first-seed", "-1"), "--first-seed must be at least 0"),
+            (("--workload", "demo", "--fleet", sys.executable), f"{sys.executable}: not a YAML file"),
             (("--workload", "zzz"), ", kv-retry, kv-retry-shared"),
             (("--workload", "demo", "--policy", "gorgi"), "unknown policy"),
             (("--workload", "demo", "--fleet", "moon"), "fleet"),
@@ -279,6 +283,10 @@ class TestTraceStats:
         with pytest.raises(EppError) as caught:
             run(name, module=trace_command)
         assert words in str(caught.value)
+
+    def test_a_negative_seed_is_refused(self) -> None:
+        with pytest.raises(EppError, match="--seed must be at least 0, not -1"):
+            run("demo", "--seed", "-1", module=trace_command)
 
     def test_a_table_of_another_kind_is_told_as_such(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.csv"
