@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -66,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in arguments.ways.split(",") if name] or (_FULL if arguments.full else _COMPARED)
     if unknown := set(names) - set(WAYS):
         parser.error(f"no such way: {', '.join(sorted(unknown))}")
-    losses = [float(text) / 100 for text in arguments.loss.split(",") if text] or _LOSSES
+    losses = _losses(parser, arguments.loss)
+    if arguments.rounds < 0:
+        parser.error("--rounds must be 1 or more")
+    _check_congestion(parser, arguments.congestion)
+    end_like_ctrl_c()
     rounds = arguments.rounds or (_FULL_ROUNDS if arguments.full else 1)
     run = _Run(arguments.out, console, arguments.congestion)
     try:
@@ -80,6 +86,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(str(error))
         return 1
     return 0
+
+
+def _losses(parser: argparse.ArgumentParser, text: str) -> Sequence[float]:
+    """Shares of packets, from percent."""
+    try:
+        losses = [float(part) / 100 for part in text.split(",") if part]
+    except ValueError:
+        losses = [-1.0]
+    if not all(0.0 <= loss <= 1.0 for loss in losses):
+        parser.error(f"--loss takes numbers of percent from 0 to 100, such as 0,0.5, not {text!r}")
+    return losses or _LOSSES
+
+
+def _check_congestion(parser: argparse.ArgumentParser, name: str) -> None:
+    """Refuse what the kernel does not have: Envoys would not listen, after half a minute."""
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            parser.error(f"--congestion: this kernel does not take {name!r}: {error.strerror}")
+
+
+def end_like_ctrl_c() -> None:
+    """Have SIGTERM and a terminal that is gone end this process in order, as Ctrl-C does.
+
+    Else its namespaces would stay until the next run.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 class _Run:

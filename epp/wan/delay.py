@@ -37,6 +37,22 @@ _AT_ONCE = 64
 _TX_QUEUE_PACKETS = "10000"
 
 
+def new_tun() -> tuple[int, str]:
+    """A TUN device in this namespace, gone when its file is closed; the file and its name.
+
+    Raises:
+        OSError: no TUN on this machine, or no right to it.
+    """
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        # The kernel numbers it; the name is final only inside the namespace.
+        made = fcntl.ioctl(file, _TUNSETIFF, _IFREQ.pack(b"eppwan%d", _IFF_TUN_NO_PI))
+    except OSError:
+        os.close(file)
+        raise
+    return file, _IFREQ.unpack(made)[0].rstrip(b"\0").decode()
+
+
 def open_tun(end: dict[str, str]) -> int:
     """A TUN device in a namespace, up and addressed; the file to read and write its packets with.
 
@@ -47,10 +63,7 @@ def open_tun(end: dict[str, str]) -> int:
         OSError: no TUN on this machine, or no right to it.
         subprocess.CalledProcessError: the namespace or the addresses are wrong.
     """
-    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    # The kernel numbers it; the name is final only inside the namespace.
-    made = fcntl.ioctl(file, _TUNSETIFF, _IFREQ.pack(b"eppwan%d", _IFF_TUN_NO_PI))
-    name = _IFREQ.unpack(made)[0].rstrip(b"\0").decode()
+    file, name = new_tun()
     namespace, device = end["namespace"], end["device"]
     _ip("link", "set", name, "netns", namespace, "name", device)
     _ip("-n", namespace, "addr", "add", end["address"], "peer", end["peer"], "dev", device)

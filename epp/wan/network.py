@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from epp.errors import EppError
+from epp.wan.delay import new_tun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,8 +66,10 @@ def why_not() -> str:
         return "network namespaces and TUN devices need root"
     if shutil.which("ip") is None:
         return "there is no `ip` (package iproute2)"
-    if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
+    try:
+        os.close(new_tun()[0])  # the file may be there, and no driver behind it or no right to it
+    except OSError as error:
+        return f"no TUN device can be made: {error.strerror} (/dev/net/tun)"
     name = f"{_PREFIX}{os.getpid()}-try"
     try:
         _run("ip", "netns", "add", name)

@@ -129,6 +129,16 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     assert not namespaces(child.pid)
 
 
+def test_a_tun_file_without_a_device_behind_it_is_told_in_a_line() -> None:
+    """As in containers: the file is there, and opening it or asking it for a device fails."""
+    require_network()
+    asks = "from epp.wan.network import why_not; print(why_not())"
+    script = 'mount --bind /dev/null /dev/net/tun && exec "$0" -c "$1"'
+    command = ("unshare", "--mount", "sh", "-c", script, sys.executable, asks)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "no TUN device can be made: Inappropriate ioctl for device (/dev/net/tun)\n"
+
+
 def test_a_link_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     require_network()
     before = namespaces()
