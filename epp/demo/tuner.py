@@ -12,6 +12,7 @@ clock stands still meanwhile, and they are shorter (`BUDGET` measurements of `WI
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING
 
 from epp.demo.tuner_report import Story, render
 from epp.demo.tuner_world import BEGIN_WALL_S, Life, at_rate
+from epp.errors import EppError
 from epp.policies.registry import create
+from epp.replay.files import check_folder
 from epp.replay.workloads.art_chat import APR_5, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.scenario import regional_fleet
@@ -48,6 +51,7 @@ RATE_RPS = 1.4
 STRETCH_S = 3 * 3600.0
 #: Recorded requests that a rehearsal is given, its measurements, and the requests of each.
 RECORDED, BUDGET, WINDOW_REQUESTS = 6000, 40, 1000
+DEFAULT_PAGE = Path("demo-tuner-out/tuner.html")
 _PLANE = ("prefill_weight", "decode_weight")
 _TELL_EVERY = 10
 
@@ -212,14 +216,47 @@ def story_of(world: Life, rehearsals: Rehearsals) -> Story:
     )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run it, and say how it ended: 0 after a freeze, and a promotion where the weights were off."""
+    arguments = _arguments(argv)
+    try:
+        _check(arguments)
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("stopped")
+        return 130
+    except EppError as error:
+        print(f"epp: {error}", file=sys.stderr)
+        return 2
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo-tuner-out/tuner.html"), help="the page")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hours", type=float, default=96.0, help="virtual time at most")
+    parser.add_argument("--out", type=Path, default=DEFAULT_PAGE, help="the page (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the load and of the search (%(default)s)"
+    )
+    parser.add_argument("--hours", type=float, default=96.0, help="virtual time at most (%(default)s)")
     parser.add_argument("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse now what would end the run, or lose its page, after minutes.
+
+    Raises:
+        EppError: naming the flag.
+    """
+    if not 0.0 < arguments.hours < math.inf:
+        raise EppError("--hours must be above 0")
+    if arguments.seed < 0:
+        raise EppError("--seed must be 0 or more")
+    if arguments.out.is_dir():
+        raise EppError(f"--out {arguments.out} is a folder; name the page's file, e.g. {DEFAULT_PAGE.name}")
+    check_folder(arguments.out.parent)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     off = arguments.start == "off"
     world, rehearsals = live(
         seed=arguments.seed,
@@ -228,7 +265,7 @@ def main() -> int:
         say=lambda sentence: print(sentence, flush=True),
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(render(story_of(world, rehearsals)))
+    arguments.out.write_text(render(story_of(world, rehearsals)), encoding="utf-8")
     state = world.state
     promoted = sum(change.how == "promoted" for change in state.history)
     demoted = sum(change.how == "demoted" for change in state.history)

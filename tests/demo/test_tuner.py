@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.tuner_report import most
-from epp.demo.tuner import START, chat, defaults_of, rules_of
+from epp.demo.tuner import START, chat, defaults_of, main, rules_of
 from epp.demo.tuner_report import Story, render
 from epp.demo.tuner_world import BEGIN_WALL_S, TICK_S, Life, Piece, Stretch
 from epp.sim.engine_class import L40S_X2
@@ -22,6 +22,7 @@ from epp.tuner.state import Change, NothingBetter, Proposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from epp.replay.trace import TraceRequest
     from epp.tuner.plan import Trial
@@ -166,3 +167,23 @@ def test_the_bound_of_a_share_is_clopper_and_pearsons() -> None:
     assert most(0, 50) == pytest.approx(1.0 - 0.05 ** (1 / 50))
     assert most(3, 3) == 1.0
     assert math.isclose(most(1, 10), 0.3942, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--hours", "nan"], "--hours must be above 0"),
+        (["--hours", "-1"], "--hours must be above 0"),
+        (["--seed", "-1"], "--seed must be 0 or more"),
+        (["--out", "{folder}"], "{folder} is a folder; name the page's file, e.g. tuner.html"),
+        (["--out", "{folder}/file/page.html"], "{folder}/file is no folder that can be written to"),
+    ],
+)
+def test_what_would_lose_the_page_is_refused_before_anything_runs(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([flag.format(folder=tmp_path) for flag in flags]) == 2
+    said = capsys.readouterr()
+    assert words.format(folder=tmp_path) in said.err
+    assert not said.out
