@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import msgspec
 import uvloop
 from rich.console import Console
@@ -168,10 +169,12 @@ async def _refresh(stack: Stack, state: LiveState, live: Live) -> None:
     count, seconds = 0, 0.0
     while True:
         await asyncio.sleep(_REFRESH_S)
-        new_count, new_seconds = await stack.decisions()
-        if new_count > count:
-            state.decision((new_seconds - seconds) / (new_count - count) * 1e6)
-        count, seconds = new_count, new_seconds
+        # A picker that somebody kills to see what happens has no figures; its Envoy serves on.
+        with contextlib.suppress(aiohttp.ClientError):
+            new_count, new_seconds = await stack.decisions()
+            if new_count > count:
+                state.decision((new_seconds - seconds) / (new_count - count) * 1e6)
+            count, seconds = new_count, new_seconds
         live.update(live_table(state))
 
 

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from epp.cli import main
-from epp.demo.command import _live, tuner_lines
+from epp.demo import command
+from epp.demo.command import _live, _refresh, tuner_lines
+from epp.demo.stack import Stack
 from epp.replay.table import LiveState
 from tests.kit.envoy import require_envoy
 from tests.kit.tunework import World
@@ -37,6 +39,41 @@ def test_what_is_said_after_a_demo_that_was_stopped_has_a_line_of_its_own() -> N
     console.print("stopped")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().endswith("\nstopped\n")
+
+
+FIGURES = b"""HTTP/1.1 200 OK\r
+connection: close\r
+\r
+epp_decision_seconds_sum 0.0005
+epp_decision_seconds_count 1
+"""
+
+
+async def test_a_picker_that_is_killed_meanwhile_does_not_end_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two connections break, because aiohttp tries a second one, and the next is asked all the same."""
+    monkeypatch.setattr(command, "_REFRESH_S", 0.0)
+    answers, asked = [FIGURES, b"", b"", FIGURES], asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+        if not answers:
+            picker.close()
+            asked.set()
+
+    picker = await asyncio.start_server(answer, "127.0.0.1", 0)
+    stack, state = Stack(tmp_path, "random", command.MODEL), LiveState("random", 10, {})
+    stack.picker_url = f"http://127.0.0.1:{picker.sockets[0].getsockname()[1]}"
+    with _live(state, Console(file=io.StringIO())) as live:
+        watcher = asyncio.ensure_future(_refresh(stack, state, live))
+        all_asked = asyncio.ensure_future(asked.wait())
+        await asyncio.wait({watcher, all_asked}, return_when=asyncio.FIRST_COMPLETED)
+        assert not watcher.done()
+        watcher.cancel()
+    assert list(state.decision_us) == [500.0]
 
 
 @pytest.mark.parametrize(
