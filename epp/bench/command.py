@@ -26,7 +26,7 @@ from epp.bench import (
     through_envoy,
     tokens,
 )
-from epp.bench.cpu import PREFER_VARIABLE, instructions_offered, prefer
+from epp.bench.cpu import PREFER_VARIABLE, cpu_s, instructions_offered, prefer
 from epp.bench.figures import Figures
 from epp.envoy.launch import tied_to_parent
 from epp.errors import EppError
@@ -131,12 +131,18 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--address and --pid go together: who answers, and whose CPU is counted")
     if arguments.address and arguments.name != "server":
         raise EppError("--address is for `epp bench server`: the other benches measure this picker")
-    if arguments.against is not None and not (arguments.against / "epp" / "bench").is_dir():
-        raise EppError(f"--against {arguments.against}: no source tree with epp/bench in it")
+    if arguments.address:
+        _check_process(arguments.pid)
+    if arguments.against is not None:
+        _check_against(arguments)
     if arguments.name == TOKENS and arguments.tokenizer is None:
         raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
-    if arguments.rounds is not None and arguments.rounds < 1:
-        raise EppError("--rounds must be 1 or more")
+    for flag in ("rounds", "requests"):
+        if getattr(arguments, flag) is not None and getattr(arguments, flag) < 1:
+            raise EppError(f"--{flag} must be 1 or more")
+    # As with a baseline: a file that cannot be written would cost all that was measured.
+    if arguments.save is not None and (arguments.save.is_dir() or not arguments.save.parent.is_dir()):
+        raise EppError(f"--save {arguments.save}: no file in a folder that is there")
     sizes = arguments.endpoints.split(",")
     if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
         raise EppError(f"--endpoints: {arguments.endpoints!r} are no sizes of a fleet, e.g. 3,100")
@@ -144,6 +150,35 @@ def _check(arguments: argparse.Namespace) -> None:
         unknown = set(getattr(arguments, flag).split(",")) - known
         if unknown:
             raise EppError(f"--{flag}: no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+
+
+def _check_process(pid: int) -> None:
+    """Refuse a process whose CPU cannot be read.
+
+    Raises:
+        EppError: there is none of that id.
+    """
+    try:
+        if pid > 0:  # below, the kernel's clock would be the bench's own
+            cpu_s(pid)
+            return
+    except OSError:
+        pass
+    raise EppError(f"--pid {pid}: no such process on this machine")
+
+
+def _check_against(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be measured in turns with another tree.
+
+    Raises:
+        EppError: naming the flag.
+    """
+    if not (arguments.against / "epp" / "bench").is_dir():
+        raise EppError(f"--against {arguments.against}: no source tree with epp/bench in it")
+    if arguments.address:
+        raise EppError("--against measures the pickers of two trees; --address is another one: leave one out")
+    if arguments.baseline is not None:
+        raise EppError("--against and --baseline are both what ratios are taken to: leave one out")
 
 
 def _measure(found: Figures, name: str, arguments: argparse.Namespace) -> None:

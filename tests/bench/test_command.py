@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
 
 from epp.cli import main
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT, OWN = str(Path(__file__).parents[2]), str(os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
         (["core", "--endpoints", "3,x"], "'3,x' are no sizes of a fleet"),
         (["server", "--modes", "duplex,psychic"], "no psychic"),
         (["core", "--against", "/nowhere"], "no source tree"),
+        (["core", "--against", ROOT, "--baseline", "base.json"], "leave one out"),
+        (["server", "--against", ROOT, "--address", "127.0.0.1:9002", "--pid", OWN], "leave one out"),
+        (["server", "--address", "127.0.0.1:9002", "--pid", "-1"], "--pid -1: no such process"),
+        (["server", "--address", "127.0.0.1:9002", "--pid", str(2**22 + 1)], "no such process"),
+        (["soak", "--requests", "0"], "--requests must be 1 or more"),
+        (["server", "--requests", "-4"], "--requests must be 1 or more"),
+        (["core", "--save", "/nowhere/figures.json"], "--save /nowhere/figures.json: no file"),
+        (["core", "--save", "/"], "--save /: no file"),
     ],
 )
 def test_flags_that_do_not_fit(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
