@@ -25,7 +25,7 @@ _LENGTHS = (200, 1_000, 4_000)
 _MODES = (Mode.CONSTANT,) * 7 + (Mode.HEADERS, Mode.STREAMED, Mode.DUPLEX)
 _STEPS, _AT_ONCE, _CHUNKS = 20, 64, 8
 _PREFIX = {"secret_file": "secret", "capacity_tokens": 200_000, "max_tokens": 2_000_000}
-#: Growth from the first half's last quarter to the end that is no leak: the allocator's own wobble.
+#: Growth from the second quarter to the last that is no leak: the allocator's own wobble.
 _WOBBLE = 0.05
 
 
@@ -70,14 +70,18 @@ async def _step(proxy: Proxy, step: int, count: int) -> None:
             mode = _MODES[at % len(_MODES)]
             if (mode is Mode.DUPLEX) is not shown:
                 continue
-            number = step * count + at
-            turns = prompts.conversation(_LENGTHS[number % len(_LENGTHS)], number // 2 + 1)
-            held_ones.append((mode, turns[number % 2]))
+            held_ones.append((mode, body_of(step * count + at)))
             if len(held_ones) == 1000:
                 await _hold(proxy, held_ones, shown=shown)
                 held_ones = []
         if held_ones:
             await _hold(proxy, held_ones, shown=shown)
+
+
+def body_of(number: int) -> bytes:
+    """A request's body: every other one is the next turn of the conversation before it."""
+    conversation, turn = divmod(number, 2)
+    return prompts.conversation(_LENGTHS[conversation % len(_LENGTHS)], conversation + 1)[turn]
 
 
 async def _hold(proxy: Proxy, asked: list[tuple[Mode, bytes]], *, shown: bool) -> None:

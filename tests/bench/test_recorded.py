@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.bench import learned, prompts, recorded
+from epp.bench import learned, prompts, recorded, soak
 from epp.bench.bare import NOBODY, TRANSPORTS, answer
-from epp.bench.children import bare
+from epp.bench.children import bare, picker, pool_of
 from epp.bench.client import Proxy
 from epp.bench.core import measure, measure_observing
 from epp.bench.figures import Figures
@@ -85,6 +85,34 @@ async def test_another_picker_is_measured_by_address_and_process(transport: Tran
             await bench.measure(figures, 0)
     assert figures.median("server/picker: constant/72 KB") > 0.0
     assert "server/picker: constant/200 tokens p99" in figures.found
+
+
+async def test_no_mode_sends_what_the_picker_knows_from_another_or_an_earlier_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[bytes] = []
+    conversation = recorded.conversation
+
+    def noted(mode: Mode, body: bytes, chunks: int) -> list[recorded.Step]:
+        sent.append(body)
+        return conversation(mode, body, chunks)
+
+    monkeypatch.setattr(recorded, "conversation", noted)
+    modes = [Mode.CONSTANT, Mode.RESPONSE, Mode.DUPLEX]
+    with picker(pool_of(1)) as ours:
+        async with ServerBench(modes, address=ours.grpc, pid=ours.pid, requests=2) as bench:
+            for number in range(2):
+                await bench.measure(Figures(), number)
+    assert len(sent) > 2 * 2 * 2 * len(modes)
+    assert len(set(sent)) == len(sent)
+
+
+def test_a_soak_goes_on_with_each_conversation_once() -> None:
+    bodies = [json.loads(soak.body_of(number))["messages"] for number in range(12)]
+    for before, whole in zip(bodies[::2], bodies[1::2], strict=True):
+        assert before[:-1] == whole[: len(before) - 1]
+        assert whole[len(before) - 1]["content"].startswith(before[-1]["content"])
+    assert len({json.dumps(whole[:2]) for whole in bodies[1::2]}) == 6
 
 
 @pytest.mark.parametrize("destination", [NOBODY, "127.0.0.1:8123"])
