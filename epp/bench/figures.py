@@ -169,13 +169,15 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def _ratio(figure: Figure, before: Figure | None, *, paired: bool) -> str:
+    """As text; ``-`` where there is none: a difference of rounds may be zero or negative."""
     if before is None or not before.values:
         return "-"
     if not paired:
-        return f"{figure.median / before.median:.2f}" if before.median else "-"
-    ratios = [a / b for a, b in zip(figure.values, before.values, strict=False) if b]
-    if not ratios:
+        return f"{figure.median / before.median:.2f}" if min(figure.median, before.median) > 0 else "-"
+    # A round without a value leaves it open which ones took turns.
+    if len(figure.values) != len(before.values) or min(*figure.values, *before.values) <= 0:
         return "-"
+    ratios = [a / b for a, b in zip(figure.values, before.values, strict=True)]
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 

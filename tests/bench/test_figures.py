@@ -51,6 +51,23 @@ def test_ratios_of_rounds_that_took_turns_are_taken_round_by_round() -> None:
     assert "0.50 [0.50-0.50]" in line
 
 
+@pytest.mark.parametrize(
+    ("ours", "before", "paired"),
+    [
+        ((-6.0,), (-3.0,), False),
+        ((2.0,), (-4.0,), False),
+        ((-0.5, 0.4), (-1.0, 0.5), True),
+        ((1.0, 3.0), (2.0, 0.0), True),
+        ((1.0, 3.0), (6.0,), True),
+    ],
+)
+def test_there_is_no_ratio_of_what_is_below_zero_or_lacks_a_round(
+    ours: tuple[float, ...], before: tuple[float, ...], paired: bool
+) -> None:
+    line = figures(*ours, name="envoy/added").table(figures(*before, name="envoy/added"), paired=paired)
+    assert line.splitlines()[-1].split("ms")[1].split() == ["-", "a", "note"]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"figures": {"a": 1}, "settings": {}}'])
 def test_what_is_no_baseline_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "base.json"
