@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "learned", "server", "envoy", "streams", "index", "idle")
 LONG = ("long-index", "soak")
+#: Sizes of `epp.bench.index` by the name of the bench.
+INDEXES = {"index": ("1M", "10M"), "long-index": ("100M",)}
 #: Needs files that are not ours, so ``all`` runs it only where they are named.
 TOKENS = "tokens"
 #: Rounds unless told otherwise.
@@ -109,8 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in names:
             print(f"{name} ...", flush=True)
             _measure(found, name, arguments)
-        if "core/200/3/answer" in found.found and "server/above bare/200 tokens" in found.found:
-            _split(found)
+        _split(found)
     if saved is not None:
         before, taken = saved
         print("baseline: " + ", ".join(f"{name} {value}" for name, value in taken.items()))
@@ -195,11 +196,10 @@ def _measure(found: Figures, name: str, arguments: argparse.Namespace) -> None:
     elif name == TOKENS:
         for number in range(rounds):
             tokens.measure(found, number, arguments.tokenizer)
-    elif name == "index":
-        for size in ("1M", "10M"):
-            index.measure(found, size)
-    elif name == "long-index":
-        index.measure(found, "100M")
+    elif name in INDEXES:
+        for _ in range(rounds):
+            for size in INDEXES[name]:
+                index.measure(found, size)
     else:
         uvloop.run(_served(found, name, rounds, arguments))
 
@@ -229,13 +229,16 @@ async def _served(found: Figures, name: str, rounds: int, arguments: argparse.Na
             for endpoints in idle.ENDPOINTS:
                 await idle.measure(found, endpoints)
     else:
-        await soak.run(found, arguments.requests or soak.REQUESTS)
+        for _ in range(rounds):
+            await soak.run(found, arguments.requests or soak.REQUESTS)
     await asyncio.sleep(0)
 
 
 def _split(found: Figures) -> None:
     """Where a request's CPU goes, constant-message mode: what is measured alone, and the rest."""
     for size, prompt in (("200 tokens", "200"), ("72 KB", "18k")):
+        if not {f"core/{prompt}/3/answer", f"server/above bare, builtin/{size}"} <= found.found.keys():
+            continue  # left out by a flag
         alone = found.median
         whole = alone(f"server/picker: constant/{size}")
         parts = {

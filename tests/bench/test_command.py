@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from epp.bench import command, index
+from epp.bench.figures import load
 from epp.cli import main
 
 ROOT, OWN = str(Path(__file__).parents[2]), str(os.getpid())
@@ -55,3 +57,24 @@ def test_a_run_prints_goals_saves_and_compares(tmp_path: Path, capsys: pytest.Ca
     assert "core/200/3/warm" in said
     assert "of baseline" in said
     assert "yardstick_ms" in said
+
+
+def test_every_round_of_the_index_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(index, "SIZES", {"1M": 20_000, "10M": 20_000})
+    assert main(["bench", "index", "--rounds", "2", "--save", str(tmp_path / "base.json")]) == 0
+    saved, _ = load(tmp_path / "base.json")
+    assert {len(figure.values) for figure in saved.found.values()} == {2}
+    assert "MISSED" not in capsys.readouterr().out
+
+
+def test_all_with_few_sizes_ends_with_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ALL", ("core", "server"))
+    flags = ["--rounds", "1", "--sizes", "200", "--endpoints", "3", "--modes", "constant", "--requests", "2"]
+    assert main(["bench", "all", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "split/200 tokens/transport" in said
+    assert "split/72 KB" not in said
