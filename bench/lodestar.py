@@ -27,10 +27,9 @@ import msgspec
 
 from bench.lodestar_cells import CELLS, ENTRIES, FULL, GRID, HEURISTIC, SEEDS, SHORT, SMOKE
 from bench.lodestar_report import page, text_of
-from bench.lodestar_runs import SOURCES, Job, Shelf, in_order, tune
+from bench.lodestar_runs import Job, Shelf, in_order, source, tune
 from bench.lodestar_summary import summarise
 from bench.policy_figures import written
-from bench.policy_runs import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +54,7 @@ def main() -> int:
     weights = _weights(cells, size, arguments)
     seeds = SEEDS[: arguments.seeds or (len(SEEDS) if arguments.full else 1 if arguments.smoke else 3)]
     minutes = arguments.minutes or (1e6 if arguments.full else _SHORT_MINUTES)
-    shelf = Shelf(arguments.folder, "" if arguments.any_source else source_digest(SOURCES))
+    shelf = Shelf(arguments.folder, "" if arguments.any_source else source())
     jobs = {seed: _jobs(cells, entries, size, seed, weights) for seed in seeds}
     if not arguments.kept_only:
         shelf.work(

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 
+from bench.kept import adding, lines
 from bench.lodestar_cells import CELLS, ENTRIES, FULL, GRID, SHORT, SMOKE, TUNING_SEED
+from bench.policy_runs import source_digest
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create
 from epp.replay.fleets import FLEETS
@@ -39,10 +41,11 @@ _R = TypeVar("_R")
 SIZES = {size.name: size for size in (SHORT, FULL, SMOKE)}
 #: Width of the windows in which a run is looked at.
 BIN_S = 30.0
-#: Of the package, what decides how a run comes out.
-SOURCES = (
-    *("decide", "learner", "policies", "prompt", "replay", "signals", "sim", "tuner"),
-    *("draw.py", "view.py"),
+#: What decides how a run comes out: of the package, and of the bench, as cells and entries are known by name.
+_SOURCES = (
+    *("config", "decide", "learner", "policies", "prompt", "replay", "signals", "sim", "tuner"),
+    *("draw.py", "fast_dataclass.py", "view.py"),
+    *("../bench/lodestar_cells.py", "../bench/lodestar_runs.py"),
 )
 
 
@@ -108,6 +111,11 @@ class Job:
 class _Line(msgspec.Struct, frozen=True):
     key: str
     summary: Summary
+
+
+def source() -> str:
+    """Of all that decides how a run comes out."""
+    return source_digest(_SOURCES)
 
 
 def cell_named(name: str) -> Cell:
@@ -237,14 +245,9 @@ class Shelf:
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._digest = folder / "runs.jsonl", digest
         self._runs: dict[str, Summary] = {}
-        if self._file.exists():
-            for line in self._file.read_bytes().splitlines():
-                try:
-                    kept = msgspec.json.decode(line, type=_Line)
-                except msgspec.MsgspecError:  # a process was killed while it wrote
-                    continue
-                key = kept.key if digest else kept.key.split("|", 1)[1]
-                self._runs[key] = kept.summary
+        for kept in lines(self._file, _Line):
+            key = kept.key if digest else kept.key.split("|", 1)[1]
+            self._runs[key] = kept.summary
 
     def of(self, job: Job) -> Summary | None:
         """The run, None when it was not done."""
@@ -257,7 +260,7 @@ class Shelf:
         for job, summary in in_order(run, missing, workers=workers, until_s=until_s):
             key, done = self._key(job), done + 1
             self._runs[key] = summary
-            with self._file.open("ab") as file:
+            with adding(self._file) as file:
                 file.write(msgspec.json.encode(_Line(f"{self._digest}|{_name(job)}", summary)) + b"\n")
             say(f"{done} of {len(jobs)}: {job.cell}, {job.entry}, seed {job.seed}: {summary.mean_ms:.0f} ms")
 

@@ -12,10 +12,11 @@ import hashlib
 import multiprocessing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from bench.kept import adding, lines
 from epp.policies.registry import POLICIES
 from epp.replay.measure import Figures  # noqa: TC001  # msgspec reads the annotation
 from epp.replay.simulate import Outcome, Task, run_task
@@ -24,9 +25,6 @@ from epp.replay.tune import Tuned, TuningTask, tune
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
-
-
-_T = TypeVar("_T")
 
 PACKAGE = Path(__file__).parent.parent / "epp"
 #: What a run is a function of, besides its task, where many policies are run as one.
@@ -121,8 +119,12 @@ class Shelf:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._workers, self._digest, self._on_done = folder, workers, digest, on_done
-        self._runs = {line.key: line.figures for line in _lines(folder / _RUNS, _Line)}
-        self._tuned = {line.key: line for line in _lines(folder / _TUNED, _TunedLine)}
+        self._runs: dict[str, Figures] = {}
+        for run in lines(folder / _RUNS, _Line):
+            self._runs[run.key] = self._runs[_of_any_source(run.key)] = run.figures
+        self._tuned: dict[str, _TunedLine] = {}
+        for line in lines(folder / _TUNED, _TunedLine):
+            self._tuned[line.key] = self._tuned[_of_any_source(line.key)] = line
 
     def run(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Results in the order of the tasks; columns are not kept."""
@@ -170,7 +172,7 @@ class Shelf:
         if not missing:
             return
         context = multiprocessing.get_context("spawn")
-        with (self._folder / file).open("ab") as out, context.Pool(self._workers) as pool:
+        with adding(self._folder / file) as out, context.Pool(self._workers) as pool:
             results = pool.imap(work, missing.values())
             for done, (key, result) in enumerate(zip(missing, results, strict=True), start=1):
                 out.write(keep(key, missing[key], result) + b"\n")
@@ -179,16 +181,15 @@ class Shelf:
 
     def _key(self, task: Task | TuningTask) -> str:
         policy = task.policy
-        parts: list[object] = [
-            self._digest(policy.name),
-            type(task).__name__,
-            task.cell,
-            task.fleet,
-            policy.name,
-        ]
+        parts: list[object] = [type(task).__name__, task.cell, task.fleet, policy.name]
         parts += [sorted(policy.weights.items()), sorted(policy.params.items()), task.seed]
         parts.append(task.budget if isinstance(task, TuningTask) else "")
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return f"{self._digest(policy.name)} {hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+
+
+def _of_any_source(key: str) -> str:
+    """The key of the same task where the source's digest is ``""``."""
+    return f" {key.rpartition(' ')[2]}"
 
 
 class TimeLimit:
@@ -217,15 +218,3 @@ class TimeLimit:
         now_s = self._clock()
         self._longest_s = max(self._longest_s, now_s - self._last_s)
         self._last_s = now_s
-
-
-def _lines(path: Path, kind: type[_T]) -> list[_T]:
-    """The lines of a file; the last may be half of one."""
-    out: list[_T] = []
-    if path.exists():
-        for text in path.read_bytes().splitlines():
-            try:
-                out.append(msgspec.json.decode(text, type=kind))
-            except msgspec.DecodeError:
-                continue
-    return out

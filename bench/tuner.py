@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench import tuner_parts
+from bench.kept import adding, lines
 from bench.policy_runs import PACKAGE, source_digest
 from bench.tuner_cells import CELLS, DRIFTS
 from bench.tuner_drift import drift
@@ -205,7 +206,8 @@ def source() -> str:
     here = [file for file in here if file.stem not in others]
     for file in [*here, PACKAGE / "demo" / "tuner.py", PACKAGE / "demo" / "tuner_world.py"]:
         digest.update(file.read_bytes())
-    for file in [PACKAGE / "tune" / "rehearse.py", *sorted((PACKAGE / "tuner").glob("*.py"))]:
+    rehearsing = [PACKAGE / "tune" / f"{name}.py" for name in ("calibrate", "rehearse")]
+    for file in [*rehearsing, *sorted((PACKAGE / "tuner").glob("*.py"))]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -223,18 +225,18 @@ def run(
         workers: processes.
     """
     path = folder / f"{part.name.replace(', ', '-').replace(' ', '-')}.jsonl"
-    known = {line.key: line.figures for line in _lines(path)}
+    known = {line.key: line.figures for line in lines(path, _Line)}
     out: dict[str, dict[str, Any]] = {}
     missing: list[Run] = []
     for label, work in part.runs:
         key = f"{digest} {label}"
         if not digest:
-            key = next((name for name in known if name.split(" ", 1)[1] == label), key)
+            key = next((name for name in reversed(known) if name.split(" ", 1)[1] == label), key)
         if key in known:
             out[label] = known[key]
         else:
             missing.append((label, work))
-    with path.open("ab") as file:
+    with adding(path) as file:
         for label, figures in _made(missing, time.monotonic() + limit_s, workers):
             out[label] = msgspec.json.decode(msgspec.json.encode(figures))
             file.write(msgspec.json.encode(_Line(f"{digest} {label}", part.name, out[label])) + b"\n")
@@ -265,17 +267,6 @@ def _made(runs: Sequence[Run], until_s: float, workers: int) -> Iterator[tuple[s
             done, _ = wait(begun, return_when=FIRST_COMPLETED)
             for future in done:
                 yield begun.pop(future), future.result()
-
-
-def _lines(path: Path) -> list[_Line]:
-    """The lines of a file; the last may be half of one."""
-    out = []
-    for text in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            out.append(msgspec.json.decode(text, type=_Line))
-        except msgspec.DecodeError:
-            continue
-    return out
 
 
 if __name__ == "__main__":

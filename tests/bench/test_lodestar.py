@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from shutil import copytree, ignore_patterns
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from bench import policy_runs
 from bench.lodestar_cells import CELLS, ENTRIES, FULL, HEURISTIC, LODESTAR, SHORT, SMOKE, TRIED
 from bench.lodestar_report import page, tables, text_of
-from bench.lodestar_runs import BIN_S, SIZES, Job, Shelf, Summary, run
+from bench.lodestar_runs import BIN_S, SIZES, Job, Shelf, Summary, run, source
 from bench.lodestar_summary import after_gate, settled_s, summarise
 from epp.learner.settings import LearnerSettings
 from epp.policies.registry import create
@@ -192,6 +194,21 @@ def test_runs_are_kept_by_source_and_a_torn_line_is_passed_over(tmp_path: Path) 
     assert Shelf(tmp_path, "source").of(job) is not None
     assert Shelf(tmp_path, "").of(job) is not None
     assert Shelf(tmp_path, "other source").of(job) is None
+    other = Job(STEADY.name, HEURISTIC, 1, "smoke")
+    Shelf(tmp_path, "source").work([other], workers=1, until_s=math.inf, say=lambda _: None)
+    assert Shelf(tmp_path, "source").of(other) is not None
+
+
+def test_runs_of_other_cells_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "tree"
+    for name in ("bench", "epp"):
+        copytree(policy_runs.PACKAGE.parent / name, root / name, ignore=ignore_patterns("__pycache__"))
+    monkeypatch.setattr(policy_runs, "PACKAGE", root / "epp")
+    digests = [source()]
+    for name in ("bench/lodestar_cells.py", "bench/lodestar_runs.py", "epp/config/schema.py"):
+        (root / name).write_text((root / name).read_text() + "\n")
+        digests.append(source())
+    assert len(set(digests)) == 4
 
 
 @pytest.mark.parametrize("label", [LODESTAR, f"{HEURISTIC}, engine counts"])

@@ -34,6 +34,12 @@ def test_what_was_run_once_is_not_run_again(tmp_path: Path) -> None:
     assert len(run(part, tmp_path, "", 0.0)) == 3
     assert run(part, tmp_path, "other source", 0.0) == {}
     assert ran == [0, 1, 2]
+    more = Part("a part", 1.0, [*part.runs, ("3", lambda: work(3))])
+    for _ in range(2):
+        assert list(run(more, tmp_path, "source", 60.0)) == ["0", "1", "2", "3"]
+    assert ran == [0, 1, 2, 3]
+    run(Part("a part", 1.0, [("0", lambda: work(7))]), tmp_path, "newer", 60.0)
+    assert run(part, tmp_path, "", 0.0)["0"] == {"number": 7}
 
 
 def test_the_full_plan_is_as_large_as_promised() -> None:

@@ -226,10 +226,13 @@ def test_what_was_run_is_kept_and_what_was_half_written_is_run_again(tmp_path: P
     assert [run.figures for run in again.run(tasks)] == [run.figures for run in first]
     assert not steps
     assert not shelf("two").has(tasks), "another source, other runs"
+    assert shelf("").has(tasks), "runs of any source are taken where that was asked for"
     kept = tmp_path / "runs.jsonl"
     kept.write_bytes(kept.read_bytes()[:-20])
     assert shelf().has(tasks[:1])
     assert not shelf().has(tasks)
+    shelf().run(tasks)
+    assert shelf().has(tasks), "what comes after half a line is a line of its own"
 
 
 @pytest.mark.parametrize(
