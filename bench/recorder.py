@@ -114,7 +114,9 @@ def wait_below(recorder: FileRecorder, waiting_bytes: int) -> None:
         time.sleep(0.001)
 
 
-def throughput(row: Row, rounds: int, number: int) -> None:
+def throughput(row: Row, rounds: int, batches: int) -> None:
+    """Fill in what so many batches of requests cost."""
+    number = batches * _BATCH
     requests = requests_of(row.endpoints, row.prompt_tokens)
     handover, cpu, rate, size = [], [], [], 0.0
     for _ in range(rounds):
@@ -175,7 +177,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What the flight recorder costs.")
     parser.add_argument("--endpoints", default="3,32,256", help="sizes of the fleet (%(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=8000, help="tokens per prompt (%(default)s)")
-    parser.add_argument("--requests", type=int, default=5000, help="requests per round (%(default)s)")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=5000,
+        help="requests per round, in hundreds; fewer of large fleets (%(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds (%(default)s)")
     parser.add_argument("--rate", type=int, default=500, help="rate for the loop's delay (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of it (%(default)s)")
@@ -185,7 +192,8 @@ def main() -> int:
     for endpoints in (int(size) for size in arguments.endpoints.split(",")):
         for compress in ("none", "zstd"):
             row = Row(endpoints, arguments.prompt_tokens, compress, rate=arguments.rate)
-            throughput(row, arguments.rounds, max(arguments.requests // max(endpoints // 32, 1), _BATCH))
+            wanted = arguments.requests // max(endpoints // 32, 1)
+            throughput(row, arguments.rounds, max(round(wanted / _BATCH), 1))
             delays(row, arguments.seconds)
             rows.append(row)
     if arguments.json:

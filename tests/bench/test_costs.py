@@ -1,0 +1,58 @@
+"""Benches of single parts: what they divide by, and what they send, is what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import takewhile
+
+import pytest
+
+from bench import recorder
+from bench.observe_duplex import cpu_us
+from bench.tokenizer import NEW_SHARE, SIZES, body
+from epp.prompt.openai import ChatParser
+
+BUSY_THREAD = """
+import sys, threading, time
+def work():
+    while time.thread_time() < 0.2: pass
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_record_has_the_same_size_whatever_number_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = []
+    for requests in ("100", "150", "90"):
+        words = ["--endpoints", "3", "--prompt-tokens", "64", "--rounds", "1", "--seconds", "0.1"]
+        monkeypatch.setattr(sys, "argv", ["recorder", *words, "--requests", requests])
+        assert recorder.main() == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if " none " in line)
+        sizes.append(int(row.split()[5].replace(",", "")))
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_second_turn_has_a_tenth_of_new_text(size: int) -> None:
+    before, after = (
+        ChatParser().parse(body(length, 2), {}).canonical for length in (int(size * (1 - NEW_SHARE)), size)
+    )
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    assert len(list(same)) > 0.8 * len(after)
+
+
+def test_cpu_of_threads_that_have_ended_is_counted() -> None:
+    busy = subprocess.Popen(
+        [sys.executable, "-c", BUSY_THREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        assert cpu_us(busy.pid) > 200_000
+        busy.communicate()
