@@ -38,7 +38,8 @@ FIXTURES = ROOT / "tests" / "tokenizer" / "data"
 SIZES = {"1k": 4_000, "18k": 72_000, "100k": 400_000}
 NEW_SHARE = 0.1
 BLOCK_BYTES = 256
-MESSAGE_BYTES = 2_400
+#: The first message, the same in every turn of a chat, and the others.
+SYSTEM_BYTES, MESSAGE_BYTES = 2_000, 2_400
 #: How often the event loop looks at the clock, and counts beside it.
 TICK_S, STALL_ROUNDS = 0.0005, 5
 
@@ -65,8 +66,8 @@ def text_of(size: int, seed: int) -> str:
 
 def body(size: int, seed: int) -> bytes:
     """A chat of about so many bytes whose messages alternate."""
-    messages = [{"role": "system", "content": text_of(min(2_000, size // 2), seed)}]
-    left, number = size - 2_000, 1
+    messages = [{"role": "system", "content": text_of(SYSTEM_BYTES, seed)}]
+    left, number = size - SYSTEM_BYTES, 1
     while left > 0:
         role = "user" if number % 2 else "assistant"
         messages.append({"role": role, "content": text_of(min(MESSAGE_BYTES, left), seed * 1000 + number)})
