@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from epp.bench.cpu import cpu_s
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy import filters, listener
 from epp.envoy import messages as api
@@ -97,9 +98,8 @@ class Rig:
 
 
 def cpu_us(pid: int) -> float:
-    """CPU time of a process's threads, from the scheduler: nanoseconds, not ticks."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e3
+    """CPU time of a process, threads that have ended included."""
+    return cpu_s(pid) * 1e6
 
 
 def streams(tokens: list[int]) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
