@@ -49,7 +49,7 @@ def trunk(node: Node) -> Node:
     """Without the frames at the root that everything is in."""
     while len(node.called) == 1:
         (inner,) = node.called.values()
-        if len(inner.called) != 1:
+        if len(inner.called) != 1 or inner.samples != node.samples:
             break
         node = inner
     return node
@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--title", default="")
     arguments = parser.parse_args()
     root = folded(arguments.folded.read_text(encoding="utf-8"), arguments.only)
+    if not root.samples:
+        parser.error(f"{arguments.folded}: no stack with {arguments.only!r} in it")
     arguments.picture.write_text(draw(root, arguments.title), encoding="utf-8")
 
 
