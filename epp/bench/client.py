@@ -166,8 +166,14 @@ class Proxy:
         return self._undecided
 
     async def settle(self) -> None:
-        """Wait until the picker has been told everything."""
+        """Wait until the picker has been told everything.
+
+        Raises:
+            EppError: it does not take first tokens or the access log, or no longer.
+        """
         await asyncio.sleep(2.5 * _LOG_INTERVAL_S if self._access_log else 0.1)
+        if any(task.done() for task in self._tasks):
+            raise EppError(f"{self._address} has closed what first tokens or the access log are told on")
 
     async def _log(self) -> None:
         channel = self._channel

@@ -18,6 +18,7 @@ from epp.bench.index import measured
 from epp.bench.recorded import Mode
 from epp.bench.rig import Rig, request
 from epp.bench.server import ServerBench
+from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
@@ -105,6 +106,14 @@ async def test_no_mode_sends_what_the_picker_knows_from_another_or_an_earlier_ro
                 await bench.measure(Figures(), number)
     assert len(sent) > 2 * 2 * 2 * len(modes)
     assert len(set(sent)) == len(sent)
+
+
+async def test_a_picker_that_does_not_take_reports_is_no_measurement() -> None:
+    with bare() as server:
+        async with Proxy(server.grpc, access_log=True) as proxy:
+            proxy._told.append(("d-1", NOBODY))  # as after a conversation with a picker of ours
+            with pytest.raises(EppError, match="has closed what first tokens or the access log are told on"):
+                await proxy.settle()
 
 
 def test_a_soak_goes_on_with_each_conversation_once() -> None:
