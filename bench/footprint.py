@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from epp.demo.child import Child
+from epp.errors import EppError
 from tests.kit import kubeobjects as objects
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubeserver import KubeServer
@@ -27,6 +28,7 @@ from tests.kit.kubeserver import KubeServer
 _LOOK_S = 0.2
 #: CPU is told of the busiest window of this length; the first seconds of a process are its start.
 _WINDOW_S, _START_S = 5.0, 4.0
+_LOG_TAIL = 2000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -92,13 +94,19 @@ async def at_rest(folder: Path, pods: int, seconds: float) -> tuple[Seen, float]
 
 
 async def under_load(folder: Path, rate: float, seconds: float) -> dict[str, Seen]:
-    """The demo's picker and Envoy while requests come."""
+    """The demo's picker and Envoy while requests come.
+
+    One policy alone: each has a picker and an Envoy of its own, whose start would be taken for load.
+
+    Raises:
+        EppError: the demo failed; with the end of what it said.
+    """
     words = [
-        "-m", "epp", "demo", "--rate", str(rate), "--seconds", str(seconds), "--against", "random",
+        "-m", "epp", "demo", "--rate", str(rate), "--seconds", str(seconds), "--against", "",
         "--out", str(folder / "out"),
     ]  # fmt: skip
-    log = (folder / "demo.log").open("wb")
-    demo = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log)
+    with (folder / "demo.log").open("wb") as log:
+        demo = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log)
     seen = {"picker": Seen(), "envoy": Seen()}
     while demo.returncode is None:
         for pid in _children(demo.pid):
@@ -108,6 +116,8 @@ async def under_load(folder: Path, rate: float, seconds: float) -> dict[str, See
             elif b"envoy" in command[0]:
                 seen["envoy"].look(pid)
         await asyncio.sleep(_LOOK_S)
+    if demo.returncode:
+        raise EppError(f"the demo failed: {(folder / 'demo.log').read_text()[-_LOG_TAIL:]}")
     return seen
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import pytest
 
-from bench import recorder
+from bench import footprint, recorder
 from bench.observe_duplex import cpu_us
 from bench.tokenizer import NEW_SHARE, SIZES, body
+from epp.errors import EppError
 from epp.prompt.openai import ChatParser
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BUSY_THREAD = """
 import sys, threading, time
@@ -56,3 +61,17 @@ def test_cpu_of_threads_that_have_ended_is_counted() -> None:
         busy.stdout.readline()
         assert cpu_us(busy.pid) > 200_000
         busy.communicate()
+
+
+async def test_a_footprint_is_of_one_picker_under_load(tmp_path: Path) -> None:
+    seen = await footprint.under_load(tmp_path, 20.0, 1.0)
+    assert seen["picker"].peak_mib > 20.0
+    assert (tmp_path / "out" / "epp.yaml").exists()
+    assert not list((tmp_path / "out").glob("*/epp.yaml"))
+
+
+async def test_a_demo_that_fails_has_no_footprint(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "something").touch()
+    with pytest.raises(EppError, match=r"the demo failed: .* is not the output of a demo"):
+        await footprint.under_load(tmp_path, 20.0, 1.0)
