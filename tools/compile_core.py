@@ -126,13 +126,16 @@ def build_tree(target: Path, modules: Sequence[str] = MODULES, *, optimize: int 
     from setuptools import Distribution  # noqa: PLC0415 - slow to load
     from setuptools.command.build_ext import build_ext  # noqa: PLC0415
 
-    shutil.copytree(ROOT / "epp", target / "epp", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     with tempfile.TemporaryDirectory(prefix="epp-compile-") as work:
+        made = Path(work) / "made"
         given = extensions(Path(work), modules, optimize=optimize)
         command = build_ext(Distribution({"name": "gorgo-epp", "ext_modules": given}))
-        command.build_lib, command.build_temp = str(target), str(Path(work) / "objects")
+        command.build_lib, command.build_temp = str(made), str(Path(work) / "objects")
         command.ensure_finalized()
         command.run()
+        # At the end: without its compiled part a tree would be measured as a compiled one.
+        shutil.copytree(ROOT / "epp", target / "epp", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(made, target, dirs_exist_ok=True)
 
 
 def _source_of(module: str) -> str:
@@ -159,6 +162,13 @@ def main(argv: list[str] | None = None) -> int:
     if not has_compiler():
         print("no C compiler: nothing is compiled", file=sys.stderr)
         return 1
+    if (given.folder / "epp").exists():
+        print(f"{given.folder} has a tree already: name another folder", file=sys.stderr)
+        return 1
+    for module in given.only or ():
+        if not (ROOT / module).is_file():
+            print(f"--only {module}: no such file in {ROOT}", file=sys.stderr)
+            return 1
     build_tree(given.folder.resolve(), given.only or MODULES, optimize=given.optimize)
     return 0
 

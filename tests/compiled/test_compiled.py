@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compile_core import MODULES, build_tree, has_compiler
+from tools.compile_core import MODULES, build_tree, has_compiler, main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Files that put nothing of their own in the place of a class that is compiled.
@@ -108,3 +108,16 @@ def test_no_tree_is_made_where_one_is(tmp_path: Path) -> None:
     (tmp_path / "epp").mkdir()
     with pytest.raises(FileExistsError):
         build_tree(tmp_path)
+
+
+def test_a_tree_that_does_not_compile_is_none_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        build_tree(tmp_path, ["epp/nowhere.py"])
+    assert not list(tmp_path.iterdir())
+    assert main([str(tmp_path), "--only", "epp/nowhere.py"]) == 1
+    assert "--only epp/nowhere.py: no such file" in capsys.readouterr().err
+    (tmp_path / "epp").mkdir()
+    assert main([str(tmp_path)]) == 1
+    assert "has a tree already" in capsys.readouterr().err
