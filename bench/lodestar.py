@@ -50,6 +50,8 @@ def main() -> int:
     every = arguments.full or arguments.all
     cells = [cell for cell in CELLS if (every or cell.core) and _named(cell.name, arguments.cells)]
     entries = [e for e in ENTRIES if (arguments.full or e.core) and _named(e.label, arguments.entries)]
+    if not cells or not entries:
+        sys.exit("--cells, --entries: nothing in this run has such a name; --all and --full have more")
     began_s = time.monotonic()
     weights = _weights(cells, size, arguments)
     seeds = SEEDS[: arguments.seeds or (len(SEEDS) if arguments.full else 1 if arguments.smoke else 3)]

@@ -177,9 +177,12 @@ def main() -> int:
     parser.add_argument("--any-source", action="store_true", help="take kept runs of other sources too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     arguments = parser.parse_args()
+    wanted = [name.strip() for name in arguments.parts.split(",")] if arguments.parts else []
+    names = [part.name for part in parts(full=arguments.full, best={})]
+    if unknown := set(wanted) - set(names):
+        parser.error(f"--parts: no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     digest = "" if arguments.any_source else source()
-    wanted = [name.strip() for name in arguments.parts.split(",")] if arguments.parts else []
     found: dict[str, list[dict[str, Any]]] = {}
     best: dict[str, Mapping[str, float]] = {}
     for part in parts(full=arguments.full, best=best):

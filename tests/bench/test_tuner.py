@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from bench.tuner import Part, parts, run, with_attainable
 from bench.tuner_cells import CELLS, DRIFTS
@@ -40,6 +44,27 @@ def test_what_was_run_once_is_not_run_again(tmp_path: Path) -> None:
     assert ran == [0, 1, 2, 3]
     run(Part("a part", 1.0, [("0", lambda: work(7))]), tmp_path, "newer", 60.0)
     assert run(part, tmp_path, "", 0.0)["0"] == {"number": 7}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bench.tuner", "--parts", "tunning"], "no tunning; there are published"),
+        (["bench.lodestar", "--cells", "homoo"], "nothing in this run has such a name"),
+    ],
+)
+def test_names_of_nothing_are_refused_before_anything_runs(
+    words: list[str], told: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--folder", str(tmp_path / "runs")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_full_plan_is_as_large_as_promised() -> None:
