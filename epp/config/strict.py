@@ -32,6 +32,8 @@ _AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
 _MERGE = "tag:yaml.org,2002:merge"
+#: Sections within sections. Composing descends on the process's stack, and far enough down ends the process.
+_MAX_DEPTH = 1000
 
 
 class _Loader(yaml.CSafeLoader):
@@ -67,6 +69,7 @@ def load_yaml(text: str | bytes, source: str) -> object:
         ConfigError: the text is not YAML, or repeats a key.
     """
     try:
+        _check_depth(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # a subclass of the safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -77,6 +80,25 @@ def load_yaml(text: str | bytes, source: str) -> object:
         raise ConfigError(
             source, "", str(error) or "nested too deeply", "the file must be valid YAML"
         ) from error
+
+
+def _check_depth(text: str | bytes) -> None:
+    """Refuse what is nested too deeply to be read.
+
+    Raises:
+        RecursionError: it is.
+        yaml.YAMLError: the text is not YAML.
+    """
+    if len(text) <= _MAX_DEPTH:  # a level takes a character at least
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise RecursionError("nested too deeply")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def decode(text: str | bytes, kind: type[T], source: str) -> T:

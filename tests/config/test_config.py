@@ -67,6 +67,8 @@ from epp.errors import ConfigError
         ("relays: {regions: {eu: x}}", "relays", "regions.eu: 'x' is not host:port"),
         ("1: 2", "", "key 1 is not text"),
         ("a: " + "[" * 3000, "", "valid YAML"),
+        ("a: " + "[" * 1_000_000, "", "nested too deeply"),
+        ("- " * 1_000_000, "", "nested too deeply"),
     ],
 )
 def test_a_mistake_is_told_by_file_key_and_fix(text: str, key: str, words: str) -> None:
