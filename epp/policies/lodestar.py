@@ -16,7 +16,7 @@ import numpy as np
 from epp.draw import draw
 from epp.policies.base import Need, Ties, WeightSpec
 from epp.policies.judged import judge
-from epp.policies.parts import check_choice, check_number
+from epp.policies.parts import check_choice, check_number, check_whole
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import RewardModel
 from epp.policies.session_affinity import session_places
@@ -126,14 +126,13 @@ class Lodestar:
         for name, low, high in (
             ("explore", 0.0, 1.0),
             ("near_best", 0.0, 1.0),
-            ("min_samples", 0, math.inf),
-            ("candidates", 1, math.inf),
-            ("k", 0, math.inf),
             ("kv_saturated", 0.0, 1.0),
             ("worth_tokens", 0.0, math.inf),
-            ("load_factor", 1.0, math.inf),
+            ("load_factor", 1.0, 1e6),
         ):
             check_number(name, getattr(self, name), low, high)
+        for name, least in (("min_samples", 0), ("candidates", 1), ("k", 0)):
+            check_whole(name, getattr(self, name), least)
 
     def rank(
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
@@ -148,7 +147,7 @@ class Lodestar:
         rows = None
         if len(fleet) > self.candidates:
             heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
-            rows = _some(request, len(fleet), int(self.candidates), heuristic, seed)
+            rows = _some(request, len(fleet), self.candidates, heuristic, seed)
         judged = judge(model, request, fleet, rows=rows, felt=self.reward == "felt")
         if judged.outsiders:
             if heuristic is None:

@@ -58,6 +58,16 @@ def check_number(field: str, value: object, low: float, high: float = math.inf) 
         raise ValueError(f"{field} must be a number from {low} to {high}, not {value!r}")
 
 
+def check_whole(field: str, value: object, low: int) -> None:
+    """Refuse a parameter that is not a whole number from ``low`` on.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{field} must be a whole number from {low}, not {value!r}")
+
+
 def request_counts(fleet: FleetView, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
     """Unfinished requests of each endpoint.
 

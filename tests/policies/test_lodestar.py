@@ -378,7 +378,7 @@ def test_parameters_tell_a_model_by_its_version() -> None:
         ({"reward": "itl"}, "reward"),
         ({"withdrawn": "old"}, "withdrawn"),
         ({"explore": 1.5}, "explore"),
-        ({"k": -1}, "k must"),
+        ({"k": -1}, "k must be a whole number from 0, not -1"),
         ({"load_factor": 0.5}, "load_factor"),
         ({"candidates": 0}, "candidates"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -76,6 +77,10 @@ def test_parameters_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llm-d-affinity", {"prefill_tokens_per_ms": 0}, "prefill_tokens_per_ms must be a number"),
         ("mooncake", {"rates": "guessed"}, "rates must be one of fitted, learned"),
         ("gorgo-v1", {"local_region": 3}, "local_region must be a name"),
+        ("lodestar", {"k": 1.5}, "k must be a whole number from 0, not 1.5"),
+        ("lodestar", {"candidates": 10.5}, "candidates must be a whole number from 1"),
+        ("lodestar", {"min_samples": 0.5}, "min_samples must be a whole number from 0"),
+        ("lodestar", {"load_factor": math.inf}, "load_factor must be a number from 1.0"),
         ("least-request-stale", {"count_waiting": 1}, "count_waiting must be true or false"),
     ],
 )
