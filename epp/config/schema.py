@@ -67,7 +67,7 @@ class PolicySection(Section, frozen=True):
     """
 
     name: str = "gorgo-ms"
-    params: dict[str, bool | int | float | str | list[str]] = {}
+    params: dict[str, bool | int | float | str | dict[str, float]] = {}
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     tie_band: Share = 0.01

@@ -149,7 +149,7 @@ def _fix(problem: str, kind: type, path: str) -> str:
         return f"one of: {', '.join(words)}" if words else ""
     wrong = _WRONG_TYPE.match(problem)
     wanted = wrong["wanted"].split(" | ") if wrong else []
-    usual = next((_FIXES[name] for name in wanted if name in _FIXES), "")
+    usual = "; or ".join(_FIXES[name] for name in wanted if name in _FIXES)
     if "object" in wanted and (known := _fields_at(kind, path)):
         usual = f"a section: keys under it, or leave it out; known keys: {', '.join(sorted(known))}"
     if (wrong and wrong["got"] == "str") or problem.startswith("Object"):
@@ -167,7 +167,7 @@ def _words(info: msgspec.inspect.Type) -> list[str]:
 
 
 def _name_entry(path: str, text: str, value: object, kind: type) -> str:
-    """Msgspec writes ``[...]`` for any entry of a mapping: find which one by trying them alone."""
+    """Msgspec writes ``[...]`` for any entry of a mapping: find which ones by trying them alone."""
     before, marker, after = path.partition("[...]")
     here = value
     for name, position in re.findall(r"\.([^.\[]+)|\[(\d+)\]", before):
@@ -185,7 +185,7 @@ def _name_entry(path: str, text: str, value: object, kind: type) -> str:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             if str(error) == text:
-                return f"{before}.{name}{after}"
+                return _name_entry(f"{before}.{name}{after}", text, value, kind)
     return path
 
 

@@ -10,6 +10,7 @@ from epp.config.address import normalise_address, split_address
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, dump_pool, parse_pool
 from epp.errors import ConfigError
+from epp.policies.registry import create, params_of
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,8 @@ from epp.errors import ConfigError
         ("policy:", "policy", "got 'null' (a section: keys under it, or leave it out; known keys: bounds, "),
         ("pool: endpoints.yaml", "pool", "known keys: file, kubernetes, warmup_s)"),
         ("policy: {weights: [1]}", "policy.weights", "got 'array' (keys and values, e.g. {name: value})"),
+        ("policy: {params: {k: }}", "policy.params.k", "without quotes; or a whole number in digits"),
+        ("policy: {params: {speeds: {h100: fast}}}", "policy.params.speeds.h100", "a number without a unit"),
         ("policy: {fallbacks: true}", "policy.fallbacks", "got 'bool' (a whole number in digits"),
         ("policy: {name: 5}", "policy.name", "a text, in quotes where it looks like something else"),
         ("regions: {allow: x}", "regions", "got 'object' (a list, e.g. [a, b])"),
@@ -83,6 +86,15 @@ def test_an_empty_configuration_is_all_defaults_on_loopback() -> None:
     config = parse_config("", "epp.yaml")
     assert config.listen.grpc.startswith("127.0.0.1:")
     assert config.listen.http.startswith("127.0.0.1:")
+
+
+def test_a_policys_constant_may_be_a_mapping() -> None:
+    """The speeds of `mooncake-static`, which knows six cards by itself."""
+    section = parse_config(
+        "policy: {name: mooncake-static, params: {speeds: {l40s: 2, a30: 0.5}}}", "x"
+    ).policy
+    policy = create(section.name, section.params)
+    assert params_of(policy) == {"speeds": {"l40s": 2.0, "a30": 0.5}}
 
 
 @given(st.text(max_size=60))
