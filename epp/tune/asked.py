@@ -9,17 +9,17 @@ Commands that come at the same moment add to the file in turns, by an `flock` be
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import secrets
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from epp.decide.record_files import DAMAGED
+from epp.tune.disk import in_turn
 from epp.tuner.state import Freeze, RollBack, Thaw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from epp.tune.disk import Disk
     from epp.tune.places import Places
@@ -72,14 +72,14 @@ def ask(
     """
     reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
     asked = Asked(secrets.token_hex(8), what, reason, number, at_wall_s)
-    with _alone(places):
+    with in_turn(places.asked_lock):
         disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))
     return asked
 
 
 def withdraw(places: Places, disk: Disk, asked: Asked) -> None:
     """Take a request back: nobody shall do it later."""
-    with contextlib.suppress(OSError), _alone(places):
+    with contextlib.suppress(OSError), in_turn(places.asked_lock):
         left = [other for other in _on_file(places, disk) if other.id != asked.id]
         disk.replace(places.asked, msgspec.json.encode(left))
 
@@ -101,16 +101,6 @@ def not_done(requests: Sequence[Asked], done: str) -> list[Asked]:
 def as_done(requests: Sequence[Asked]) -> str:
     """All of them as done, in a word that can be persisted."""
     return ",".join(asked.id for asked in requests)
-
-
-@contextlib.contextmanager
-def _alone(places: Places) -> Iterator[None]:
-    """No other command writes meanwhile, where the file system has locks: what it had added would be lost."""
-    places.asked_lock.parent.mkdir(parents=True, exist_ok=True)
-    with places.asked_lock.open("ab") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _on_file(places: Places, disk: Disk) -> list[Asked]:

@@ -5,12 +5,15 @@ Owns how a file is replaced. A seam: tests bring a disk that is full, or that st
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from typing import TYPE_CHECKING, Protocol
 
 from epp.server.files import read_file, replace_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -74,3 +77,17 @@ class RealDisk:
             except OSError:
                 file.truncate(end)
                 raise
+
+
+@contextlib.contextmanager
+def in_turn(lock: Path) -> Iterator[None]:
+    """Others who change the same file wait meanwhile, where the file system has locks: they read it first.
+
+    Args:
+        lock: a file of its own, made when missing; where it cannot be written, nobody waits.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(lock.open("ab")), fcntl.LOCK_EX)
+        yield

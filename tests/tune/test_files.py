@@ -147,7 +147,9 @@ def test_pins_are_shown_kept_and_taken_back(tmp_path: Path, capsys: pytest.Captu
         (("weights", "pin", "queue_weight=99"), "out of bounds"),
         (("weights", "pin", "nope=1"), "known: prefill_weight"),
         (("weights", "pin", "queue_weight=fast"), "not a number"),
-        (("weights", "unpin"), "name weights, or give --all"),
+        (("weights", "pin", "queue_weight=1", "queue_weight=2"), "queue_weight: given twice"),
+        (("weights", "unpin"), "nothing to unpin (name weights, or give --all)"),
+        (("weights", "unpin", "queue_weight", "--all"), "beside --all"),
         (("weights", "rollback", "3"), "no weights with number 3"),
     ],
 )  # fmt: skip

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TYPE_CHECKING
 
+import yaml
+
 from epp.cli import main
+from epp.policies.registry import create
 from epp.tuner.verdict import PASS, Verdict
 from tests.kit.tunework import GOOD, STARTING, World
 
@@ -42,3 +47,19 @@ def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
     world.start()
     assert (world.state.phase, world.state.incumbent) == ("frozen", STARTING)
     assert [change.how for change in world.state.history] == ["start"]
+
+
+def test_what_operators_pin_at_the_same_moment_is_all_pinned(tmp_path: Path) -> None:
+    config = tmp_path / "epp.yaml"
+    config.write_text("policy: {name: laar}\nweights_file: w.yaml\noverrides_file: overrides.yaml\n")
+    names = create("laar").weight_specs
+    start = Barrier(len(names))
+
+    def pin(name: str) -> int:
+        start.wait()
+        return main(["weights", "pin", f"{name}=2", "--config", str(config)])
+
+    with ThreadPoolExecutor(len(names)) as operators:
+        assert set(operators.map(pin, names)) == {0}
+    pinned = yaml.safe_load((tmp_path / "overrides.yaml").read_text())["weights"]
+    assert pinned == dict.fromkeys(names, 2.0)

@@ -21,9 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pin weights."""
-    pins = {}
+    pins: dict[str, float] = {}
     for text in arguments.pins:
         name, _, value = text.partition("=")
+        if name in pins:
+            raise ConfigError("command line", name, "given twice", "one value for each weight")
         try:
             pins[name] = float(value)
         except ValueError:

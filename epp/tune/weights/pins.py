@@ -16,11 +16,12 @@ from epp.config.load import check_weights
 from epp.errors import ConfigError, EppError
 from epp.tune.audit import Audit
 from epp.tune.command import read_pins
-from epp.tune.disk import RealDisk
+from epp.tune.disk import RealDisk, in_turn
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+    from pathlib import Path
 
     from epp.tune.setup import Setup
 
@@ -61,6 +62,18 @@ def change(
         raise ConfigError("command line", "overrides_file", "not set", "set it, or give --overrides FILE")
     check_weights(set_to, "command line", "pin", setup.file_bounds)
     check_weights(dict.fromkeys(drop or (), 0.0), "command line", "unpin", _any(setup))
+    # Two operators at once: who came second must know what the first has pinned.
+    with in_turn(setup.overrides.with_name(f"{setup.overrides.stem}.pins.lock")):
+        return _change(setup, setup.overrides, set_to, drop, arguments)
+
+
+def _change(
+    setup: Setup,
+    overrides: Path,
+    set_to: Mapping[str, float],
+    drop: tuple[str, ...] | None,
+    arguments: argparse.Namespace,
+) -> int:
     before: Mapping[str, float] = {}
     try:
         before = read_pins(setup)
@@ -74,12 +87,12 @@ def change(
     after = {name: value for name, value in {**before, **set_to}.items() if name not in drop}
     content = render(setup.policy, after)
     try:
-        RealDisk().replace(setup.overrides, content)
+        RealDisk().replace(overrides, content)
     except OSError as error:
         if error.errno not in _READ_ONLY:
-            raise EppError(f"{setup.overrides}: {error}") from error
+            raise EppError(f"{overrides}: {error}") from error
         print(
-            f"{setup.overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map "
+            f"{overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map "
             f"and --namespace name the ConfigMap behind it):\n\n{kubectl(setup, content, arguments)}"
         )
         return 3

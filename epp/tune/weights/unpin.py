@@ -26,5 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Unpin weights."""
     setup = setups.read_setup(arguments, looking=True)
     if bool(arguments.names) == arguments.all:
-        raise ConfigError("command line", "", "nothing to unpin", "name weights, or give --all")
+        what = "weights are named beside --all" if arguments.all else "nothing to unpin"
+        raise ConfigError("command line", "", what, "name weights, or give --all")
     return change(setup, {}, None if arguments.all else tuple(arguments.names), arguments)
