@@ -16,6 +16,7 @@ from epp.tuner import machine
 from epp.tuner.plan import Plan, parse_plan, render_plan
 from epp.tuner.record import forget_open
 from epp.tuner.state import TRIALS, Note, Publish, Rehearse
+from epp.tuner.tally import Baseline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,10 +119,10 @@ class Session:
         self._do(machine.step(self.state, event, self.rules))
 
     def break_schedule(self) -> None:
-        """Open blocks mean nothing any more; the schedule begins anew with the next event."""
+        """Open blocks mean nothing any more; the schedule, or a baseline, begins anew with the next event."""
         record = msgspec.structs.replace(self.state.record)
         forget_open(record)
-        self.state = msgspec.structs.replace(self.state, trial=None, record=record)
+        self.state = msgspec.structs.replace(self.state, trial=None, record=record, baseline=Baseline())
 
     def save(self, *, cursor: str) -> bool:
         """Persist, then publish what is pending; whether all of it is on disk."""

@@ -17,7 +17,7 @@ from epp.tune.feed import SampleFeed
 from epp.tune.feed import State as FeedState
 from epp.tune.lock import Heart
 from epp.tune.steps import ClockSteps
-from epp.tuner.state import TRIALS, NothingBetter, Observed, Pinned, Proposed
+from epp.tuner.state import NothingBetter, Observed, Pinned, Proposed
 from epp.tuner.trials import late_s
 
 if TYPE_CHECKING:
@@ -223,8 +223,7 @@ class Tuner:
         wait_s = late_s(session.state, session.rules.settings)
         self._feed.stepped(before_wall_s, now_wall_s, wait_s=wait_s)
         self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
-        if session.state.phase in TRIALS:
-            session.break_schedule()
+        session.break_schedule()
 
     def _look_at_overrides(self, now_wall_s: float) -> None:
         # Not configured any more is as good as gone: pickers do not read it, either.

@@ -208,6 +208,19 @@ def test_a_step_of_the_clock_costs_the_blocks_around_it(world: World, step_s: fl
     assert world.state.incumbent == GOOD
 
 
+def test_a_step_of_the_clock_is_no_time_of_a_baseline(tmp_path: Path) -> None:
+    stages = msgspec.structs.replace(QUICK.stages, baseline_requests=50, baseline_s=300.0)
+    world = World(tmp_path, settings=msgspec.structs.replace(QUICK, stages=stages))
+    world.start()
+    world.run(20)
+    world.clock._offset_s += 3600.0
+    world.run(280)
+    assert world.state.fruitless == 0
+    assert world.state.baseline.requests > 1000
+    world.run(30)
+    assert world.state.fruitless == 1, "searched, and found nothing"
+
+
 def test_outcomes_that_never_come_are_not_better_than_slow_ones(world: World) -> None:
     world.outcomes = False
     world.run(120)
