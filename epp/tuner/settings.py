@@ -10,6 +10,8 @@ from epp.config.section import NotNegative, Positive, PositiveInt, Section, Shar
 
 Margin = Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)]
 SplitShare = Annotated[float, msgspec.Meta(gt=0.0, le=0.5)]
+#: No request is waited for longer than this.
+LONGEST_WAIT_S = 600.0
 Hour = Annotated[float, msgspec.Meta(ge=0.0, le=24.0)]
 
 
@@ -87,7 +89,8 @@ class Stages(Section, frozen=True):
         ramp_shares: parts after it, rising.
         stage_requests: requests that a candidate must serve in each of these stages.
         stage_s: shortest time of each.
-        stage_max_s: longest time of each; a candidate that has not served enough by then is given up.
+        stage_max_s: longest time of each; a candidate that has not served enough by then is given up. At
+            least `stage_s`.
         block_s: length of a block of a switchback, before what `max_block_s` says.
         max_block_s: blocks are made longer, up to this, until the dropped part covers the incumbent's E2E p99
             and the block the cache's turnover.
@@ -97,7 +100,7 @@ class Stages(Section, frozen=True):
         probation_every: one pair of so many is measured meanwhile.
         probation_max_s: longest probation.
         lease_s: the trial ends so long after the tuner was last heard of.
-        late_s: a request without an outcome is waited for so long, at least.
+        late_s: a request without an outcome is waited for so long, at least; 600 at most.
         cooldown_s: after a trial that ended because the whole fleet suffered, no baseline begins so long.
         freeze_after: candidates in a row without a promotion, after which the search stops; 0 for never.
         quiet_hours_utc: ``[from, to]`` pairs of hours in which nothing is tried, over midnight if need be.
@@ -119,16 +122,18 @@ class Stages(Section, frozen=True):
     probation_every: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
     probation_max_s: Positive = 48 * 3600.0
     lease_s: Annotated[float, msgspec.Meta(ge=30.0, le=86_400.0)] = 300.0
-    late_s: Positive = 60.0
+    late_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_WAIT_S)] = 60.0
     cooldown_s: NotNegative = 1800.0
     freeze_after: Annotated[int, msgspec.Meta(ge=0)] = 5
     quiet_hours_utc: tuple[tuple[Hour, Hour], ...] = ()
 
     def __post_init__(self) -> None:
-        """A ramp goes up."""
+        """A ramp goes up, and a stage may last as long as it must."""
         shares = [self.screen_share, *self.ramp_shares]
         if shares != sorted(set(shares)):
             raise ValueError("screen_share and ramp_shares must rise")
+        if self.stage_max_s < self.stage_s:
+            raise ValueError("stage_max_s must be at least stage_s")
 
 
 class Drift(Section, frozen=True):

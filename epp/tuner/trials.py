@@ -14,6 +14,7 @@ from epp.tuner.discoveries import level
 from epp.tuner.drift import drifted, features
 from epp.tuner.plan import Split, Switchback
 from epp.tuner.record import close
+from epp.tuner.settings import LONGEST_WAIT_S
 from epp.tuner.tally import Baseline, freeze
 from epp.tuner.verdict import (
     END,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 START_DELAY_S = 10.0
 #: After the time at which a reader gives up waiting for an outcome.
 _CLOSE_SLACK_S = 15.0
-_LONGEST_WAIT_S = 600.0
 _UNWELL_PAUSE_S = 900.0
 _UNWELL_TIMES = 2
 #: Silence for so much of a stretch of time, and for so many times the time between two requests, ends it; its
@@ -52,7 +52,7 @@ def late_s(state: State, settings: TunerSettings) -> float:
     """How long after its dispatch a reader waits for a request's outcome; then it hands it on without one."""
     thresholds = state.thresholds
     p99_s = thresholds.e2e_p99_ms / 1000.0 if thresholds is not None else 0.0
-    return min(max(settings.stages.late_s, p99_s), _LONGEST_WAIT_S)
+    return min(max(settings.stages.late_s, p99_s), LONGEST_WAIT_S)
 
 
 def asked_s(stages: Stages, thresholds: Thresholds) -> float:

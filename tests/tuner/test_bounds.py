@@ -1,11 +1,14 @@
-"""Hard bounds of the tuner, over all policies."""
+"""Hard bounds of the tuner, over all policies; settings with which nothing could be tuned."""
 
 from __future__ import annotations
 
 import pytest
 
+from epp.config.strict import decode
+from epp.errors import ConfigError
 from epp.policies.registry import POLICIES, create
 from epp.tuner.bounds import HARD, tuner_bounds
+from epp.tuner.settings import TunerSettings
 
 #: Weights by which a policy sees how busy an endpoint is; at 0 it goes to the nearest, or to whoever has the prefix.
 QUEUES = {
@@ -29,3 +32,18 @@ def test_no_tuner_may_take_the_queue_out_of_a_policy(name: str) -> None:
         assert spec.low <= low <= spec.default <= high <= spec.high
         if weight in QUEUES:
             assert low >= 0.08 * spec.default
+
+
+@pytest.mark.parametrize(
+    ("stages", "key", "words"),
+    [
+        ("stage_max_s: 300", "stages", "stage_max_s must be at least stage_s"),
+        ("stage_s: 30000", "stages", "stage_max_s must be at least stage_s"),
+        ("late_s: 1800", "stages.late_s", "<= 600"),
+        ("ramp_shares: [0.5, 0.2]", "stages", "must rise"),
+    ],
+)
+def test_settings_that_no_candidate_could_pass_are_refused(stages: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        decode(f"stages: {{{stages}}}", TunerSettings, "tuner.yaml")
+    assert caught.value.key == key
