@@ -119,7 +119,7 @@ def evidence(state: State, settings: TunerSettings, told: Status | None = None) 
     if phase == "baseline":
         return [f"{told.enough} to know how the incumbent serves"]
     if phase in ("screen", "ramp"):
-        share = [stages.screen_share, *stages.ramp_shares][state.stage]
+        share = [stages.screen_share, *stages.ramp_shares][: state.stage + 1][-1]
         slices = f"{len(state.record.units)} slices of time compared"
         return [f"split at {share:.0%}: {told.enough}, {slices}", *_latencies(settings, told)]
     if phase == "switchback":

@@ -119,7 +119,7 @@ def _progress(state: State, settings: TunerSettings) -> Progress:
             )
         case "screen" | "ramp":
             shares = [stages.screen_share, *stages.ramp_shares, 1.0]
-            larger = shares[state.stage + 1]
+            larger = shares[min(state.stage, len(stages.ramp_shares)) + 1]  # of a ramp that had more steps
             where = f"{larger:.0%} of sessions" if larger < 1.0 else "the switchback of the whole fleet"
             served = record.totals.get("candidate")
             return Progress(

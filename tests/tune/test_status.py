@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.tune.lock import STALE_S
 from epp.tune.status import status_lines
 from epp.tuner.settings import TunerSettings
@@ -93,3 +95,13 @@ def test_a_tuner_that_says_nothing_any_more_is_told(tmp_path: Path) -> None:
     assert "it has stopped without a word, or hangs" in first(STALE_S + 5.0)
     world.lock.release()
     assert first(1.0).startswith("tuner: not running; policy gorgo")
+
+
+def test_a_ramp_of_settings_that_are_not_understood_is_told(tmp_path: Path) -> None:
+    """Of another version of the program: what is told goes by today's defaults, which have fewer steps."""
+    world = World(tmp_path)
+    world.start()
+    state = msgspec.structs.replace(world.state, phase="ramp", stage=4, settings={"goal": {"measure": "new"}})
+    lines = "\n".join(status_lines(state, TunerSettings(), world.places, world.clock.wall_s()))
+    assert "split at 50%: not enough evidence (0 of 300 requests" in lines
+    assert "next: where no harm shows, the switchback" in lines
