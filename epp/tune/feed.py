@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -40,7 +41,7 @@ _MAX_STEPS = 100
 #: Tuner and pickers may not see a step in the same second.
 _SLACK_S = 2.0
 #: What `Feed.keep` and `Feed.make` may raise, of a record that is not what the recorder writes.
-_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+_DAMAGE = (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError)
 _KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
 
 
@@ -112,7 +113,7 @@ class Feed(Generic[T]):
         ``at`` is among it, and ``endpoints``, as many as it holds something of.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError, AttributeError: the record is damaged.
+            KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError: the record is damaged.
         """
         raise NotImplementedError
 
@@ -125,7 +126,7 @@ class Feed(Generic[T]):
             now_wall_s: the time.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError, AttributeError: the record is damaged.
+            KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError: the record is damaged.
         """
         raise NotImplementedError
 
@@ -244,6 +245,8 @@ class Feed(Generic[T]):
         if kept is None:
             return
         kept["at"] = float(kept["at"])
+        if not math.isfinite(kept["at"]):
+            raise ValueError("at is no time")
         key, waiting = str(record["id"]), self.state.waiting
         self._taken(key)
         waiting[key] = kept

@@ -120,7 +120,7 @@ def sample_of(
         None when the request says nothing about the policy.
 
     Raises:
-        KeyError, TypeError, ValueError: a record is not what the recorder writes.
+        KeyError, TypeError, ValueError, OverflowError: a record is not what the recorder writes.
     """
     if decision["basis"] != "policy":
         return None
@@ -166,4 +166,9 @@ def sample_of(
 
 
 def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    if value is None:
+        return math.nan
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no time")
+    return number

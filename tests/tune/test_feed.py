@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -170,6 +171,26 @@ def test_another_schema_is_told_once_and_passed_over(tmp_path: Path) -> None:
     taken(feed)
     assert len(told) == 1
     assert "schema 99" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("decision", "at", "inf"),
+        ("decision", "at", "nan"),
+        ("outcome", "ttft_ms", "inf"),
+        pytest.param("outcome", "e2e_ms", 10**400, id="outcome-e2e_ms-400 digits"),
+    ],
+)
+def test_a_time_that_is_none_costs_its_line_alone(tmp_path: Path, kind: str, field: str, value: Any) -> None:
+    """It stopped the tuner, which read it again when it was started."""
+    records = [*lines(1), *lines(2, "next")]
+    next(record for record in records if record["kind"] == kind)[field] = value
+    # Of this size msgspec writes no integers.
+    path_of(tmp_path).write_text("".join(json.dumps(record) + "\n" for record in records))
+    feed = feed_of(tmp_path)
+    assert [sample.id for sample in taken(feed)] == ["next-0", "next-1"]
+    assert feed.state.damaged == 1
 
 
 def test_a_line_that_names_no_schema_costs_itself_alone(tmp_path: Path) -> None:
