@@ -70,8 +70,9 @@ class WatchedFile:
 
     Args:
         path: the file.
-        on_content: gets the new bytes, None when the file is gone, only when they differ from the last.
-        on_fault: told when ``on_content`` raised, which it never should.
+        on_content: gets the new bytes, None when the file is gone, only when they differ from the last or the
+            file could not be read meanwhile.
+        on_fault: told when the file cannot be read, once, or ``on_content`` raised, which it never should.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class WatchedFile:
         except OSError as error:
             if not self._unreadable:
                 log.error("cannot read %s: %s; keeping what it said before", self.path, error)  # noqa: TRY400
+                self._on_fault()
             self._unreadable = True
             return False
-        self._unreadable = False
+        again, self._unreadable = self._unreadable, False
         self._signature = signature
-        if not first and content == self._content:
+        if not first and not again and content == self._content:
             return False
         self._content = content
         try:

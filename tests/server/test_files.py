@@ -70,6 +70,28 @@ def test_an_unreadable_file_keeps_what_it_said_and_is_told_once(
     assert seen == [b"good", b"better"]
 
 
+def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(tmp_path: Path) -> None:
+    config = parse_config("policy: {name: gorgo}\noverrides_file: o.yaml", "epp.yaml")
+    app = App(config, tmp_path, "epp.yaml", ManualClock())
+
+    def state(name: str) -> float | None:
+        return app.metrics.registry.get_sample_value(name, {"file": "overrides"})
+
+    file = next(file for file in app._files if file.path.name == "o.yaml")
+    file.path.write_text("weights: {queue_weight: 2}")
+    file.check(first=True)
+    file.path.rename(tmp_path / "away")
+    file.path.mkdir()  # a directory exists and cannot be read, for root as well
+    for _ in range(3):
+        file.check()
+    assert (state("epp_file_ok"), state("epp_file_errors_total")) == (0.0, 1.0)
+    assert app.picker.weights.current.values["queue_weight"] == 2.0
+    file.path.rmdir()
+    (tmp_path / "away").rename(file.path)
+    file.check()
+    assert state("epp_file_ok") == 1.0
+
+
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epp.server.files.MAX_FILE_BYTES", 10)
     (tmp_path / "big").write_bytes(b"x" * 11)
