@@ -89,7 +89,7 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
         raise ConfigError(source, "", "the file is empty", "remove it to have no model")
     try:
         told = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(source, "", f"is not JSON: {error}", "write it again with epp learn") from error
     kind = told.get("format") if isinstance(told, dict) else None
     if kind != FORMAT:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from epp.decide.record_files import DAMAGED
 from epp.errors import EppError
 from epp.tuner.state import State, from_json, to_json
 
@@ -89,7 +90,7 @@ def _opened(content: bytes) -> tuple[int, State]:
     """
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise ValueError(f"torn: {error}") from error
     text = bytes(envelope.state)
     if xxhash.xxh3_64_hexdigest(text) != envelope.digest:

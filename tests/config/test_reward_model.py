@@ -138,7 +138,7 @@ def test_what_is_wrong_is_told_by_file_and_key(
     assert (caught.value.source, caught.value.key) == ("reward.json", key)
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "{", "[1]", "null", "\x00"])
+@pytest.mark.parametrize("text", ["", "  \n", "{", "[1]", "null", "\x00", "[" * 100_000], ids=len)
 def test_a_torn_file_is_no_model(text: str) -> None:
     with pytest.raises(ConfigError, match=r"reward\.json"):
         parse_reward_model(text, "reward.json")

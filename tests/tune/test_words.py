@@ -63,3 +63,12 @@ def test_what_operators_pin_at_the_same_moment_is_all_pinned(tmp_path: Path) -> 
         assert set(operators.map(pin, names)) == {0}
     pinned = yaml.safe_load((tmp_path / "overrides.yaml").read_text())["weights"]
     assert pinned == dict.fromkeys(names, 2.0)
+
+
+def test_a_memory_of_brackets_is_a_torn_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "weights.tuner-a.json").write_text('{"count": 1, "state": ' + "[" * 100_000)
+    assert main(["tune", "status", "--config", config]) == 0
+    said = capsys.readouterr()
+    assert "weights.tuner-a.json: torn: " in said.err
+    assert "no tuner has run on this file" in said.out
