@@ -33,6 +33,7 @@ from epp.server.http import HttpServer, build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.observation import Observation
+from epp.server.poll import with_credentials_of
 from epp.server.pool import PoolFeed
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
@@ -157,10 +158,11 @@ class App:
             ),
             tasks=self.tasks,
             probe=config.probe,
-            scrape=config.scrape,
+            scrape=with_credentials_of(config.scrape, self._base),
             metrics=self.metrics,
             clock=self._clock,
             source=str(self._base / config.pool.file),
+            base=self._base,
             resolver=self.core.resolver,
             relays=config.relays,
         )

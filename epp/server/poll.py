@@ -13,7 +13,9 @@ import ssl
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from epp.draw import draw
 from epp.server.keep_alive import KeepAlive
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
     from epp.server.keep_alive import Answer
     from epp.signals.engine_sample import EngineSample
+
+_Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 
 MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
 #: Adapters come and go while engines run, and an engine may be started again with another model.
@@ -110,6 +114,13 @@ class Target:
     bearer_token_file: str
     engine_names: frozenset[str] = frozenset()
     through: Through | None = None
+
+
+def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
+    """The scrape section, or an endpoint's entry, with the paths of its files relative to a folder."""
+    files = {name: getattr(section, name) for name in ("ca_file", "bearer_token_file")}
+    beside = {name: str(base / file) for name, file in files.items() if file}
+    return msgspec.structs.replace(section, **beside)
 
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
@@ -267,7 +278,10 @@ class Poller:
                 target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
             )
         if target.base_url.startswith("https"):
-            tls = ssl.create_default_context(cafile=target.ca_file or None)
+            try:
+                tls = ssl.create_default_context(cafile=target.ca_file or None)
+            except OSError as error:  # which does not say of what
+                raise ValueError(f"ca_file {target.ca_file}: {error.strerror or error}") from error
         authority = target.base_url.partition("://")[2]
         return KeepAlive(
             authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES

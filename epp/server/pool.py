@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
-from epp.server.poll import Poller, new_beats, target_of
+from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
 from epp.signals.rtt import check_assumed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from epp.clock import Clock
     from epp.config.relays import Relays
@@ -42,6 +43,7 @@ class PoolFeed:
         metrics: counted into.
         clock: the time.
         source: the file's name.
+        base: folder that paths in it are relative to.
         resolver: told of the addresses.
         relays: the way to each region.
     """
@@ -57,13 +59,14 @@ class PoolFeed:
         metrics: Metrics,
         clock: Clock,
         source: str,
+        base: Path,
         resolver: Resolver,
         relays: Relays | None = None,
     ) -> None:
         self._resolver, self._relays = resolver, relays
         self._picker, self._sink, self._tasks = picker, sink, tasks
         self._probe, self._scrape = probe, scrape
-        self._metrics, self._clock, self._source = metrics, clock, source
+        self._metrics, self._clock, self._source, self._base = metrics, clock, source, base
         self._specs: dict[str, EndpointSpec] = {}
         self._pollers: dict[str, Target] = {}
         self._beats = new_beats()
@@ -82,7 +85,7 @@ class PoolFeed:
             log.error("%s; %d endpoints stay as they were", error, len(self._specs))  # noqa: TRY400
             return
         self._metrics.file_good("endpoints")
-        self.apply(specs)
+        self.apply({address: with_credentials_of(spec, self._base) for address, spec in specs.items()})
 
     def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
         """Make these the pool; ``aliases`` are further addresses of them, to their own.

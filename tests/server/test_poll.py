@@ -178,7 +178,7 @@ async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path
     async with polling(spec.address, spec) as seen:
         await seen.until("failures", 2)
         await seen.until("scrape_failures", 2)
-        assert "FileNotFoundError" in seen.failures[0]
+        assert f"ca_file {path}: No such file" in seen.failures[0]
         certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
         async with asyncio.timeout(10):
             while "Cannot connect" not in seen.failures[-1]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.load import parse_config
@@ -27,6 +28,7 @@ from epp.server.doctor.network import check_kernel, check_paths, check_windows, 
 from epp.server.doctor.picker import Page, check_picker
 from epp.server.doctor.traffic import Traffic, check_traffic, measure
 from epp.server.files import required_file
+from epp.server.poll import with_credentials_of
 
 if TYPE_CHECKING:
     import argparse
@@ -137,11 +139,13 @@ def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
         ConfigError: either cannot be read.
     """
     text = required_file(path)
-    config = parse_config(text, str(path))
+    config, base = parse_config(text, str(path)), path.resolve().parent
+    config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
     if config.pool.kubernetes is not None:
         return config, {}
-    pool = path.resolve().parent / config.pool.file
-    return config, parse_pool(required_file(pool), str(pool))
+    pool = base / config.pool.file
+    specs = parse_pool(required_file(pool), str(pool))
+    return config, {address: with_credentials_of(spec, base) for address, spec in specs.items()}
 
 
 def _picker_url(config: Config) -> str:
