@@ -171,6 +171,8 @@ class Run:
             case Thaw():
                 if self.state.phase == "frozen":
                     self.thaw(f"by request: {event.reason}")
+                else:
+                    self.note(f"nothing to thaw: {event.reason}")
             case Pinned():
                 self._pinned(dict(event.pins))
             case RollBack():
@@ -259,11 +261,12 @@ class Run:
         if found is None:
             self.note(f"no weights with number {event.number} to go back to")
             return
-        weights, _ = fitted(found.weights, self.rules)
+        weights, changes = fitted(found.weights, self.rules)
+        but = f"; bounds have changed: {', '.join(changes)}" if changes else ""
         self.drop_candidate()
-        self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}")
+        self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}{but}")
         self.state.held = True
-        self.go("frozen", f"back to number {event.number} by request: {event.reason}")
+        self.go("frozen", f"back to number {event.number} by request: {event.reason}{but}")
 
     # -- what follows -------------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ def test_search_freezes_when_nothing_is_found() -> None:
 def test_a_request_to_freeze_holds_until_a_request_to_thaw() -> None:
     world = Deployment(when_new(Effect(ttft=0.7)), [NEW])
     world.run(lambda w: w.state.phase == "ramp")
+    world.tell(Thaw(world.now_wall_s, "by mistake"))
+    assert (world.state.phase, world.notes[-1].reason) == ("ramp", "nothing to thaw: by mistake")
     world.tell(Freeze(world.now_wall_s, "a launch"))
     assert world.plan.trial is None
     world.prompt_tokens = 5000

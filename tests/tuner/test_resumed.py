@@ -76,6 +76,7 @@ def test_a_new_weight_begins_as_it_is_configured() -> None:
     assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
     world.tell(RollBack(world.now_wall_s, 0, "as it was"))
     assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
+    assert world.state.reason == "back to number 0 by request: as it was; bounds have changed: c is new"
 
 
 def test_what_was_frozen_by_request_stays_frozen_in_other_bounds() -> None:
