@@ -102,13 +102,13 @@ class PickerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family per signal, one series per endpoint; weights, index, pool and stores."""
-        now_s = self._mono_s()
+        # Each part asks for the time itself: between two the page lets others in, and engines' metrics come.
         yield from weight_families(self._picker.weights)
         yield from self._stores()
-        yield from self._per_endpoint(now_s)
-        yield from self._whole_pool(now_s)
-        yield from self._learned(now_s)
-        yield from path_families(self._picker.fleet, now_s)
+        yield from self._per_endpoint(self._mono_s())
+        yield from self._whole_pool(self._mono_s())
+        yield from self._learned(self._mono_s())
+        yield from path_families(self._picker.fleet, self._mono_s())
 
     def _learned(self, now_s: float) -> Iterator[Metric]:
         """What the estimates have become, and where the round trips come from."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from epp.clock import ManualClock
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
@@ -344,3 +345,14 @@ def test_the_page_parses_as_prometheus_text() -> None:
     text = generate_latest(example().registry).decode()
     names = {family.name for family in text_string_to_metric_families(text)}
     assert {"epp_decision_seconds", "llm_d_epp_request_ttft_seconds", "epp_weight"} <= names
+
+
+def test_engines_metrics_that_come_while_the_page_is_written_are_not_younger_than_nothing() -> None:
+    clock, bench = ManualClock(), Bench()
+    collected = PickerCollector(bench.picker, clock.mono_s).collect()
+    next(collected)
+    clock.advance(1.0)
+    for slot, _ in bench.picker.fleet.members:
+        bench.picker.fleet.engine.update(slot, EngineSample(), clock.mono_s())
+    (ages,) = [family for family in collected if family.name == "epp_endpoint_engine_age_seconds"]
+    assert [sample.value for sample in ages.samples] == [0.0] * len(POOL)
