@@ -45,6 +45,7 @@ class GrpcioServer:
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._services, self._credentials = services, credentials
+        self._max_send_bytes = max_send_bytes
         self._options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", max_receive_bytes),
@@ -64,7 +65,11 @@ class GrpcioServer:
         server = grpc.aio.server(options=self._options)
         if services.new_exchange is not None and services.access_log is not None:
             self._ext_proc = ExtProc(
-                services.new_exchange, services.metrics, services.log, single=services.may_leave
+                services.new_exchange,
+                services.metrics,
+                services.log,
+                single=services.may_leave,
+                max_send_bytes=self._max_send_bytes,
             )
             log = AccessLog(services.access_log)
             server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))

@@ -29,6 +29,7 @@ from epp.server.health import EXT_PROC
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from epp.pb.ext_proc_pb2 import ProcessingResponse
     from epp.server.als import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
@@ -46,12 +47,21 @@ class ExtProc:
         metrics: counted into.
         log: for lines that a peer can cause by the thousand.
         single: whether streams may end with their pick; without it the method is an ordinary streaming one.
+        max_send_bytes: longest message sent. gRPC has the limit too, but fails a stream's last message when
+            the stream is out of our hands, and with it its pick, whose lease nobody would end.
     """
 
     def __init__(
-        self, new_exchange: Callable[[], Exchange], metrics: Metrics, log: SparseLog, *, single: bool
+        self,
+        new_exchange: Callable[[], Exchange],
+        metrics: Metrics,
+        log: SparseLog,
+        *,
+        single: bool,
+        max_send_bytes: int,
     ) -> None:
         self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
+        self._max_send_bytes = max_send_bytes
         self._logger = log
         #: Set when the server begins to stop.
         self.leaving = False
@@ -77,6 +87,8 @@ class ExtProc:
             raise
         except _AbortedError as aborted:
             code = aborted.code
+            if aborted.ours:
+                self._metrics.stream_errors.inc()
             self._logger.warning(ABORTED, aborted.detail)
             await context.abort(code, aborted.detail)
         except Exception as error:
@@ -102,18 +114,25 @@ class ExtProc:
             replies, marker = await exchange.receive(message)
             last = replies.pop() if self._single and replies and isinstance(marker, Finish) else None
             for reply in replies:
-                await context.write(reply.SerializeToString())
+                await context.write(self._sendable(reply))
             if isinstance(marker, Finish):
-                return b"" if last is None else last.SerializeToString()
+                return b"" if last is None else self._sendable(last)
             if isinstance(marker, Abort):
                 raise _AbortedError(grpc.StatusCode[marker.status], marker.detail)
 
+    def _sendable(self, reply: ProcessingResponse) -> bytes:
+        message = reply.SerializeToString()
+        if len(message) > self._max_send_bytes:
+            words = f"Sent message larger than max ({len(message)} vs. {self._max_send_bytes})"
+            raise _AbortedError(grpc.StatusCode.RESOURCE_EXHAUSTED, words, ours=True)
+        return message
+
 
 class _AbortedError(Exception):
-    """The stream is to end with an error that is not the picker's."""
+    """The stream is to end with an error; ``ours`` where it is not the other side's."""
 
-    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
-        self.code, self.detail = code, detail
+    def __init__(self, code: grpc.StatusCode, detail: str, *, ours: bool = False) -> None:
+        self.code, self.detail, self.ours = code, detail, ours
         super().__init__(detail)
 
 
