@@ -297,8 +297,7 @@ class Calls:
     def _data(self, call: Call, event: DataReceived, told: list[CallEvent]) -> None:
         try:
             for message in call.reader.feed(event.data):
-                event.stream.received = True
-                told.append(MessageReceived(call, message))
+                told.append(MessageReceived(call, message))  # noqa: PERF401  # those before a bad one are told
         except MessageError as error:
             call.finish(error.status, error.words)
             told.append(CallCancelled(call))

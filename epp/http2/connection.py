@@ -195,6 +195,7 @@ class Connection:
         stream = self._current
         if stream is None or stream.over:
             return
+        stream.received = True
         if stream.expected_bytes >= 0:
             stream.expected_bytes -= len(piece)
             if stream.expected_bytes < 0:

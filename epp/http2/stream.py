@@ -41,7 +41,7 @@ class Stream:
         held: what comes is not to be made up for by larger windows, because nobody takes it for now.
         owed: bytes received since its window was last enlarged.
         withheld: of them, those that the connection's window was not enlarged by either, because it is held.
-        received: whether it has carried what was worth its while.
+        received: whether it has carried anything.
         owner: whose it is, for the layer above.
     """
 

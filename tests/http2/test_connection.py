@@ -375,10 +375,10 @@ def test_rapid_resets_end_the_connection_and_used_streams_do_not_count(given_up:
     reset = [client.headers(number) + given_up[:8] + bytes((number,)) + given_up[9:] for number in numbers]
     assert failed(connection.receive(b"".join(reset), 0.0)) == ErrorCode.ENHANCE_YOUR_CALM
     connection, client = greeted(_LOW)
-    for at in range(8):
-        opened(connection, client, 1 + 2 * at).received = True
-        events = connection.receive(frames.rst_stream(1 + 2 * at, 8), 0.0)
-        assert [type(event) for event in events] == [StreamReset]
+    used = [client.headers(number) + client.data(number, b"x") for number in numbers]
+    cancelled = [used[at] + frames.rst_stream(1 + 2 * at, 8) for at in range(8)]
+    events = connection.receive(b"".join(cancelled), 0.0)
+    assert [type(event) for event in events] == [RequestReceived, DataReceived, StreamReset] * 8
 
 
 def test_a_block_without_end_ends_the_connection() -> None:
