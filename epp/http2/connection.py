@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from epp.http2.events import Event
     from epp.http2.messages import Room
 
-#: Streams that we have reset and whose frames may still be on their way.
-_REMEMBERED = 1024
 _DRAIN_PING = b"gorgodra"
 #: A window that is made too large, and one that is made larger by nothing.
 _WINDOW_ERRORS = (ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.PROTOCOL_ERROR)
@@ -63,7 +61,9 @@ class Connection:
         self._now_s = 0.0
         self._streams: dict[int, Stream] = {}
         self._last = 0
-        self._reset = Lately(_REMEMBERED)
+        #: Streams that we have ended and whose frames may still be on their way: to the other side they are
+        #: open until it reads that, so there are never more.
+        self._reset = Lately(limits.max_streams)
         self._current: Stream | None = None
         self._windows = ReceiveWindows(limits, self._sender.control)
         self._their_window = frames.DEFAULT_WINDOW_BYTES

@@ -31,7 +31,8 @@ class Limits:
         stream_window_bytes: what may come on a stream before we say that more may.
         connection_window_bytes: the same of all streams.
         max_frame_bytes: longest DATA frame, in either direction.
-        max_control_bytes: longest frame of any other kind.
+        max_control_bytes: longest frame of any other kind, and longest header block, in however many frames.
+            Twice the headers that are taken: too many cost their stream, and not all that run beside it.
         max_header_list_bytes: of a request, as RFC 9113 counts it: 32 bytes a field, name and value.
         max_continuations: frames that a header block may be spread over.
         pings: PING frames.
@@ -45,7 +46,7 @@ class Limits:
     stream_window_bytes: int = 4 * 1024 * 1024
     connection_window_bytes: int = 64 * 1024 * 1024
     max_frame_bytes: int = 256 * 1024
-    max_control_bytes: int = 16 * 1024
+    max_control_bytes: int = 32 * 1024
     max_header_list_bytes: int = 16 * 1024
     max_continuations: int = 32
     pings: Rate = Rate(1000, 200)

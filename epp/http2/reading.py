@@ -251,10 +251,7 @@ class FrameReader:
         self._block += payload
         self._block_frames += 1
         limits = self._limits
-        if (
-            self._block_frames > limits.max_continuations
-            or len(self._block) > limits.max_header_list_bytes + limits.max_control_bytes
-        ):
+        if self._block_frames > limits.max_continuations or len(self._block) > limits.max_control_bytes:
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & frames.END_HEADERS:
             block, self._block = bytes(self._block), None

@@ -273,7 +273,7 @@ def test_a_wrong_beginning_ends_the_connection(wrong: bytes, code: ErrorCode) ->
         (frames.frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
         (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), ErrorCode.PROTOCOL_ERROR),
         (frames.head(frames.DATA, 0, 1, 2**20), ErrorCode.FRAME_SIZE_ERROR),
-        (frames.head(frames.HEADERS, 0, 3, 2**15), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.head(frames.HEADERS, 0, 3, 2**15 + 1), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
 def test_what_breaks_a_connection(frame: bytes, code: ErrorCode) -> None:

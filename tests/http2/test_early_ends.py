@@ -64,3 +64,18 @@ def test_resets_of_streams_that_we_did_not_end_are_a_flood_beside_those_that_we_
         events = connection.receive(frames.rst_stream(1 + 4 * at, CANCEL) + given_up, 0.0)
         assert connection.closed is (at == 5)
     assert isinstance(events[-1], ConnectionFailed)
+
+
+def test_what_was_on_its_way_on_as_many_streams_as_may_be_open_is_forgiven() -> None:
+    """All of them end in a moment, and the other side has said its last on each before it reads that."""
+    connection, client = greeted()
+    numbers = [1 + 2 * at for at in range(Limits().max_streams)]
+    events = connection.receive(b"".join(map(client.headers, numbers)), 0.0)
+    for event in events:
+        assert isinstance(event, RequestReceived)
+        connection.send_headers(event.stream, TRAILERS, end=True)
+    late = [client.data(number, b"late", end=True) for number in numbers]
+    late += [client.headers(number, ((b"x-end", b"1"),), end=True) for number in numbers]
+    late += [frames.rst_stream(number, CANCEL) for number in numbers]
+    assert not connection.receive(b"".join(late), 0.0)
+    assert not connection.closed
