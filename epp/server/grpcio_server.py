@@ -73,7 +73,7 @@ class GrpcioServer:
             )
             log = AccessLog(services.access_log)
             server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(services.health), server)
+        health_pb2_grpc.add_HealthServicer_to_server(Health(services.health, services.watchers), server)
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(address)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics
+    from epp.server.rpc_handlers import Watching
     from epp.server.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class AccessLog:
 
 
 class _Ending:
-    """The end of a stream that has none of its own."""
+    """The end of a stream that has none of its own: the access log's, or a watch of the health service."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -183,16 +184,19 @@ class _Ending:
         if not self.future.done():
             self.future.set_result(None)
 
+    leave = end
+
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
     """The health servicer of one listener.
 
     Args:
         names: what is told under which name.
+        watchers: holds those who watch, so that a stop can end them.
     """
 
-    def __init__(self, names: HealthNames) -> None:
-        self._names = names
+    def __init__(self, names: HealthNames, watchers: set[Watching]) -> None:
+        self._names, self._watchers = names, watchers
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
         """The state under a name."""
@@ -201,10 +205,24 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
             await context.abort(grpc.StatusCode.NOT_FOUND, self._names.unknown(request.service))
         return answer
 
-    async def Watch(self, request: Any, _context: object) -> AsyncIterator[Any]:  # noqa: N802
-        """The state under a name, and every change of it."""
-        async for answer in self._names.watch(request.service):
-            yield answer
+    async def Watch(  # noqa: N802
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        """The state under a name, and every change of it, until the server stops."""
+        answers, ending = self._names.watch(request.service), _Ending()
+        self._watchers.add(ending)
+        try:
+            while True:
+                answer = asyncio.ensure_future(anext(answers))
+                try:
+                    await asyncio.wait((answer, ending.future), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    answer.cancel()
+                if not answer.done():
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                yield answer.result()
+        finally:
+            self._watchers.discard(ending)
 
     async def List(self, _request: Any, _context: object) -> Any:  # noqa: N802
         """The state under every known name."""

@@ -87,11 +87,18 @@ class Unary:
         """Nothing is kept."""
 
 
+class Watching(Protocol):
+    """An open call of the health service's `Watch`, on either transport."""
+
+    def leave(self) -> None:
+        """The server stops."""
+
+
 class Watch:
     """A call of the health service's `Watch`: the state under a name, and every change of it."""
 
     def __init__(
-        self, call: Call, flush: Callable[[], None], names: HealthNames, watchers: set[Watch]
+        self, call: Call, flush: Callable[[], None], names: HealthNames, watchers: set[Watching]
     ) -> None:
         self._call, self._flush, self._names, self._watchers = call, flush, names, watchers
         self._task: asyncio.Task[None] | None = None
@@ -132,7 +139,7 @@ class Watch:
             self._flush()
 
 
-def health_service(names: HealthNames, watchers: set[Watch]) -> dict[str, Serve]:
+def health_service(names: HealthNames, watchers: set[Watching]) -> dict[str, Serve]:
     """The methods of the health service.
 
     Args:

@@ -13,7 +13,7 @@ from epp.server.als import METHOD as ACCESS_LOG_METHOD
 from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ProcessCall
 from epp.server.health import EXT_PROC
-from epp.server.rpc_handlers import AccessLogCall, Watch, health_service
+from epp.server.rpc_handlers import AccessLogCall, Watching, health_service
 from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Services:
         new_exchange: makes what carries one HTTP request; None for a listener without ext_proc.
         access_log: takes Envoy's reports; None for a listener that does not.
         may_leave: whether streams may end with their pick.
-        watchers: who watches the health service, on the picker's own transport.
+        watchers: who watches the health service.
         log: for lines that a peer can cause by the thousand.
     """
 
@@ -45,7 +45,7 @@ class Services:
     new_exchange: Callable[[], Exchange] | None = None
     access_log: AccessLogReceiver | None = None
     may_leave: bool = True
-    watchers: set[Watch] = field(default_factory=set)
+    watchers: set[Watching] = field(default_factory=set)
     log: SparseLog = field(default_factory=lambda: SparseLog(logging.getLogger(__name__)))
 
     def methods(self) -> dict[str, Serve]:

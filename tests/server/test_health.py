@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from epp.server.health import EXT_PROC, LIVENESS, READINESS, HealthNames, HealthState
 from epp.server.metrics import Metrics
 from epp.server.services import Services
+from tests.kit.rawpeer import Serving
 from tests.kit.transports import BOTH, listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -105,3 +108,14 @@ async def test_a_watcher_of_an_unknown_name_waits(shared: Listener) -> None:
     call = shared.stub.Watch(health_pb2.HealthCheckRequest(service="anything"))
     assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     call.cancel()
+
+
+@pytest.mark.parametrize("transport", BOTH)
+async def test_a_watcher_does_not_hold_up_a_stop(tmp_path: Path, transport: str) -> None:
+    serving = await Serving.start(tmp_path, listen={"transport": transport})
+    async with grpc.aio.insecure_channel(serving.address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await call.read()).status == NOT_SERVING
+        async with asyncio.timeout(30):
+            await serving.app._grpc.stop(grace_s=1000.0)
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
