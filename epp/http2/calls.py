@@ -29,7 +29,7 @@ from epp.http2.events import (
 )
 from epp.http2.frames import ErrorCode
 from epp.http2.headers import encode
-from epp.http2.messages import UNBOUNDED, MessageError, MessageReader, NoRoomError, prefix
+from epp.http2.messages import UNBOUNDED, MessageError, MessageReader, NoRoomError, Packed, prefix
 from epp.http2.status import Status
 
 if TYPE_CHECKING:
@@ -107,6 +107,16 @@ class Call:
         self._calls.connection.send_headers(self._stream, block(status, words), end=True)
         return True
 
+    def plain(self, message: Message | Packed) -> Message | None:
+        """A message as it can be read; None where it cannot be unpacked, and the call has ended with that."""
+        if not isinstance(message, Packed):
+            return message
+        try:
+            return message.unpacked()
+        except MessageError as error:
+            self.finish(error.status, error.words)
+            return None
+
     def hold(self) -> None:
         """Messages are not taken for now: the other side may send what its window allows."""
         self._calls.connection.hold(self._stream)
@@ -146,10 +156,10 @@ class CallStarted:
 
 @dataclass(slots=True)
 class MessageReceived:
-    """A message, good until the next bytes are received."""
+    """A message for `Call.plain`, good until the next bytes are received."""
 
     call: Call
-    message: Message
+    message: Message | Packed
 
 
 @dataclass(slots=True)

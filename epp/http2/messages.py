@@ -3,7 +3,8 @@
 Owns the bytes of a message that has not come whole. One that lies within a piece is handed on as a view of
 it, uncopied; one in several pieces is put together once, in a `Room` that many readers share, because it may
 come as slowly as its sender likes. A message that is too long is refused by its length, before anything of it
-is kept, and a compressed one while it is unpacked.
+is kept, and a compressed one while it is unpacked: each when it is taken and no earlier, because what one
+read brings may be a thousand times as much.
 """
 
 from __future__ import annotations
@@ -67,6 +68,39 @@ class Unbounded:
 UNBOUNDED = Unbounded()
 
 
+class Packed:
+    """A message that is to be unpacked.
+
+    Args:
+        message: as it came.
+        bits: what zlib is to expect.
+        max_bytes: longest message.
+    """
+
+    __slots__ = ("_bits", "_max_bytes", "_message")
+
+    def __init__(self, message: memoryview, bits: int, max_bytes: int) -> None:
+        self._message, self._bits, self._max_bytes = message, bits, max_bytes
+
+    def unpacked(self) -> Message:
+        """The message.
+
+        Raises:
+            MessageError: it is too long, or cannot be unpacked.
+        """
+        unpacking = zlib.decompressobj(self._bits)
+        try:
+            plain = unpacking.decompress(self._message, self._max_bytes + 1)
+        except zlib.error as error:
+            raise MessageError(Status.INTERNAL, f"a message that cannot be unpacked: {error}") from error
+        if len(plain) > self._max_bytes:
+            words = f"Received message larger than max (unpacked, {self._max_bytes})"
+            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
+        if not unpacking.eof:
+            raise MessageError(Status.INTERNAL, "a message whose compression breaks off")
+        return plain
+
+
 def prefix(length: int) -> bytes:
     """What stands before a message that is not compressed."""
     return _PREFIX.pack(0, length)
@@ -104,11 +138,11 @@ class MessageReader:
         """Whether something has come that is no whole message yet."""
         return bool(self._held)
 
-    def feed(self, piece: memoryview) -> Iterator[Message]:
+    def feed(self, piece: memoryview) -> Iterator[Message | Packed]:
         """Take a piece; the messages that are whole now.
 
         Raises:
-            MessageError: one is too long, or cannot be unpacked.
+            MessageError: one is too long, or cannot be understood.
             NoRoomError: of one that has not come whole.
         """
         at, end = 0, len(piece)
@@ -118,7 +152,7 @@ class MessageReader:
                 self._check(flag, length)
                 stop = at + PREFIX_BYTES + length
                 if stop <= end:
-                    yield self._unpacked(flag, piece[at + PREFIX_BYTES : stop])
+                    yield self._told(flag, piece[at + PREFIX_BYTES : stop])
                     at = stop
                     continue
                 self._wanted = PREFIX_BYTES + length
@@ -136,7 +170,7 @@ class MessageReader:
             whole, self._held, self._wanted = self._held, bytearray(), PREFIX_BYTES
             if self.taken_bytes:
                 self.let_go()
-            yield self._unpacked(flag, memoryview(whole)[PREFIX_BYTES:])
+            yield self._told(flag, memoryview(whole)[PREFIX_BYTES:])
         if self._held:
             more = len(self._held) - self.taken_bytes
             if not self._room.take_part(more):
@@ -159,17 +193,5 @@ class MessageReader:
         if flag and not self._bits:
             raise MessageError(Status.INTERNAL, "a compressed message on a call that names no compression")
 
-    def _unpacked(self, flag: int, message: memoryview) -> Message:
-        if not flag:
-            return message
-        unpacking = zlib.decompressobj(self._bits)
-        try:
-            plain = unpacking.decompress(message, self._max_bytes + 1)
-        except zlib.error as error:
-            raise MessageError(Status.INTERNAL, f"a message that cannot be unpacked: {error}") from error
-        if len(plain) > self._max_bytes:
-            words = f"Received message larger than max (unpacked, {self._max_bytes})"
-            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
-        if not unpacking.eof:
-            raise MessageError(Status.INTERNAL, "a message whose compression breaks off")
-        return plain
+    def _told(self, flag: int, message: memoryview) -> Message | Packed:
+        return Packed(message, self._bits, self._max_bytes) if flag else message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from itertools import pairwise
+from typing import cast
 from urllib.parse import unquote
 
 import pytest
@@ -23,7 +24,7 @@ from epp.http2.calls import (
     NoRoom,
 )
 from epp.http2.frames import ErrorCode
-from epp.http2.messages import MessageError, MessageReader
+from epp.http2.messages import MessageError, MessageReader, Packed
 from epp.http2.status import Status, percent_encoded
 from tests.kit.http2 import PATH, REQUEST, Client, Fields, message, only, sent
 
@@ -45,7 +46,8 @@ def begun(fields: Fields = REQUEST) -> tuple[Calls, Client, Call]:
 
 
 def messages(events: list[CallEvent]) -> list[bytes]:
-    return [bytes(event.message) for event in events if isinstance(event, MessageReceived)]
+    plain = [event.call.plain(event.message) for event in events if isinstance(event, MessageReceived)]
+    return [bytes(message) for message in plain if message is not None]
 
 
 def status(made: Calls, client: Client) -> tuple[Status, str]:
@@ -176,11 +178,23 @@ def test_compressed_messages(encoding: bytes, pack: object) -> None:
     packed = pack(b"a" * 900)  # type: ignore[operator]
     events = made.receive(client.data(1, message(packed, flag=1) + message(b"plain")), 0.0)
     assert messages(events) == [b"a" * 900, b"plain"]
-    made.receive(client.data(1, message(pack(b"a" * 100_000), flag=1)), 0.0)  # type: ignore[operator]
+    assert not messages(made.receive(client.data(1, message(pack(b"a" * 100_000), flag=1)), 0.0))  # type: ignore[operator]
     assert status(made, client)[0] is Status.RESOURCE_EXHAUSTED, "a bomb is not unpacked"
     made, client, _ = begun((*REQUEST, (b"grpc-encoding", encoding)))
-    made.receive(client.data(1, message(packed[:-6], flag=1)), 0.0)
+    assert not messages(made.receive(client.data(1, message(packed[:-6], flag=1)), 0.0))
     assert status(made, client)[0] is Status.INTERNAL
+
+
+def test_of_the_compressed_messages_of_a_read_each_is_unpacked_when_it_is_taken() -> None:
+    """A read of some hundred kilobytes can hold a thousand times as much."""
+    made, client, call = begun((*REQUEST, (b"grpc-encoding", b"gzip")))
+    packed = message(gzip.compress(b"a" * LONGEST), flag=1)
+    events = made.receive(client.data(1, packed * 20), 0.0)
+    told = [event.message for event in events if isinstance(event, MessageReceived)]
+    assert len(told) == 20
+    assert all(isinstance(one, Packed) for one in told)
+    assert call.plain(told[-1]) == b"a" * LONGEST
+    assert not call.over
 
 
 @given(words=st.text(max_size=300))
@@ -199,7 +213,7 @@ def test_messages_are_the_same_however_their_bytes_are_cut(bodies: list[bytes], 
     places = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
     reader, found = MessageReader(LONGEST), []
     for begin, end in pairwise(places):
-        found += [bytes(one) for one in reader.feed(memoryview(stream[begin:end]))]
+        found += [bytes(cast("memoryview", one)) for one in reader.feed(memoryview(stream[begin:end]))]
     assert found == bodies
     assert not reader.partial
 

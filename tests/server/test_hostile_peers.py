@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from typing import TYPE_CHECKING
@@ -169,4 +170,26 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
     assert await serving.metric("epp_stream_errors_total") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
+    await peer.close()
+
+
+@pytest.mark.parametrize("given_up", [True, False], ids=["given up in the same read", "not given up"])
+async def test_a_message_that_cannot_be_unpacked_ends_its_call_and_what_is_behind_it_is_nobodys(
+    serving: Serving, given_up: bool
+) -> None:
+    peer = await RawPeer.connect(serving.address)
+    begin = with_modes(request_headers(), DUPLEX).SerializeToString()
+    peer.open(1, extra=((b"grpc-encoding", b"gzip"),))
+    good, bad = message(gzip.compress(begin), flag=1), message(b"no gzip", flag=1)
+    chat = request_body(b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}', end=True)
+    peer.pour(1, good + bad + message(chat.SerializeToString()))
+    if given_up:
+        peer.reset(1)
+    await peer.round_trip()
+    told = peer.told[1].status if 1 in peer.told else None
+    assert (None if told is None else told[0]) == (None if given_up else Status.INTERNAL)
+    assert not serving.app.core.recent.get("last"), "it was not decided"
+    assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
+    assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
+    assert await serving.metric("epp_stream_errors_total") == 0
     await peer.close()
