@@ -4,7 +4,8 @@ Owns what a call has told the other side so far. Rules:
 
 * A call that cannot be served is answered here, and the layer above never hears of it: an unknown path,
   another content type, another method than POST, an encoding that is not known.
-* A call's events end with `CallCancelled`, exactly once, unless the layer above called `Call.finish`.
+* A call's events end with `CallCancelled`, exactly once, unless the layer above called `Call.finish`. If the
+  stream then goes while some of what was said still waits to be sent, it comes after all.
 * The last message and the status are one write: they stand side by side in the output.
 * What is said about a call that is over is dropped.
 * What has come of a message is held out of a `Room` that calls share. A call that finds none there hears
@@ -185,7 +186,7 @@ class NoRoom:
 
 @dataclass(slots=True)
 class CallCancelled:
-    """The call is over, and not by us."""
+    """The call is over, and not by us, or not as we said: the last of it was not sent."""
 
     call: Call
 
@@ -239,8 +240,7 @@ class Calls:
 
     def lost(self) -> list[CallEvent]:
         """The socket is gone, and every call with it."""
-        self.connection.lost()
-        return self._cancel_all()
+        return self._cancel_all(self.connection.lost())
 
     def end(self, call: Call) -> None:
         """A call is over; what it is told at its end is its own affair."""
@@ -264,14 +264,14 @@ class Calls:
                 self._ended(event.stream, told)
             elif isinstance(event, StreamReset):
                 self._refused.pop(event.stream, None)
-                self._cancel(event.stream.owner, told)
+                self._cancel(event.stream, told)
             elif isinstance(event, StreamDrained):
                 call = event.stream.owner
                 if call is not None and not call.over:
                     told.append(CallDrained(call))
             elif isinstance(event, ConnectionFailed):
                 self.failed = event.detail
-                told += self._cancel_all()
+                told += self._cancel_all(event.streams)
         return told
 
     def _request(self, event: RequestReceived, told: list[CallEvent]) -> None:
@@ -309,6 +309,7 @@ class Calls:
             for message in call.reader.feed(event.data):
                 told.append(MessageReceived(call, message))  # noqa: PERF401  # those before a bad one are told
         except MessageError as error:
+            event.stream.owner = None
             call.finish(error.status, error.words)
             told.append(CallCancelled(call))
         except NoRoomError:
@@ -322,20 +323,27 @@ class Calls:
         if call is None or call.over:
             return
         if call.reader.partial:
+            stream.owner = None
             call.finish(Status.INTERNAL, "the call ended within a message")
             told.append(CallCancelled(call))
         else:
             told.append(CallEnded(call))
 
-    def _cancel(self, call: Call | None, told: list[CallEvent]) -> None:
-        if call is not None and not call.over:
+    def _cancel(self, stream: Stream, told: list[CallEvent]) -> None:
+        call = stream.owner
+        if call is None or (call.over and not stream.unsent):
+            return
+        if not call.over:
+            self.end(call)
+        told.append(CallCancelled(call))
+
+    def _cancel_all(self, streams: list[Stream]) -> list[CallEvent]:
+        told: list[CallEvent] = []
+        for stream in streams:
+            self._cancel(stream, told)
+        for call in list(self.open):  # without room: its stream has forgotten it
             self.end(call)
             told.append(CallCancelled(call))
-
-    def _cancel_all(self) -> list[CallEvent]:
-        told: list[CallEvent] = []
-        for call in list(self.open):
-            self._cancel(call, told)
         return told
 
 

@@ -166,11 +166,12 @@ class Connection:
             self._drained = True
             self._sender.control(frames.goaway(self._last, ErrorCode.NO_ERROR))
 
-    def lost(self) -> None:
-        """The socket is gone, and all streams with what waits on them; no event comes of it."""
+    def lost(self) -> list[Stream]:
+        """The socket is gone, and all streams with what waits on them: these; no event comes of it."""
         self.closed = True
-        self._sender.forget(self._streams.values())
-        self._streams = {}
+        gone, self._streams = list(self._streams.values()), {}
+        self._sender.forget(gone)
+        return gone
 
     # What frames mean, told by the reader.
 
@@ -396,5 +397,4 @@ class Connection:
 
     def _fail(self, code: ErrorCode, detail: str) -> None:
         self._sender.control(frames.goaway(self._last, code, detail.encode()))
-        self.lost()
-        self._events.append(ConnectionFailed(code, detail))
+        self._events.append(ConnectionFailed(code, detail, self.lost()))

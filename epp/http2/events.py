@@ -66,10 +66,12 @@ class ConnectionFailed:
     Attributes:
         code: what the other side is told.
         detail: one sentence.
+        streams: that were open.
     """
 
     code: ErrorCode
     detail: str
+    streams: list[Stream]
 
 
 Event = RequestReceived | DataReceived | StreamEnded | StreamReset | StreamDrained | ConnectionFailed

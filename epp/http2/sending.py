@@ -126,6 +126,7 @@ class Sender:
             stream.over = True
             self._ready.pop(stream, None)
             if stream.waiting:
+                stream.unsent = True
                 for item in stream.waiting:
                     self._let_go(item)
             stream.waiting = None

@@ -38,6 +38,7 @@ class Stream:
     Attributes:
         ended_there: the other side has ended it.
         over: it is gone: ended by both, or reset.
+        unsent: it went while something waited to be sent on it.
         held: what comes is not to be made up for by larger windows, because nobody takes it for now.
         owed: bytes received since its window was last enlarged.
         withheld: of them, those that the connection's window was not enlarged by either, because it is held.
@@ -56,6 +57,7 @@ class Stream:
         "receive_window",
         "received",
         "send_window",
+        "unsent",
         "waiting",
         "withheld",
     )
@@ -66,7 +68,7 @@ class Stream:
         self.number = number
         self.send_window, self.receive_window = send_window, receive_window
         self.expected_bytes = expected_bytes
-        self.ended_there = self.over = self.held = self.received = False
+        self.ended_there = self.over = self.held = self.received = self.unsent = False
         self.owed = self.withheld = 0
         self.waiting: deque[Waiting] | None = None
         self.owner: Any = None

@@ -118,10 +118,14 @@ class Exchange:
         """The gRPC stream is over; ``cut`` when it was reset."""
         if self._count is not None:
             self._count.cancel()
-        left_id = self._left_id
         self._act(self._stream.closed(cut), [])
-        if cut and left_id:  # with its pick, which then was too long to send or found no room
-            self._leases.unsent(left_id)
+        if cut:
+            self.unsent()
+
+    def unsent(self) -> None:
+        """The last answer did not go out; nobody has a pick that it carried for a request that was left."""
+        if self._left_id:
+            self._leases.unsent(self._left_id)
 
     def _act(
         self, outputs: Sequence[Output | Event], replies: list[ProcessingResponse]

@@ -106,9 +106,11 @@ class ProcessCall:
             self._failed()
 
     def cancelled(self) -> None:
-        """The proxy has given the call up."""
+        """The proxy has given the call up, or has gone before the last answer went out."""
         if self._task is not None:
             self._task.cancel()
+        if self._over:
+            self._exchange.unsent()
         self._end(Status.CANCELLED)
 
     def _go_on(self) -> None:

@@ -5,7 +5,8 @@ services' handlers: health and the access log. Rules for a handler:
 
 * `message`, `ended` and `cancelled` are called from the event loop, in order, and may answer at once, on the
   call itself. None of them waits; who has to keeps a task.
-* `cancelled` comes at most once and last: the call is over and nothing that is sent on it goes anywhere.
+* `cancelled` comes last: the call is over and nothing that is sent on it goes anywhere. It comes also where
+  the call was over already, whoever ended it, and the last that was sent on it did not go out.
 * What a handler raises ends its call with INTERNAL and one entry in the log.
 """
 

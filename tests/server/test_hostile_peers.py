@@ -193,3 +193,28 @@ async def test_a_message_that_cannot_be_unpacked_ends_its_call_and_what_is_behin
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
     assert await serving.metric("epp_stream_errors_total") == 0
     await peer.close()
+
+
+@pytest.mark.parametrize("end", ["reset", "hung up", "broken"])
+async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_lease(
+    tmp_path: Path, end: str
+) -> None:
+    """Its stream was to end with it, and the proxy passes nothing on before it has all of it."""
+    serving = await Serving.start(tmp_path, observe={"mode": "none"})
+    peer = await RawPeer.connect(serving.address, initial_window_size=100)
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
+    peer.open(1)
+    peer.say(1, with_modes(request_headers(), DUPLEX, DUPLEX), request_body(body, end=True))
+    await peer.round_trip()
+    assert serving.app.picker.in_flight == 1
+    if end == "reset":
+        peer.reset(1)
+        await peer.round_trip()
+    elif end == "hung up":
+        await peer.close()
+    else:
+        peer.write(bytes(100))
+    await until(lambda: not serving.app.picker.in_flight)
+    assert not len(serving.app._observation.leases)
+    await peer.close()
+    await serving.stop()
