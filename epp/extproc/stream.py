@@ -16,6 +16,7 @@ is one, last. Rules:
   | answered, to be left, response shown in pieces   | UNOBSERVED     | `Finish`, mute               |
   | a message out of order, a mode not spoken        | PROTOCOL_ERROR | `Abort`, mute                |
   | `no_room` before there is a response             | REFUSED        | `Finish`, mute               |
+  | `closed` within a body that is shown whole       | CUT_OFF        | is mute                      |
   | `closed(cut=False)` before any of these          | STREAM_END     | is mute                      |
   | `closed(cut=True)` before any of these           | CLIENT_GONE    | is mute                      |
 
@@ -190,7 +191,14 @@ class Stream:
             cut: it was reset (the client left, or Envoy died) rather than closed.
         """
         self._mute = True
+        if self._broke_off():
+            return self._end(Cause.CUT_OFF)
         return self._end(Cause.CLIENT_GONE if cut else Cause.STREAM_END)
+
+    def _broke_off(self) -> bool:
+        """Whether the response has begun in a mode that would have shown its end."""
+        shown = self._modes is not None and self._modes.response in CHANGEABLE
+        return shown and self._response is not None and self._response.phase is ResponsePhase.OPEN
 
     def _take(self, message: ProcessingRequest) -> list[Output]:
         request, response = self._sides(message)

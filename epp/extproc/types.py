@@ -26,6 +26,7 @@ class Cause(Enum):
     """
 
     COMPLETED = "completed"  # the response was seen to its end
+    CUT_OFF = "cut-off"  # the response was seen to begin, not to end: by the client or the endpoint
     STREAM_END = "stream-end"  # Envoy closed the stream; what became of the response is not known here
     CLIENT_GONE = "client-gone"  # the stream was cut before the response ended
     REFUSED = "refused"  # answered by an immediate response

@@ -28,6 +28,12 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 
 
 _NO_LINE_END = re.compile(rb"[^\r\n]")
+#: The event that ends a stream: OpenAI's mark, the last of Anthropic's messages, those of OpenAI's responses.
+_LAST_EVENT = re.compile(
+    rb"(?:^|\n)data: ?\[DONE\]"
+    rb'|"type"[ \t]*:[ \t]*"(?:message_stop|response\.(?:completed|incomplete|failed))"'
+)
+_EVENT_END = re.compile(rb"\r?\n\r?\n\Z")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
 
@@ -125,11 +131,23 @@ class AnswerWatch:
         if self._reader is not None:
             return self._reader.usage
         reader = UsageReader(lines=True)
-        reader.feed(b"".join(self._head))
-        if self.response_bytes > self._head_bytes + self._tail_bytes:
-            reader.feed(_GAP)
-        reader.feed(b"".join(self._tail))
+        reader.feed(self._ends())
         return reader.usage
+
+    def has_last_event(self) -> bool:
+        """Whether the event has come that ends a stream, and is whole: many clients hang up there.
+
+        False of what is no event stream, is compressed, or has a last event longer than `TAIL_BYTES`.
+        """
+        if self._reader is not None or self.encoded:
+            return False
+        ends = self._ends()
+        return _EVENT_END.search(ends) is not None and _LAST_EVENT.search(ends) is not None
+
+    def _ends(self) -> bytes:
+        """Beginning and end of an event stream."""
+        gap = _GAP if self.response_bytes > self._head_bytes + self._tail_bytes else b""
+        return b"".join((*self._head, gap, *self._tail))
 
     def _keep(self, data: bytes, size: int) -> None:
         """Keep at least the last `TAIL_BYTES`, in whole pieces, at most twice that and a piece."""

@@ -190,6 +190,8 @@ class Exchange:
             self._left_id = decision_id
             self._leases.left(decision_id)
             return
+        if cause is Cause.CUT_OFF and watch is not None and watch.has_last_event():
+            cause = Cause.COMPLETED  # its client has all that it wanted
         if watch is not None and watch.chunks:
             if watch.encoded:
                 self._sampler.encoded()

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 2.0
 _REMEMBERED = 4096
-#: Ends that say nothing of the response, because it did not pass the picker.
-_BLIND = {Cause.STREAM_END.value, Cause.CLIENT_GONE.value, Cause.UNOBSERVED.value}
+#: Ends that do not say what became of the response, because it did not pass the picker, or not to its end.
+_BLIND = {cause.value for cause in (Cause.STREAM_END, Cause.CUT_OFF, Cause.CLIENT_GONE, Cause.UNOBSERVED)}
 #: A client's mistake (4xx) says neither that an endpoint works nor that it fails.
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _FLEET_STATUSES = frozenset({408, 429})
 #: The client left: nobody knows how long its answer would have taken.
 _CLIENT_LEFT = frozenset({"client-gone"})
+#: The client may have left, in the middle of an answer of which perhaps nobody saw the first token.
+_CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
 _UNSEEN = frozenset({"unobserved", "stream-end", "evicted"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
@@ -147,10 +149,11 @@ def sample_of(
     cause, status = str(outcome.get("cause", "")), outcome.get("status")
     if status is not None and 400 <= status < 500 and status != 499 and status not in _FLEET_STATUSES:
         return None
-    if cause in _UNSEEN and status is None and outcome.get("ttft_ms") is None:
-        return None
-    left = cause in _CLIENT_LEFT or status == 499
     broken = cause in _BROKEN or (status is not None and status >= 400)
+    cut_off = cause == _CUT_OFF and not broken
+    if outcome.get("ttft_ms") is None and (cut_off or (cause in _UNSEEN and status is None)):
+        return None
+    left = cut_off or cause in _CLIENT_LEFT or status == 499
     answer_tokens = outcome.get("completion_tokens")
     return Sample(
         **common,

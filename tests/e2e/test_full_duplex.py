@@ -122,23 +122,38 @@ async def test_a_client_that_leaves(tmp_path: Path, first_token: bool) -> None:
         writer.transport.abort()
         await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
         outcome = await gateway.outcome()
-        assert outcome["cause"] in ("client-gone", "stream-end")
+        assert outcome["cause"] in (("cut-off",) if first_token else ("client-gone", "stream-end"))
         assert (outcome["ttft_ms"] is not None) is first_token
 
 
-async def test_an_upstream_that_breaks_off(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_at_the_end_mark_has_all_of_it(tmp_path: Path) -> None:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.head() + b"".join(map(answers.chunk, (*TOKENS, answers.usage(), answers.DONE))))
+        await reader.read()
+
+    async with Gateway(tmp_path, play, observe=READ) as gateway:
+        reader, writer = await gateway.connect()
+        writer.write(request())
+        await reader.readuntil(answers.DONE)
+        writer.transport.abort()
+        outcome = await gateway.outcome()
+        assert (outcome["cause"], outcome["completion_tokens"]) == ("completed", 5)
+
+
+@pytest.mark.parametrize("observe", ["all", {"mode": "none", "unobserved": "carry"}])
+async def test_an_upstream_that_breaks_off(tmp_path: Path, observe: object) -> None:
     async def play(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answers.head() + answers.chunk(TOKENS[0]))
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.transport.abort()
 
-    async with Gateway(tmp_path, play, observe=READ) as gateway:
+    async with Gateway(tmp_path, play, observe=observe) as gateway:
         reply = await gateway.ask()
         assert reply.cut
         outcome = await gateway.outcome()
-        assert (outcome["status"], outcome["cause"] != "completed") == (200, True)
-        assert outcome["ttft_ms"] is not None
+        assert (outcome["status"], outcome["cause"]) == (200, "cut-off")
+        assert (outcome["ttft_ms"] is not None) is (observe == READ)
         await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
 
 

@@ -146,3 +146,24 @@ def test_compressed_answers_tell_no_usage(encoding: str, known: bool) -> None:
     watch.feed(END, 0.0)
     assert watch.encoded is not known
     assert watch.usage() == (KNOWN if known else NO_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("last", "whole"),
+    [
+        (b"data: [DONE]\n\n", True),
+        (b"data:[DONE]\r\n\r\n", True),
+        (b"data: [DONE]\n", False),
+        (event({"type": "message_stop"}), True),
+        (event({"type": "response.completed", "response": {}}), True),
+        (event({"choices": [{"delta": {"content": "data: [DONE]"}}]}), False),
+        (event({"choices": [{"delta": {"content": '"type":"message_stop"'}}]}), False),
+        (b"", False),
+    ],
+)
+@pytest.mark.parametrize("tokens", [0, 5, 5000])
+def test_a_stream_is_whole_with_its_last_event(last: bytes, whole: bool, tokens: int) -> None:
+    answer = TOKEN * tokens + last
+    assert watched(answer).has_last_event() is whole
+    assert watched(*(answer[at : at + 700] for at in range(0, len(answer), 700))).has_last_event() is whole
+    assert not watched(answer, headers={"content-type": "application/json"}).has_last_event()

@@ -196,6 +196,8 @@ def test_a_sample_is_of_its_dispatch() -> None:
         ({"cause": "unreachable", "status": 503, "ttft_ms": None}, True, False, False),
         ({"cause": "client-gone", "ttft_ms": None}, False, False, True),
         ({"cause": "client-gone"}, False, True, True),
+        ({"cause": "cut-off"}, False, True, True),
+        ({"cause": "cut-off", "status": 500, "ttft_ms": None}, True, False, False),
         ({"cause": "expired", "status": None, "ttft_ms": None}, True, False, False),
     ],
 )
@@ -209,6 +211,7 @@ def test_what_says_nothing_about_a_policy_is_left_out() -> None:
     assert sample_of(decision(basis="balance"), outcome()) is None
     assert sample_of(decision(), outcome(status=400)) is None
     assert sample_of(decision(), outcome(cause="unobserved", status=None, ttft_ms=None)) is None
+    assert sample_of(decision(), outcome(cause="cut-off", ttft_ms=None)) is None, "nobody saw its first token"
 
 
 def test_a_request_that_never_ended_is_a_sample() -> None:
