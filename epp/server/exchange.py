@@ -192,7 +192,7 @@ class Exchange:
             return
         if cause is Cause.CUT_OFF and watch is not None and watch.has_last_event():
             cause = Cause.COMPLETED  # its client has all that it wanted
-        if watch is not None and watch.chunks:
+        if watch is not None and (watch.chunks or cause is Cause.COMPLETED):
             if watch.encoded:
                 self._sampler.encoded()
             self._core.outcomes.observed(

@@ -99,6 +99,7 @@ async def test_answers_without_a_body_and_errors(
         if observe == "all":
             outcome = await gateway.outcome()
             assert (outcome["cause"], outcome["status"]) == ("completed", status)
+            assert outcome["response_bytes"] == len(body)
             if status >= 400:
                 assert outcome["ttft_ms"] is None, "an error has no first token"
 
