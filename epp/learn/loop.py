@@ -119,7 +119,6 @@ class Loop:
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         self.heart.tick()
         self._look_at_the_clock(now_s, now_wall_s)
-        self.learner.look_at_the_clock(now_wall_s)
         for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
         self._tell_retreats(now_wall_s)
@@ -145,6 +144,7 @@ class Loop:
         if stepped_s:
             self._feed.stepped(before_wall_s, now_wall_s, wait_s=self._settings.late_s)
             self._tell(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
+        self.learner.look_at_the_clock(now_wall_s, stepped_s=stepped_s)
 
     def _tell_retreats(self, now_wall_s: float) -> None:
         retreats, self.learner.retreats = self.learner.retreats, []

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _MODEL = Stamp("guard", "model", 0)
 _LONGEST_HOLD_S = 86_400.0
-#: A request ends, or is given up waiting for, in much less: what is older was served by another picker, whose
-#: records come later. A clock that goes back by less was corrected.
+#: Clocks of pickers are apart by much less: requests so far ahead are of before this clock was set back.
+#: Where a step was seen it is enough that blocks are closed that are not over.
 _BACK_S = 3600.0
 #: Load is the mean of so many blocks, because queues outlast one; after a model's as many do not count.
 _SMOOTH = 5
@@ -99,12 +99,13 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
         return ""
     if (state.block_s, state.measure) != (trial.stages.block_s, trial.goal.measure):
         _counted_otherwise(state, settings)
-    if state.newest_wall_s - sample.at_wall_s > _BACK_S:
+    open_wall_s = state.closed * trial.stages.block_s
+    if logged.ended_wall_s < open_wall_s:
         return ""  # of another picker, whose files are read after: these blocks are closed
     state.newest_wall_s = max(state.newest_wall_s, sample.at_wall_s)
     # What ends when its block is complete counts in the oldest one that is not: it must not go uncounted for
     # being slow.
-    at_wall_s = max(sample.at_wall_s, state.closed * trial.stages.block_s)
+    at_wall_s = max(sample.at_wall_s, open_wall_s)
     fleet.enter(state.watch, _ended(logged, settings, at_wall_s), trial)
     _close(state, settings)
     watch = state.watch
@@ -132,15 +133,24 @@ def _counted_otherwise(state: GuardState, settings: LearnerSettings) -> None:
         state.watch, state.closed = Watch(), 0
 
 
-def look_at_the_clock(state: GuardState, now_wall_s: float) -> None:
+def look_at_the_clock(
+    state: GuardState, now_wall_s: float, settings: LearnerSettings, *, stepped_s: float = 0.0
+) -> None:
     """Notice a clock that was set back: blocks of before are of no time any more; a hold is no longer for it.
 
     Requests do not tell: those of several pickers are read file by file, hours of the one after hours of the
     other where nobody has read for so long.
+
+    Args:
+        state: changed in place.
+        now_wall_s: the time.
+        settings: of the blocks.
+        stepped_s: by how much the clock was seen to step since the last look.
     """
-    if state.newest_wall_s - now_wall_s <= _BACK_S:
+    ahead_s = state.newest_wall_s - now_wall_s
+    if ahead_s <= (settings.trial.stages.late_s if stepped_s < 0.0 else _BACK_S):
         return
-    state.held_until_wall_s -= state.newest_wall_s - now_wall_s
+    state.held_until_wall_s -= ahead_s
     state.watch, state.newest_wall_s, state.closed = Watch(), now_wall_s, 0
 
 

@@ -182,9 +182,14 @@ class Learner:
         self.add(logged)
         return True
 
-    def look_at_the_clock(self, now_wall_s: float) -> None:
-        """Tell the time to who goes by that of requests: a clock may have been set back."""
-        look_at_the_clock(self.memory.guard, now_wall_s)
+    def look_at_the_clock(self, now_wall_s: float, *, stepped_s: float = 0.0) -> None:
+        """Tell the time to who goes by that of requests: a clock may have been set back.
+
+        Args:
+            now_wall_s: the time.
+            stepped_s: by how much the clock was seen to step since the last look.
+        """
+        look_at_the_clock(self.memory.guard, now_wall_s, self.settings, stepped_s=stepped_s)
 
     def add(self, logged: Logged) -> None:
         """A request that says something."""

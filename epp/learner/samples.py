@@ -85,6 +85,7 @@ class Logged:
         served_pick: the pick is who served it.
         learned: a model chose.
         other: a policy that is neither the learned one nor its heuristic chose.
+        ended_wall_s: Unix time at which it was over, or was given up; NaN where nobody tells.
     """
 
     sample: Sample
@@ -96,6 +97,7 @@ class Logged:
     served_pick: bool
     learned: bool = False
     other: bool = False
+    ended_wall_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,4 +257,5 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         served_pick=served == choice.chosen,
         learned=choice.learned,
         other=choice.other,
+        ended_wall_s=choice.at_wall_s + (ended.e2e_ms if math.isnan(waited_ms) else waited_ms) / 1000.0,
     )

@@ -48,7 +48,8 @@ class Fleet:
         ttft_ms = factor * float(self._random.lognormal(5.0, 0.6))
         sample = Sample(self.now_s, rows[0], "", ttft_ms, itl_ms=10.0, output_tokens=50.0)
         even = np.full(2, 0.5)
-        return Logged(sample, rows, ("", ""), even, even, 0, served_pick=True, learned=learned)
+        logged = Logged(sample, rows, ("", ""), even, even, 0, served_pick=True, learned=learned)
+        return replace(logged, ended_wall_s=self.now_s + ttft_ms / 1000.0)
 
     def serve(self, minutes: float, *, learned: bool, factor: float = 1.0, rate_rps: float = 2.0) -> str:
         """Requests for so long; the first reason against the model."""
@@ -120,27 +121,50 @@ def test_what_other_policies_chose_is_nobodys() -> None:
     assert fleet.state == GuardState()
 
 
-def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
+@pytest.mark.parametrize(("back_s", "seen"), [(86_400.0, False), (86_400.0, True), (1_200.0, True)])
+def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer(back_s: float, seen: bool) -> None:
     fleet = Fleet()
     assert fleet.serve(30, learned=False) == ""
     assert fleet.serve(60, learned=True, factor=5.0) != ""
-    fleet.now_s -= 86_400.0
-    look_at_the_clock(fleet.state, fleet.now_s)
+    fleet.now_s -= back_s
+    look_at_the_clock(fleet.state, fleet.now_s, SETTINGS, stepped_s=-back_s if seen else 0.0)
+    assert fleet.state.held_until_wall_s <= fleet.now_s + SETTINGS.retry_s
     assert fleet.serve(30, learned=False) == ""
-    assert fleet.state.held_until_wall_s < fleet.now_s + SETTINGS.retry_s
     assert 30 < len(fleet.state.watch.baseline) < 42
     assert fleet.serve(60, learned=True, factor=5.0) != ""
 
 
-def test_hours_of_another_picker_that_are_read_later_are_no_clock_that_was_set_back() -> None:
+def test_a_clock_that_is_corrected_by_seconds_changes_nothing() -> None:
     fleet = Fleet()
-    assert fleet.serve(180, learned=False) == ""
+    assert fleet.serve(30, learned=False) == ""
+    before = msgspec.to_builtins(fleet.state)
+    look_at_the_clock(fleet.state, fleet.now_s - 20.0, SETTINGS, stepped_s=-20.0)
+    look_at_the_clock(fleet.state, fleet.now_s + 20.0, SETTINGS, stepped_s=40.0)
+    assert msgspec.to_builtins(fleet.state) == before
+
+
+@pytest.mark.parametrize(("minutes", "late"), [(180, 100), (40, 30)])
+def test_what_another_picker_served_and_is_read_later_is_no_clock_that_was_set_back(
+    minutes: float, late: float
+) -> None:
+    fleet = Fleet()
+    assert fleet.serve(minutes, learned=False) == ""
     assert fleet.serve(60, learned=True, factor=5.0) != ""
     before, ended_s = msgspec.to_builtins(fleet.state), fleet.now_s
-    fleet.now_s = BEGIN_S  # the files of another one, that served the same three hours
-    assert fleet.serve(100, learned=False) == ""
-    look_at_the_clock(fleet.state, ended_s)
+    fleet.now_s -= 60.0 * (late + 5.0)  # the files of another one, that served at the same time
+    assert fleet.serve(late, learned=False) == ""
+    look_at_the_clock(fleet.state, ended_s, SETTINGS)
     assert msgspec.to_builtins(fleet.state) == before
+
+
+def test_a_request_that_outlasts_its_block_counts_in_one_that_is_open() -> None:
+    fleet = Fleet()
+    assert fleet.serve(10, learned=False) == ""
+    requests = sum(filling.requests for filling in fleet.state.watch.open.values())
+    slow = fleet.one(learned=False)
+    slow = replace(slow, sample=replace(slow.sample, at_wall_s=fleet.now_s - 500.0), ended_wall_s=fleet.now_s)
+    assert take(fleet.state, slow, SETTINGS) == ""
+    assert sum(filling.requests for filling in fleet.state.watch.open.values()) == requests + 1
 
 
 def retimed(**changes: object) -> LearnerSettings:

@@ -227,7 +227,7 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(tmp
     assert len(world.places.versions()) == 2
 
 
-@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0, -600.0])
 def test_a_step_of_the_clock_teaches_nothing(tmp_path: Path, step_s: float) -> None:
     world = LearnWorld(tmp_path / "world")
     loop = world.start()
@@ -236,8 +236,11 @@ def test_a_step_of_the_clock_teaches_nothing(tmp_path: Path, step_s: float) -> N
     world.recorded.append("".join(json.dumps(record) + "\n" for record in under_way).encode())
     loop.tick()
     assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (3, 20)
+    guard = loop.learner.memory.guard
+    guard.newest_wall_s = world.clock.wall_s()
     world.clock._offset_s += step_s
     loop.tick()
+    assert guard.newest_wall_s <= world.clock.wall_s(), "the guard goes by the clock as it is now"
     assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (0, 20), (
         "nobody has waited for an hour"
     )
