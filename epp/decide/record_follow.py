@@ -113,8 +113,9 @@ def _decided(record: Mapping[str, Any]) -> str:
 
 def _ended(record: Mapping[str, Any]) -> str:
     status = f" {record['status']}" if record["status"] else ""
+    where = record.get("served") or record["endpoint"]
     return (
-        f"{clock_time(record['at'])} {record['id']} {record['cause']}{status} at {record['endpoint']},"
+        f"{clock_time(record['at'])} {record['id']} {record['cause']}{status} at {where},"
         f" TTFT {number(record['ttft_ms'], 1)} ms, E2E {number(record['e2e_ms'], 1)} ms,"
         f" cached {number(record['cached_tokens'])}"
     )

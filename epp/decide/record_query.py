@@ -122,10 +122,9 @@ def _moment(text: str, default: float) -> float:
     if ago:
         return time.time() - float(ago[1]) * _UNIT_S[ago[2]]
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):  # the latter of a time that is none where this machine is
         raise EppError(f"{text!r} is neither an ISO 8601 time nor like 90s, 10m, 2h, 1d") from None
-    return (moment if moment.tzinfo else moment.astimezone()).timestamp()
 
 
 def clock_time(at_s: float) -> str:

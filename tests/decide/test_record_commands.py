@@ -20,7 +20,7 @@ from epp.decide.record_files import read_records, record_files
 from epp.decide.record_follow import Follower, Narrator
 from epp.decide.record_query import Query
 from epp.decide.record_schema import decision_of
-from epp.decide.records import to_record
+from epp.decide.records import outcome_record, to_record
 from epp.errors import EppError
 from epp.policies.gorgo_ms import GorgoMs
 from epp.server.sockets import listening_socket
@@ -126,6 +126,8 @@ def test_what_holds_no_records_is_told(
 def test_a_time_that_is_none_is_told(folder: Path) -> None:
     with pytest.raises(EppError, match="'yesterday' is neither"):
         command(record_show, folder, "--since", "yesterday")
+    with pytest.raises(EppError, match="'0001-01-01' is neither an ISO 8601 time"):
+        command(record_show, folder, "--since", "0001-01-01")  # no time yet, west of Greenwich or not
 
 
 def test_verify_tells_what_differs_and_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +257,15 @@ def test_follow_with_conditions(folder: Path) -> None:
     assert told(Query(policy="random")) == 19
     assert told(Query(cause="client-gone")) == 13 + 0, "at the end, when it is known"
     assert told(Query(since_s=2e9)) == 0
+
+
+def test_follow_tells_who_served_it() -> None:
+    (decision, _), *_ = decided(1, "gorgo")
+    outcome = outcome_of(decision, cause="retried-elsewhere", served="10.9.9.9:8000")
+    narrator = Narrator(Query())
+    narrator.tell(json.loads(json.dumps(to_record(decision))))
+    told = narrator.tell(outcome_record(outcome, decision.at_wall_s))
+    assert "retried-elsewhere 200 at 10.9.9.9:8000," in told
 
 
 def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None:
