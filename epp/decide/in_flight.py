@@ -107,6 +107,7 @@ class InFlight:
     chunks: int | None = None
     response_bytes: int | None = None
     travelled: Travelled | None = None
+    streamed: bool | None = None
 
     @property
     def prompt(self) -> MeasuredPrompt | None:
@@ -142,7 +143,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         served=entry.served,
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
-        streamed=entry.ask.stream,
+        streamed=entry.ask.stream if entry.streamed is None else entry.streamed,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

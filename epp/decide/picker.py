@@ -284,6 +284,7 @@ class Picker:
         chunks: int | None = None,
         response_bytes: int | None = None,
         last_chunk_s: float = math.nan,
+        streamed: bool | None = None,
     ) -> bool:
         """What the stream showed of the answer; False when the decision is unknown or ended.
 
@@ -293,11 +294,13 @@ class Picker:
             chunks: pieces of the answer that were not empty.
             response_bytes: their bytes.
             last_chunk_s: when the last of them came.
+            streamed: it was an event stream; None where nobody told, then what the client asked for counts.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
+        entry.streamed = streamed
         return usage == NO_USAGE or self.usage(decision_id, usage)
 
     def served(self, decision_id: str, address: str) -> None:

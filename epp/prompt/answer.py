@@ -48,6 +48,7 @@ class AnswerWatch:
             which servers keep a connection alive, are none.
         last_s: when the last piece came.
         encoded: the answer is compressed, so that its usage cannot be read.
+        streamed: it is an event stream; None before its headers came.
     """
 
     __slots__ = (
@@ -63,12 +64,14 @@ class AnswerWatch:
         "first_s",
         "last_s",
         "response_bytes",
+        "streamed",
     )
 
     def __init__(self) -> None:
         self.chunks = self.response_bytes = 0
         self.first_s = self.last_s = math.nan
         self.encoded = False
+        self.streamed: bool | None = None
         self._good = True
         self._in_comment = False
         self._reader: UsageReader | None = UsageReader(lines=True)
@@ -79,7 +82,8 @@ class AnswerWatch:
     def started(self, status: int, headers: Mapping[str, str]) -> None:
         """Response headers came; an answer without them is taken for a good one."""
         self._good = status < _CLIENT_ERROR
-        if headers.get("content-type", "").lower().startswith("text/event-stream"):
+        self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
+        if self.streamed:
             self._reader = None
         self.encoded = headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
 

@@ -201,5 +201,6 @@ class Exchange:
                 chunks=watch.chunks,
                 response_bytes=watch.response_bytes,
                 last_chunk_s=math.nan if math.isnan(watch.first_s) else watch.last_s,
+                streamed=watch.streamed,
             )
         self._core.outcomes.stream_ended(decision_id, cause.value)

@@ -91,6 +91,7 @@ class Outcomes:
         chunks: int | None = None,
         response_bytes: int | None = None,
         last_chunk_s: float = math.nan,
+        streamed: bool | None = None,
     ) -> None:
         """What the ext_proc stream showed of the answer, told before its end; see `Picker.observed`."""
         if not self._picker.observed(
@@ -99,6 +100,7 @@ class Outcomes:
             chunks=chunks,
             response_bytes=response_bytes,
             last_chunk_s=last_chunk_s,
+            streamed=streamed,
         ):
             self._late(decision_id)
 

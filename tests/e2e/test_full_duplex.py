@@ -58,12 +58,13 @@ async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Pat
         assert await gateway.picker.metric("epp_observe_responses_total", observe="read") == 1
 
 
-async def test_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_not_streamed(tmp_path: Path, stream: bool) -> None:
     body = json.dumps({"choices": [], "usage": answers.USAGE}).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    plain = json.dumps({**CHAT, "stream": False}).encode()
+    asked = json.dumps({**CHAT, "stream": stream}).encode()
     async with Gateway(tmp_path, plays(head=head, end=body), observe=READ) as gateway:
-        assert (await gateway.ask(plain)).body == body
+        assert (await gateway.ask(asked)).body == body
         outcome = await gateway.outcome()
         assert (outcome["completion_tokens"], outcome["cached_tokens"]) == (5, 1024)
         assert outcome["itl_ms"] is None

@@ -14,7 +14,14 @@ from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.metrics_page import page
 from epp.signals.endpoint import Endpoint
-from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
+from tests.kit.conversation import (
+    DUPLEX,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    with_modes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -289,3 +296,27 @@ async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: P
     known = made.core.resolver.known_as("localhost:8000")
     assert picked(made, chat(hint=known)) == [known]
     assert picked(made, chat(hint=known.rpartition(":")[0])) == [known]
+
+
+@pytest.mark.parametrize(
+    ("kind", "learns"), [("text/event-stream", True), ("application/json", False), (None, True)]
+)
+async def test_a_whole_answer_to_a_client_that_asked_for_a_stream_tells_no_speed(
+    tmp_path: Path, kind: str | None, learns: bool
+) -> None:
+    made = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", StillClock())
+    made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
+    fleet = made.picker.fleet
+    before = fleet.answers.expected("m")
+    for _ in range(30):
+        exchange = made._grpc._new_exchange()
+        await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
+        asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+        await exchange.receive(request_body(json.dumps(asked).encode(), end=True))
+        if kind is not None:
+            started = response_headers()
+            started.response_headers.headers.headers.add(key="content-type", raw_value=kind.encode())
+            await exchange.receive(started)
+        await exchange.receive(response_body(b"all of it", end=True))
+        exchange.closed(cut=False)
+    assert (fleet.answers.expected("m") < before) is learns
