@@ -36,6 +36,8 @@ REPORT_WAIT_S = 2.0
 _REMEMBERED = 4096
 #: Ends that do not say what became of the response, because it did not pass the picker, or not to its end.
 _BLIND = {cause.value for cause in (Cause.STREAM_END, Cause.CUT_OFF, Cause.CLIENT_GONE, Cause.UNOBSERVED)}
+#: Ends of a response that began well, as far as the stream shows it.
+_ANSWERED = {Cause.COMPLETED.value, Cause.STREAM_END.value}
 #: A client's mistake (4xx) says neither that an endpoint works nor that it fails.
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
@@ -189,7 +191,11 @@ class Outcomes:
             self._settle(decision_id, waiting)
 
     def _settle(self, decision_id: str, waiting: _Waiting) -> None:
+        """No report came: what the stream showed is all that will be known."""
         del self._waiting[decision_id]
+        counted = self._judge_stream(waiting.outcome)
+        if counted != _NOTHING:
+            self._remember(decision_id, counted)
         self._picker.settle(waiting.outcome)
         self._tell(waiting.outcome)
 
@@ -272,11 +278,11 @@ class Outcomes:
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
-        """The same of a response that passed through the stream; what was counted."""
+        """The same of a response that passed through the stream, or its headers alone; what was counted."""
         where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
         if status >= _SERVER_ERROR:
             verdict = where, True
-        elif 0 < status < _CLIENT_ERROR and outcome.cause == Cause.COMPLETED.value:
+        elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
         self._count(*verdict, f"status {status}", self._clock.mono_s())
         return verdict

@@ -331,3 +331,27 @@ def test_a_picker_without_a_secret_says_what_that_costs(
     config = parse_config(f"{few}\nprefix: {{secret_file: secret}}", "epp.yaml")
     App(config, tmp_path, "epp.yaml", Clock())
     assert not caplog.text
+
+
+def test_an_endpoint_is_judged_by_headers_where_nothing_else_is_shown(deployment: Deployment) -> None:
+    """A gateway that shows response headers, no bodies, and sends no reports."""
+    deployment.app.picker.set_pool(POOL[:1], deployment.clock.now_s)
+    states = []
+    for status in (500, 500, 200, 500, 404, 500, 200, 500, 500, 500, 500, 500):
+        decision = deployment.decide([{"role": "user", "content": WORDS}])
+        deployment.core.response_started(decision.id, status)
+        deployment.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+        deployment.clock.now_s += 3.0
+        deployment.core.outcomes.expire()
+        states.append(deployment.fleet.health.state(deployment.slot(POOL[0].address)))
+    assert states == [State.HEALTHY] * 11 + [State.EJECTED], "five in a row"
+
+
+def test_a_report_that_comes_too_late_counts_no_failure_twice(deployment: Deployment) -> None:
+    decision = deployment.decide([{"role": "user", "content": WORDS}])
+    deployment.core.response_started(decision.id, 500)
+    deployment.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+    deployment.clock.now_s += 3.0
+    deployment.core.outcomes.expire()
+    deployment.core.outcomes.finished(report(decision, status=500))
+    assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failures == {"outcome": 1}
