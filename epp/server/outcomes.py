@@ -2,11 +2,13 @@
 
 Owns the requests whose stream has ended and whose report has not come. Envoy's log follows the end of the
 stream by its flush interval; a request that no report came for within `REPORT_WAIT_S` is recorded with what
-its stream told. Leases never wait for a report: they end with the stream.
+its stream told. Where the end was only predicted, and Envoy reports, the real one may come much later: then
+`FORETOLD_WAIT_S`. Leases never wait for a report: they end with the stream.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 from dataclasses import replace
@@ -14,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from epp.decide.records import Outcome, Source, itl_of, usage_sources
 from epp.extproc.types import Cause
-from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
 from epp.signals.paths import Travelled
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 2.0
+#: Less than a tuner waits for outcomes.
+FORETOLD_WAIT_S = 30.0
 _REMEMBERED = 4096
 #: Ends that do not say what became of the response, because it did not pass the picker, or not to its end.
 _BLIND = {cause.value for cause in (Cause.STREAM_END, Cause.CUT_OFF, Cause.CLIENT_GONE, Cause.UNOBSERVED)}
@@ -46,12 +49,6 @@ _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 _Verdict = tuple[str, bool]
 #: Of a request that says nothing of anybody, and of one that Envoy has reported.
 _NOTHING, _REPORTED = ("", False), ("reported", False)
-
-
-@fast_dataclass(frozen=True, slots=True)
-class _Waiting:
-    outcome: Outcome
-    until_s: float
 
 
 class Outcomes:
@@ -70,7 +67,9 @@ class Outcomes:
     ) -> None:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
-        self._waiting: dict[str, _Waiting] = {}  # in order of their deadlines
+        self._waiting: dict[str, Outcome] = {}
+        self._due: list[tuple[float, str]] = []  # a heap: until when each is waited for, some told since
+        self._reporting = False  # whether any report on a request of ours has come
         #: The last that were told, oldest first: what was counted of each, `_REPORTED` after Envoy's report.
         self._finished: dict[str, _Verdict] = {}
         #: Called with every outcome.
@@ -119,7 +118,9 @@ class Outcomes:
         if outcome is None:
             self._late(decision_id)
         elif blind:
-            self._waiting[decision_id] = _Waiting(outcome, now_s + REPORT_WAIT_S)
+            wait_s = FORETOLD_WAIT_S if predicted and self._reporting else REPORT_WAIT_S
+            self._waiting[decision_id] = outcome
+            heapq.heappush(self._due, (now_s + wait_s, decision_id))
         else:
             self._remember(decision_id, self._judge_stream(outcome))
             self._tell(_told_by_stream(outcome))
@@ -142,10 +143,8 @@ class Outcomes:
         if report.connected_anew is not None:
             told = Travelled(report.connected_anew, report.opened_ms, report.first_byte_ms)
             self._picker.travelled(report.decision_id, told)
-        waiting = self._waiting.pop(report.decision_id, None)
-        if waiting is not None:
-            outcome: Outcome | None = waiting.outcome
-        else:
+        outcome = self._waiting.pop(report.decision_id, None)
+        if outcome is None:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is None:
@@ -154,6 +153,7 @@ class Outcomes:
             else:
                 self._metrics.late_reports.inc()
             return
+        self._reporting = True
         self._remember(report.decision_id, _REPORTED)
         outcome = self._merged(outcome, report)
         self._picker.settle(outcome)
@@ -179,25 +179,25 @@ class Outcomes:
         for outcome in self._picker.expire(now_s):
             self._metrics.leases_expired.inc()
             self._tell(outcome)
-        while self._waiting:
-            decision_id, waiting = next(iter(self._waiting.items()))
-            if waiting.until_s > now_s:
-                break
-            self._settle(decision_id, waiting)
+        while self._due and self._due[0][0] <= now_s:
+            _, decision_id = heapq.heappop(self._due)
+            self._settle(decision_id)
 
     def close(self) -> None:
         """Tell what still waits."""
-        for decision_id, waiting in list(self._waiting.items()):
-            self._settle(decision_id, waiting)
+        for decision_id in list(self._waiting):
+            self._settle(decision_id)
 
-    def _settle(self, decision_id: str, waiting: _Waiting) -> None:
+    def _settle(self, decision_id: str) -> None:
         """No report came: what the stream showed is all that will be known."""
-        del self._waiting[decision_id]
-        counted = self._judge_stream(waiting.outcome)
+        outcome = self._waiting.pop(decision_id, None)
+        if outcome is None:
+            return
+        counted = self._judge_stream(outcome)
         if counted != _NOTHING:
             self._remember(decision_id, counted)
-        self._picker.settle(waiting.outcome)
-        self._tell(waiting.outcome)
+        self._picker.settle(outcome)
+        self._tell(outcome)
 
     def _merged(self, outcome: Outcome, report: Report) -> Outcome:
         """What Envoy saw goes before what the stream told."""

@@ -355,3 +355,46 @@ def test_a_report_that_comes_too_late_counts_no_failure_twice(deployment: Deploy
     deployment.core.outcomes.expire()
     deployment.core.outcomes.finished(report(decision, status=500))
     assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failures == {"outcome": 1}
+
+
+def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:
+    """Else short answers alone would be learned from, and answers be foretold ever shorter."""
+    told: list[Outcome] = []
+    outcomes, ledger = deployment.core.outcomes, deployment.fleet.ledger
+    outcomes.told.append(told.append)
+    deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))  # Envoy reports
+    decision = deployment.decide([{"role": "user", "content": WORDS}], stream=True)
+    before = deployment.fleet.answers.expected("m")
+    outcomes.stream_ended(decision.id, Cause.UNOBSERVED.value, predicted=True)
+    assert not ledger.running_requests.any()
+    deployment.clock.now_s += 20.0
+    outcomes.expire()
+    assert len(told) == 1
+    usage = Usage(decision.request.prompt_tokens, 2000, None)
+    outcomes.finished(report(decision, usage=usage, e2e_ms=40_000.0, chunks=2000))
+    assert (told[1].cause, told[1].e2e_ms, told[1].sources["e2e_ms"]) == ("completed", 40_000.0, Source.ENVOY)
+    assert deployment.fleet.answers.expected("m") > before
+    deployment.clock.now_s += 60.0
+    outcomes.expire()
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(("reporting", "wait_s"), [(False, 2.0), (True, 30.0)])
+def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
+    deployment: Deployment, reporting: bool, wait_s: float
+) -> None:
+    told: list[Outcome] = []
+    outcomes = deployment.core.outcomes
+    if reporting:
+        deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))
+    outcomes.told.append(told.append)
+    foretold, seen = (deployment.decide([{"role": "user", "content": WORDS}]) for _ in range(2))
+    outcomes.stream_ended(foretold.id, Cause.UNOBSERVED.value, predicted=True)
+    outcomes.stream_ended(seen.id, Cause.STREAM_END.value)
+    deployment.clock.now_s += wait_s - 0.5
+    outcomes.expire()
+    assert [outcome.id for outcome in told] == ([seen.id] if reporting else [])
+    deployment.clock.now_s += 0.5
+    outcomes.expire()
+    assert {outcome.id for outcome in told} == {foretold.id, seen.id}
+    assert told[-1].sources["e2e_ms"] == (Source.PREDICTED if reporting else Source.STREAM)
