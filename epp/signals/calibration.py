@@ -31,6 +31,9 @@ _REQUESTS, _LONGEST_S = 32, 600.0
 _APART_SHARE, _APART_REQUESTS = 0.1, 2.0
 #: Above this share of answers with a count of their own there is nothing to calibrate.
 _TOLD_SHARE = 0.5
+#: Names of models remembered of a window: what counts is whether there is one. Clients choose them, and a
+#: window stays open for as long as scrapes fail.
+_MODELS = 2
 #: Weight left of the past after one more request told: the last fifty or so count.
 _FADING = 0.98
 #: Tokens foretold and found that a ratio starts from: one request does not make it.
@@ -147,7 +150,8 @@ class CounterCalibration:
         window.told += request.told
         window.cached_told += request.cached_told
         window.opaque = window.opaque or not request.text_bytes
-        window.models.add(request.model)
+        if len(window.models) < _MODELS:
+            window.models.add(request.model)
 
     def scraped(self, slot: int, sample: EngineSample, running: float, now_s: float) -> TokenRatio | None:
         """Look at an engine's counters; close the window when it tells something.

@@ -104,3 +104,11 @@ def test_the_ratio_stays_bounded(reports: list[tuple[float, float]]) -> None:
     for predicted, reported in reports:
         made.cached(0, predicted, reported)
         assert 0.0 <= made.hit_ratio[0] <= 1.5
+
+
+def test_a_window_that_no_scrape_closes_does_not_grow_with_the_names_that_clients_choose() -> None:
+    made = book()
+    for number in range(1000):
+        made.finished(0, replace(PLAIN, model=f"m{number}"))
+    assert len(made._windows[0].models) == 2
+    assert made.scraped(0, later(requests=1000.0), 0.0, 5.0) is None, "of several models it tells no ratio"
