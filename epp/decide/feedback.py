@@ -68,8 +68,8 @@ def learn_from(
     as_picked = outcome.where == entry.endpoint
     expected = entry.expected_tokens if as_picked else 0.0
     if usage.cached_tokens is not None and as_picked and counted:
-        scale = 1.0 if usage.prompt_tokens is None else usage.prompt_tokens / counted
-        fleet.calibration.cached(slot, expected * scale, float(usage.cached_tokens))
+        whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
+        fleet.calibration.cached(slot, expected * whole / counted, float(min(usage.cached_tokens, whole)))
     fleet.calibration.finished(
         slot,
         Finished(

@@ -184,7 +184,7 @@ class CounterCalibration:
         prompt_tokens = _increase(window.opened.prompt_tokens_total, sample.prompt_tokens_total)
         if prompt_tokens <= 0.0:
             return None
-        hits = _increase(window.opened.prefix_hits_total, sample.prefix_hits_total)
+        hits = min(_increase(window.opened.prefix_hits_total, sample.prefix_hits_total), prompt_tokens)
         if sample.prefix_hits_total is not None and window.cached_told <= _TOLD_SHARE * window.requests:
             scale = prompt_tokens / max(window.prompt_tokens, 1)
             self._found(slot, window.expected_tokens * scale, hits, window.requests)

@@ -227,3 +227,15 @@ def test_a_hit_that_the_stream_and_the_report_both_tell_is_learned_once(
     picker.settle(outcome)
     assert not picker.usage(decision.id, Usage(2560, 7, 640))
     assert told == [640]
+
+
+@pytest.mark.parametrize("told", [2560, None])
+def test_more_cached_tokens_than_the_prompt_has_are_those_of_the_prompt(told: int | None) -> None:
+    picker = picker_of()
+    outcome = served(picker, ask_of(1), Usage(2560, 5, 0), 0.0)
+    slot = picker.fleet.slot_of(outcome.endpoint)
+    assert slot is not None
+    served(picker, ask_of(1), Usage(told, 5, 10**15), 10.0)
+    for turn in range(2, 100):
+        served(picker, ask_of(1), Usage(2560, 5, 640), 10.0 * turn)
+    assert picker.fleet.calibration.hit_ratio[slot] < 0.5, "one absurd answer is soon forgotten"

@@ -112,3 +112,15 @@ def test_a_window_that_no_scrape_closes_does_not_grow_with_the_names_that_client
         made.finished(0, replace(PLAIN, model=f"m{number}"))
     assert len(made._windows[0].models) == 2
     assert made.scraped(0, later(requests=1000.0), 0.0, 5.0) is None, "of several models it tells no ratio"
+
+
+def test_more_hits_than_prompt_tokens_are_as_many() -> None:
+    made = after()
+    made.scraped(0, later(hits=1e18), 0.0, 5.0)
+    for window in range(1, 6):
+        for _ in range(40):
+            made.finished(0, PLAIN)
+        made.scraped(
+            0, later(40.0 + 40 * window, 50_000.0 * (window + 1), 1e18 + 12_000.0 * window), 0.0, 5.0
+        )
+    assert made.hit_ratio[0] < 0.8, "one absurd window is soon forgotten"
