@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.address import normalise_address, split_address
+from epp.config.address import join_address, split_address
 from epp.config.section import Section
 
 #: Envoy and kernels take any number; beyond this it is no longer few long-lived connections.
@@ -76,7 +76,7 @@ class Relays(Section, frozen=True):
                 raise ValueError(f"regions.{region}: {error}") from error
             if not 0 < port <= 65_536 - self.connections:
                 raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
-            for own in map(normalise_address, self.addresses(region)):
+            for own in self.addresses(region):
                 # Who answers there knows one of the two regions' endpoints alone.
                 if (other := taken.setdefault(own, region)) != region:
                     raise ValueError(f"{own} is a port of {other}'s relay and of {region}'s")
@@ -86,9 +86,8 @@ class Relays(Section, frozen=True):
             raise ValueError("congestion_control is the short name of a kernel's, e.g. bbr")
 
     def addresses(self, region: str) -> tuple[str, ...]:
-        """All addresses of a region's relay, one a connection; none for a region without one."""
+        """All addresses of a region's relay as Envoy spells them, one a connection; none without a relay."""
         if region not in self.regions:
             return ()
         host, port = split_address(self.regions[region])
-        bracketed = f"[{host}]" if ":" in host else host
-        return tuple(f"{bracketed}:{port + offset}" for offset in range(self.connections))
+        return tuple(join_address(host, port + offset) for offset in range(self.connections))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.address import normalise_address
 from epp.server.resolve import Resolver
 
 if TYPE_CHECKING:
@@ -32,10 +31,7 @@ class RelayPaths:
     """
 
     def __init__(self, relays: Relays) -> None:
-        self._addresses = {
-            region: tuple(normalise_address(address) for address in relays.addresses(region))
-            for region in relays.regions
-        }
+        self._addresses = {region: relays.addresses(region) for region in relays.regions}
         self._turn = dict.fromkeys(self._addresses, 0)
         self.resolver = Resolver()
         self.resolver.set_pool(address for addresses in self._addresses.values() for address in addresses)

@@ -39,6 +39,16 @@ class Through:
     cert_file: str
     key_file: str
 
+    def tls(self) -> ssl.SSLContext:
+        """What a connection to it is opened with.
+
+        Raises:
+            OSError: a certificate or the key cannot be read.
+        """
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.load_cert_chain(self.cert_file, self.key_file)
+        return context
+
 
 def relay_to(region: str, relays: Relays) -> Through | None:
     """The relay that a region's endpoints are asked through, None where they are asked directly."""
@@ -69,11 +79,9 @@ class RelayedConnection:
     def __init__(
         self, through: Through, address: str, known_as: Callable[[str], str], *, max_body_bytes: int
     ) -> None:
-        tls = ssl.create_default_context(cafile=through.ca_file)
-        tls.load_cert_chain(through.cert_file, through.key_file)
         self._address, self._known_as = address, known_as
         self._connection = KeepAlive(
-            through.address, tls=tls, server_name=through.relay_name, max_body_bytes=max_body_bytes
+            through.address, tls=through.tls(), server_name=through.relay_name, max_body_bytes=max_body_bytes
         )
 
     @property
@@ -91,10 +99,19 @@ class RelayedConnection:
         """
         wanted = self._known_as(self._address)
         answer = await self._connection.get(path, {**headers, DESTINATION_HEADER: wanted}, timeout_s)
-        if answer.served not in ("", wanted):
-            raise ConnectionError(f"the relay did not reach {wanted}: {answer.served} answered")
+        check_served(answer.served, wanted)
         return answer
 
     def close(self) -> None:
         """Close it; the next request opens another."""
         self._connection.close()
+
+
+def check_served(served: str, wanted: str) -> None:
+    """Hold who answered, empty where the relay does not say, against who was asked.
+
+    Raises:
+        ConnectionError: it was another endpoint.
+    """
+    if served not in ("", wanted):
+        raise ConnectionError(f"the relay did not reach {wanted}: {served} answered")

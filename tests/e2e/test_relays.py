@@ -150,6 +150,32 @@ async def test_the_doctor_looks_for_relays_in_the_global_envoy(tiers: Tiers) -> 
     assert ("envoy", "cluster replicas holds all relays") in report.notes
 
 
+async def test_the_doctor_knows_a_relay_by_any_spelling_of_its_address(tmp_path: Path) -> None:
+    require_envoy()
+    certificates(tmp_path)
+    known = msgspec.structs.replace(relays(tmp_path, ()), regions={"far": "[2001:0DB8:0::1]:8443"})
+    endpoint = EndpointSpec(address="[2001:db8::2]:8000", region="far")
+    (tmp_path / "endpoints.yaml").write_bytes(dump_pool([endpoint]))
+    (tmp_path / "epp.yaml").write_bytes(msgspec.json.encode({"relays": msgspec.to_builtins(known)}))
+    settings = EnvoySettings(
+        endpoints=(endpoint.endpoint(),), relays=known, listener_port=0, admin_port=0, first_token_port=0
+    )
+    async with EnvoyProcess(settings, folder=tmp_path / "global") as envoy:
+        config, specs = load(tmp_path / "epp.yaml")
+        report = await examine(config, {}, picker="", envoy_admin=envoy.admin_url, ask=False)
+    assert specs
+    assert ("envoy", "cluster replicas holds all relays") in report.notes
+
+
+async def test_the_doctor_asks_engines_through_their_relays(tiers: Tiers) -> None:
+    config, specs = load(tiers.folder / "epp.yaml")
+    report = await examine(config, specs, picker="")
+    told = [text for area, text in report.notes if area == "engine"]
+    for replica in tiers.replicas.values():
+        assert any(text.startswith(f"{replica.address}: metrics of vllm") for text in told)
+    assert [finding.what for finding in report.findings if finding.severity is Severity.ERROR] == []
+
+
 async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> None:
     await tiers.relay["far"].__aexit__()
     for _ in range(6):

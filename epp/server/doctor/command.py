@@ -121,9 +121,8 @@ async def examine(
         else:
             dump = await _envoy(report, http, envoy_admin.rstrip("/"))
             if dump is not None:
-                known_relays = config.relays
                 relays = frozenset(
-                    address for region in known_relays.regions for address in known_relays.addresses(region)
+                    address for region in config.relays.regions for address in config.relays.addresses(region)
                 )
                 fallbacks = config.policy.fallbacks
                 check_envoy(report, *dump, frozenset(specs), fallbacks=fallbacks, relays=relays)

@@ -1,6 +1,6 @@
 """Checks of endpoints: metrics, clock, and whether answers tell what the cache held.
 
-Asks each endpoint directly, with the credentials that the picker's probes use. Whether ``usage`` carries
+Asks each endpoint as the picker's probes do, with their credentials. Whether ``usage`` carries
 ``cached_tokens`` can only be seen in an answer: a prompt of some hundred tokens is sent twice, one token long
 each answer, unless records have shown it already or requests are not wanted.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.prompt.usage import usage_from
-from epp.server.doctor.fetch import fetch
+from epp.server.doctor.fetch import ask_endpoint
 from epp.server.doctor.models import check_models, listed_models
 from epp.server.poll import target_of
+from epp.server.resolve import Resolver
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
@@ -62,16 +64,10 @@ async def check_engines(
         known: endpoints whose cached tokens have been seen already.
         ask: whether a small request may be sent to the others.
     """
+    targets = await _targets(config, specs)
     await asyncio.gather(
         *(
-            _check(
-                report,
-                http,
-                config,
-                target_of(address, spec, config.scrape),
-                spec,
-                ask=ask and address not in known,
-            )
+            _check(report, http, config, targets[address], spec, ask=ask and address not in known)
             for address, spec in specs.items()
         )
     )
@@ -79,6 +75,20 @@ async def check_engines(
         report.note("engine", f"records show cached_tokens of {', '.join(sorted(known))}")
     if not ask:
         report.note("engine", "no request was sent, so what usage carries was not looked at")
+
+
+async def _targets(config: Config, specs: Mapping[str, EndpointSpec]) -> dict[str, Target]:
+    """What is asked of each endpoint; a relay knows one with a host name by its address alone."""
+    found = {
+        address: target_of(address, spec, config.scrape, config.relays) for address, spec in specs.items()
+    }
+    relayed = [address for address, target in found.items() if target.through is not None]
+    resolver = Resolver()
+    resolver.set_pool(relayed)
+    await asyncio.gather(*(resolver.resolve(address) for address in relayed))
+    for address in relayed:
+        found[address] = replace(found[address], base_url=f"http://{resolver.known_as(address)}")
+    return found
 
 
 async def _check(
@@ -91,7 +101,7 @@ async def _check(
     ask: bool,
 ) -> None:
     address = target.address
-    answer = await fetch(http, target.base_url + config.scrape.path, target=target)
+    answer = await ask_endpoint(http, target, config.scrape.path)
     engine = ""
     if answer.status != 200:
         said = f"status {answer.status}" if answer.status else answer.text
@@ -145,7 +155,7 @@ async def _ask(
     body = {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 1}
     seen: list[Usage] = []
     for _ in range(2):
-        answer = await fetch(http, f"{target.base_url}/v1/chat/completions", target=target, body=body)
+        answer = await ask_endpoint(http, target, "/v1/chat/completions", body=body)
         fields = answer.json()
         if answer.status != 200 or not isinstance(fields, dict):
             said = f"status {answer.status}" if answer.status else answer.text

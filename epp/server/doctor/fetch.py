@@ -1,6 +1,7 @@
 """The doctor's HTTP: one request, its answer or the reason why there is none.
 
-Never raises for what the network does.
+An endpoint is asked as the picker's probes ask it, through its region's relay where that is their way. Never
+raises for what the network does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import aiohttp
 import msgspec
 
 from epp.decide.record_files import DAMAGED
+from epp.extproc.headers import SERVED_KEY
+from epp.extproc.mutate import DESTINATION_HEADER
+from epp.server.through_relay import check_served
 
 if TYPE_CHECKING:
     from epp.server.poll import Target
@@ -53,39 +57,82 @@ class Answer:
             return None
 
 
-async def fetch(
-    http: aiohttp.ClientSession, url: str, *, target: Target | None = None, body: object = None
+async def fetch(http: aiohttp.ClientSession, url: str) -> Answer:
+    """GET of an address."""
+    return await _answer(http, url, None, {}, tls=True, server_name=None)
+
+
+async def ask_endpoint(
+    http: aiohttp.ClientSession, target: Target, path: str, *, body: object = None
 ) -> Answer:
-    """GET, or POST of a JSON body; with the endpoint's credentials where a target is given."""
-    headers = {}
-    tls: ssl.SSLContext | bool = True
+    """GET of an endpoint's page, or POST of a JSON body, with its credentials and on the probes' way.
+
+    Args:
+        http: the client.
+        target: the endpoint; its base URL names it as its relay knows it.
+        path: the page.
+        body: what is posted, None for GET.
+    """
+    base_url, server_name = target.base_url, target.server_name
+    headers: dict[str, str] = {}
+    wanted = ""
     try:
-        if target is not None:
-            if url.startswith("https"):
-                tls = ssl.create_default_context(cafile=target.ca_file or None)
-            if target.bearer_token_file:
-                with open(target.bearer_token_file) as file:  # noqa: ASYNC230, PTH123 - a command of its own
-                    headers["authorization"] = f"Bearer {file.read().strip()}"
-        started_s = time.time()
+        if target.bearer_token_file:
+            with open(target.bearer_token_file) as file:  # noqa: ASYNC230, PTH123 - a command of its own
+                headers["authorization"] = f"Bearer {file.read().strip()}"
+        tls: ssl.SSLContext | bool = True
+        if target.through is not None:
+            wanted = base_url.partition("://")[2]
+            headers[DESTINATION_HEADER] = wanted
+            base_url, server_name = f"https://{target.through.address}", target.through.relay_name
+            tls = target.through.tls()
+        elif base_url.startswith("https"):
+            tls = ssl.create_default_context(cafile=target.ca_file or None)
+    except (OSError, ValueError) as error:
+        return _none(error)
+    server_name = server_name if base_url.startswith("https") else None
+    return await _answer(
+        http, base_url + path, body, headers, tls=tls, server_name=server_name, wanted=wanted
+    )
+
+
+async def _answer(
+    http: aiohttp.ClientSession,
+    url: str,
+    body: object,
+    headers: dict[str, str],
+    *,
+    tls: ssl.SSLContext | bool,
+    server_name: str | None,
+    wanted: str = "",
+) -> Answer:
+    started_s = time.time()
+    try:
         async with http.request(
             "GET" if body is None else "POST",
             url,
             json=body,
             headers=headers,
             ssl=tls,
-            server_hostname=target.server_name if target is not None and url.startswith("https") else None,
+            server_hostname=server_name,
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             allow_redirects=False,
         ) as response:
             answered_s = time.time()
+            if wanted:
+                check_served(response.headers.get(SERVED_KEY, ""), wanted)
             content = await response.content.read(MAX_BYTES)
             while not response.content.at_eof() and len(content) < MAX_BYTES:
                 content += await response.content.read(MAX_BYTES - len(content))
             skew_s, error_s = _skew(response.headers.get("date"), started_s, answered_s)
             return Answer(response.status, content, skew_s, error_s)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return Answer(0, reason.encode())
+        return _none(error)
+
+
+def _none(error: Exception) -> Answer:
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Answer(0, reason.encode())
 
 
 def _skew(date: str | None, started_s: float, answered_s: float) -> tuple[float | None, float]:

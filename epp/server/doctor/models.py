@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.server.doctor.fetch import fetch
+from epp.server.doctor.fetch import ask_endpoint
 from epp.server.listed import listed_names
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _NAMED = 5
 
 async def listed_models(http: aiohttp.ClientSession, target: Target) -> list[str]:
     """What an engine says it serves; empty when it does not say."""
-    answer = await fetch(http, f"{target.base_url}/v1/models", target=target)
+    answer = await ask_endpoint(http, target, "/v1/models")
     return sorted(listed_names(answer.body))
 
 
