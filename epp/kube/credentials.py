@@ -10,7 +10,9 @@ The library is imported here and in `epp.kube.api` alone, and only when a cluste
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,22 @@ if TYPE_CHECKING:
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: How often a kubeconfig's credentials are looked at again; exec plugins run only when theirs expire.
 REFRESH_S = 60.0
+#: Longest time that credentials may take, and a plugin of it: one that hangs would hold every call for ever.
+LOAD_S, PLUGIN_S = 60.0, 45.0
 _AUTH = "BearerToken"
+#: Runs a plugin and ends it, with whatever it began, when its time is over: the library does neither.
+_LIMITED = """
+import os, signal, subprocess, sys
+limit_s, *plugin = sys.argv[1:]
+try:
+    process = subprocess.Popen(plugin, start_new_session=True)
+    sys.exit(process.wait(float(limit_s)))
+except subprocess.TimeoutExpired:
+    os.killpg(process.pid, signal.SIGKILL)
+    sys.exit(f"the plugin {plugin[0]} did not answer within {limit_s} s")
+except OSError as error:
+    sys.exit(str(error))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,8 @@ async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
     in_cluster = bool(around.environ.get("KUBERNETES_SERVICE_HOST"))
     try:
         if settings.kubeconfig or not in_cluster:
-            await _from_kubeconfig(configuration, settings, around, clock)
+            async with asyncio.timeout(LOAD_S):
+                await _from_kubeconfig(configuration, settings, around, clock)
         else:
             load_incluster_config(  # type: ignore[no-untyped-call]  # the library leaves it untyped
                 client_configuration=configuration,
@@ -96,15 +114,16 @@ async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
 async def _from_kubeconfig(
     configuration: Any, settings: Kubernetes, around: Surroundings, clock: Clock
 ) -> None:
-    from kubernetes_asyncio.config import load_kube_config  # noqa: PLC0415  # see the module
-
-    files = _kubeconfig_files(settings, around)
-    loader = await load_kube_config(
-        config_file=files,
-        context=settings.context or None,
-        client_configuration=configuration,
-        persist_config=False,
+    from kubernetes_asyncio.config.kube_config import (  # noqa: PLC0415  # see the module
+        KubeConfigLoader,
+        KubeConfigMerger,
     )
+
+    merged: Any = KubeConfigMerger(_kubeconfig_files(settings, around)).config
+    for user in merged.value["users"]:
+        _limit_plugin((user.value.get("user") or {}).get("exec"))
+    loader = KubeConfigLoader(merged, active_context=settings.context or None, config_base_path=None)
+    await loader.load_and_set(configuration)
     fresh_until_s = clock.mono_s() + REFRESH_S
 
     async def refresh(configuration: Any) -> None:
@@ -114,6 +133,16 @@ async def _from_kubeconfig(
             await loader.load_and_set(configuration)
 
     configuration.refresh_api_key_hook = refresh
+
+
+def _limit_plugin(plugin: Any) -> None:
+    """Let a kubeconfig's exec plugin end in time; what is none is the library's to refuse."""
+    if not isinstance(plugin, dict) or not plugin.get("command"):
+        return
+    words = plugin.get("args") or []
+    if isinstance(words, list):
+        plugin["args"] = ["-c", _LIMITED, f"{PLUGIN_S:g}", str(plugin["command"]), *words]
+        plugin["command"] = sys.executable
 
 
 def _kubeconfig_files(settings: Kubernetes, around: Surroundings) -> str:
@@ -142,7 +171,8 @@ def _keep_fresh(configuration: Any) -> None:
         try:
             waiting = inner(configuration) if inner is not None else None
             if waiting is not None:
-                await waiting
+                async with asyncio.timeout(LOAD_S):
+                    await waiting
         except Exception as error:  # plugins and token servers fail in any way they like
             raise _unusable(error) from error
         _strip(configuration)
@@ -157,4 +187,5 @@ def _strip(configuration: Any) -> None:
 
 
 def _unusable(error: Exception) -> KubeError:
-    return KubeError(Reason.CREDENTIALS, f"cannot use the credentials: {error or type(error).__name__}")
+    words = f"no answer within {LOAD_S:g} s" if isinstance(error, TimeoutError) else str(error)
+    return KubeError(Reason.CREDENTIALS, f"cannot use the credentials: {words or type(error).__name__}")

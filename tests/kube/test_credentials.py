@@ -4,9 +4,11 @@ import asyncio
 import shutil
 import ssl
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from epp.clock import ManualClock
 from epp.config.kubernetes import Kubernetes
@@ -20,7 +22,6 @@ from tests.kit.rawpeer import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 PODS = "/api/v1/namespaces/llm/pods"
 
@@ -97,6 +98,58 @@ async def test_a_plugin_is_asked_for_credentials_and_its_failure_is_told(
     answer.write_text(credential % "second")
     clock.advance(REFRESH_S + 1)
     assert await reason_of(api) is None
+    await api.close()
+
+
+async def test_a_plugin_that_hangs_is_ended_with_what_it_began_and_told(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.kube.credentials.PLUGIN_S", 1.0)
+    begun = tmp_path / "begun"
+    script = f"sleep 100000 & echo $! > {begun}; wait"
+    path = kubeconfig(tmp_path / "config", server.url, plugin=["sh", "-c", script])
+    api = KubeApi(settings(path), nowhere(tmp_path), ManualClock())
+    with pytest.raises(KubeError, match="the plugin sh did not answer within 1 s") as caught:
+        await api.get(PODS, {})
+    assert caught.value.reason is Reason.CREDENTIALS
+    # Killed; nobody may have fetched its end yet.
+    status = Path(f"/proc/{begun.read_text().strip()}/stat")
+    await until(lambda: not status.exists() or status.read_text().split()[2] == "Z")
+    await api.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how the library calls aiohttp
+async def test_an_issuer_of_tokens_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    monkeypatch.setattr("epp.kube.credentials.LOAD_S", 0.2)
+    ended = asyncio.Event()
+    asked = await asyncio.start_server(hang, "127.0.0.1", 0)
+    issuer = f"http://127.0.0.1:{asked.sockets[0].getsockname()[1]}"
+    path = kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="none")
+    content = yaml.safe_load(path.read_text())
+    oidc = {"client-id": "a", "client-secret": "b", "idp-issuer-url": issuer, "refresh-token": "c"}
+    content["users"][0]["user"] = {"auth-provider": {"name": "oidc", "config": oidc}}
+    path.write_text(yaml.safe_dump(content))
+    api = KubeApi(settings(path), nowhere(tmp_path), ManualClock())
+    with pytest.raises(KubeError, match=r"cannot use the credentials: no answer within 0\.2 s"):
+        await api.get(PODS, {})
+    await api.close()
+    await ended.wait()
+    asked.close()
+
+
+async def test_a_plugin_that_is_not_there_is_told(server: KubeServer, tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", server.url, plugin=["no-such-plugin"])
+    api = KubeApi(settings(path), nowhere(tmp_path), ManualClock())
+    with pytest.raises(KubeError, match="No such file or directory: 'no-such-plugin'"):
+        await api.get(PODS, {})
     await api.close()
 
 
