@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip, join_address
+from epp.config.address import is_ip, join_address, split_address
 from epp.config.pool import EndpointSpec
 from epp.kube.keys import PREFIX, first
 from epp.kube.reconcile import HOSTNAME, REGION, ZONE, Discovered, Offer, settle
@@ -38,13 +38,14 @@ def reconcile_slices(
         known: the endpoints before, by address.
     """
     problems: list[str] = []
+    in_use = {split_address(address)[1] for address in known}
     replicas: dict[str, list[_Entry]] = {}
     for each in sorted(slices, key=lambda each: each.metadata.name):
         family = _FAMILY.get(each.address_type)
         if family is None:
             problems.append(f"EndpointSlice {each.metadata.name} holds {each.address_type}, not addresses")
             continue
-        ports = _ports(each, settings, problems)
+        ports = _ports(each, settings, in_use, problems)
         for said in each.endpoints or ():
             # Addresses of one entry are interchangeable: the first is the one that everybody uses.
             ip = said.addresses[0] if said.addresses else ""
@@ -74,16 +75,21 @@ class _Entry:
     said: SliceEndpoint
 
 
-def _ports(each: EndpointSlice, settings: Kubernetes, problems: list[str]) -> tuple[int, ...]:
+def _ports(
+    each: EndpointSlice, settings: Kubernetes, in_use: set[int], problems: list[str]
+) -> tuple[int, ...]:
+    """Ports that take requests; a port that comes to the one in use takes nobody out of the pool."""
     found = [entry.port for entry in each.ports or () if entry.port and entry.protocol in {None, "", "TCP"}]
     if settings.target_ports:
         return tuple(port for port in settings.target_ports if port in found)
     if len(found) > 1:
+        kept = tuple(port for port in found if port in in_use)
+        until = f"; while endpoints at {kept[0]} are known requests go there" if kept else ""
         problems.append(
             f"Service {settings.service} has the ports {sorted(found)}: "
-            "say in pool.kubernetes.target_ports which of them take requests"
+            f"say in pool.kubernetes.target_ports which of them take requests{until}"
         )
-        return ()
+        return kept
     return tuple(found)
 
 

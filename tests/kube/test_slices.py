@@ -86,6 +86,14 @@ def test_several_ports_need_a_word_from_the_operator() -> None:
     ]
 
 
+def test_a_port_that_is_added_takes_nobody_out_of_the_pool() -> None:
+    before = found(a_slice(entry("10.0.0.1"), ports=(8000,)))
+    after = found(a_slice(entry("10.0.0.1"), entry("10.0.0.2", "b"), ports=(8000, 9100)), before=before)
+    assert list(after.specs) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert "target_ports" in after.problems[0]
+    assert "while endpoints at 8000 are known requests go there" in after.problems[0]
+
+
 def test_names_are_refused_and_slices_without_pods_taken() -> None:
     result = found(a_slice(entry("engine.example"), kind="FQDN", name="f"))
     assert (dict(result.specs), len(result.problems)) == ({}, 1)
