@@ -104,6 +104,7 @@ class KubeSource:
                 await self._dirty.wait()
                 await self._tools.sleep(GATHER_S)
                 self._dirty.clear()
+                self._tell_ok()
                 self._try_to_reconcile()
 
     def not_ready(self) -> str:
@@ -172,6 +173,15 @@ class KubeSource:
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         if self._group is not None:
             self._running[name] = self._group.create_task(work, name=name)
+
+    def _tell_ok(self) -> None:
+        """One word on each resource, of all mirrors of it once each has heard of the server."""
+        mirrors: dict[str, list[Reflector[Any]]] = {}
+        for mirror in self._all():
+            mirrors.setdefault(mirror.resource.name, []).append(mirror)
+        for name, each in mirrors.items():
+            if all(mirror.synced or mirror.problem is not None for mirror in each):
+                self._tools.observer.ok(name, ok=all(mirror.problem is None for mirror in each))
 
     def _try_to_reconcile(self) -> None:
         """A pool that cannot be made or taken changes nothing; the cluster's next change is another try."""

@@ -44,6 +44,7 @@ class Counted:
         self.events: Counter[str] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.fine: dict[str, bool] = {}
+        self.ever: set[tuple[str, bool]] = set()
 
     def listed(self, resource: str) -> None:
         self.lists[resource] += 1
@@ -56,6 +57,7 @@ class Counted:
 
     def ok(self, resource: str, *, ok: bool) -> None:
         self.fine[resource] = ok
+        self.ever.add((resource, ok))
 
 
 async def _short(seconds: float) -> None:

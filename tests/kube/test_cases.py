@@ -228,7 +228,7 @@ async def test_missing_rights_are_told_and_their_grant_is_noticed(
     async with cluster.follow(**BY_LABEL) as picker:
         await picker.until(lambda: "may not read pods" in picker.source.not_ready())
         assert f"Role in namespace {NAMESPACE}" in picker.source.not_ready()
-        assert picker.seen.fine["pods"] is False
+        await picker.until(lambda: picker.seen.fine.get("pods") is False)
         told = [
             record for record in caplog.records if "give it get, list and watch on pods" in record.message
         ]
@@ -279,6 +279,20 @@ async def test_missing_rights_on_objectives_are_told_with_their_group(cluster: C
         await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
         await picker.until(picker.source.problems)
         assert ["inferenceobjectives of llm-d.ai" in words for words in picker.source.problems()] == [True]
+
+
+async def test_one_group_of_objectives_that_can_be_read_hides_no_other_that_cannot(cluster: Cluster) -> None:
+    await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.OLD_OBJECTIVE_CRD)
+    await cluster.permit(("inferenceobjectives.llm-d.ai",))
+    await cluster.client.create(pool())
+    await cluster.client.create(objective("batch", -1, group=objects.OLD_GROUP))
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.source.priority("batch") == -1)
+        await picker.until(lambda: picker.seen.failures["inferenceobjectives", "forbidden"] > 2)
+        await picker.until(lambda: picker.seen.fine.get("inferenceobjectives") is False)
+        assert ("inferenceobjectives", True) not in picker.seen.ever
+        await cluster.permit(())
+        await picker.until(lambda: picker.seen.fine["inferenceobjectives"])
 
 
 async def test_a_thousand_pods(cluster: Cluster) -> None:
