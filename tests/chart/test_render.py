@@ -138,6 +138,19 @@ def test_what_an_operator_writes_goes_before_what_the_chart_writes() -> None:
     assert config.request.max_body_bytes == 50331648
 
 
+@pytest.mark.parametrize(
+    ("setting", "held"),
+    [
+        ("maxBodyBytes=33554432", 536_870_912),
+        ("maxBodyBytes=2147483648", 2_147_483_648),
+        ("config.request.max_body_bytes=2147483648", 2_147_483_648),
+    ],
+)
+def test_bodies_that_wait_fit_the_memory_and_one_of_the_longest_fits_them(setting: str, held: int) -> None:
+    data = find(rendered(APP, setting), "ConfigMap")["data"]
+    assert parse_config(data["epp.yaml"], "test").request.max_held_body_bytes == held
+
+
 RIGHTS = [
     (("endpoints.from=inferencePool", APP), {"pods", "inferencepools", "inferenceobjectives"}),
     (STANDALONE, {"pods"}),

@@ -11,7 +11,10 @@
 {{- $_ := set $listen "tls" (dict "cert_file" "/etc/epp-tls/tls.crt" "key_file" "/etc/epp-tls/tls.key" "reload" true) -}}
 {{- end -}}
 {{- end -}}
-{{- $config := dict "listen" $listen "request" (dict "max_body_bytes" .Values.maxBodyBytes) -}}
+{{- /* Bodies that wait hold half of the memory that `resources` allows as it is, and at least one of the longest. */ -}}
+{{- $longest := dig "request" "max_body_bytes" .Values.maxBodyBytes .Values.config | int64 -}}
+{{- $request := dict "max_body_bytes" .Values.maxBodyBytes "max_held_body_bytes" (max 536870912 $longest) -}}
+{{- $config := dict "listen" $listen "request" $request -}}
 {{- $e := .Values.endpoints -}}
 {{- $kubernetes := dict "namespace" .Release.Namespace "watch_nodes" $e.regionFromNodeLabel -}}
 {{- if eq $e.from "inferencePool" -}}
