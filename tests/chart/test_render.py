@@ -230,6 +230,19 @@ def test_the_tuner_is_one_whatever_the_replicas() -> None:
     assert "tuner" not in str(pods(example("gateway")))
 
 
+@pytest.mark.parametrize("worker", ["tuner", "learner"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_settings_of_a_worker_may_be_in_a_volume(worker: str, apart: bool) -> None:
+    volume = ("extraVolumes[0].name=more", "extraVolumes[0].configMap.name=more")
+    mount = ("extraVolumeMounts[0].name=more", "extraVolumeMounts[0].mountPath=/more")
+    two = ("replicas=2", "shared.existingClaim=epp-shared") if apart else ()
+    objects = rendered(APP, f"{worker}.enabled=true", *volume, *mount, *two)
+    name = f"gorgo-epp-{worker}" if apart else "gorgo-epp"
+    assert {"name": "more", "mountPath": "/more"} in container(objects, worker, name)["volumeMounts"]
+    volumes = find(objects, "Deployment", name)["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "more", "configMap": {"name": "more"}} in volumes
+
+
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     beside = example("learned")
     assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "learner"]

@@ -25,6 +25,9 @@
     - {name: overrides, mountPath: /etc/epp-overrides, readOnly: true}
     - {name: shared, mountPath: /shared}
     - {name: tmp, mountPath: /tmp}
+    {{- with $root.Values.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* What no worker can do: (list root name). */}}
