@@ -355,6 +355,10 @@ REFUSALS = [
     ((*STANDALONE, "config.policy.fallbacks=2"), "config.policy.fallbacks"),
     (("inferencePool.create=false",), "inferencePool.name"),
     ((APP, "endpointPickerConfig.kind=EndpointPickerConfig", "config.policy.seed=1"), "epp-settings"),
+    ((APP, "records.maxBytes=2147483648"), "shared.sizeLimit is 2Gi, and records alone may grow to 2147483648"),
+    ((APP, "shared.sizeLimit=1.5G", "records.maxBytes=1600000000"), "lower records.maxBytes"),
+    ((*STANDALONE, "standalone.listenHost=[::]"), "listenHost"),
+    ((APP, f"nameOverride={'x' * 64}"), "nameOverride"),
     ((APP, "replica=2"), "replica"),
     ((APP, "replicas=two"), "integer"),
     ((APP, "tls.mode=maybe"), "mode"),
@@ -365,6 +369,16 @@ REFUSALS = [
 @pytest.mark.parametrize(("settings", "words"), REFUSALS)
 def test_what_cannot_work_is_refused_in_words(settings: tuple[str, ...], words: str) -> None:
     assert words in refused(*settings)
+
+
+@pytest.mark.parametrize("settings", [
+    ("shared.sizeLimit=1.5G",),
+    ("shared.sizeLimit=2000000000",),
+    ("shared.existingClaim=mine", "records.maxBytes=1000000000000"),
+    ("records.enabled=false", "shared.sizeLimit=1Mi"),
+])  # fmt: skip
+def test_records_that_fit_their_volume_are_taken(settings: tuple[str, ...]) -> None:
+    assert pods(rendered(APP, *settings))
 
 
 def test_the_kernel_is_left_alone_unless_asked_for() -> None:

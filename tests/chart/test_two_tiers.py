@@ -120,6 +120,12 @@ def test_the_global_tier_may_speak_to_relays() -> None:
     assert {*range(8443, 8451), 8000} <= ports
 
 
+def test_a_relay_without_endpoints_lets_out_nothing_but_names() -> None:
+    empty = rendered(*BASE, "relays.regions.us=relay.example:9443", "tier=relay", "region=us")
+    [names] = find(empty, "NetworkPolicy", "gorgo-epp-relay")["spec"]["egress"]
+    assert {rule["port"] for rule in names["ports"]} == {53}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

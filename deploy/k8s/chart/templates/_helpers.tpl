@@ -97,6 +97,13 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* A quantity of Kubernetes's as a number; 0 for what is none. */}}
+{{- define "gorgo-epp.quantity" -}}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{- $factors := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- mulf (toString . | trimSuffix $unit | float64) (get $factors $unit | default 0) | int64 -}}
+{{- end -}}
+
 {{/* What cannot work is refused while it is rendered, with what to do instead. */}}
 {{- define "gorgo-epp.check" -}}
 {{- $e := .Values.endpoints -}}
@@ -172,6 +179,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if and .Values.standalone.enabled (include "gorgo-epp.fromCluster" .) (dig "policy" "fallbacks" 0 .Values.config) -}}
 {{- fail "config.policy.fallbacks: standalone.enabled reaches pods by original-dst, which takes a single endpoint and answers 503 to a list: leave it at 0" -}}
+{{- end -}}
+{{- if and .Values.records.enabled (not .Values.shared.existingClaim) (not (include "gorgo-epp.llmd" .)) -}}
+{{- $size := include "gorgo-epp.quantity" .Values.shared.sizeLimit | int64 -}}
+{{- if and $size (le $size (int64 .Values.records.maxBytes)) -}}
+{{- fail (printf "shared.sizeLimit is %v, and records alone may grow to %d bytes: Kubernetes evicts a pod whose volume outgrows its limit; raise it, or lower records.maxBytes" .Values.shared.sizeLimit (int64 .Values.records.maxBytes)) -}}
+{{- end -}}
 {{- end -}}
 {{- include "gorgo-epp.checkWorker" (list . "tuner") -}}
 {{- include "gorgo-epp.checkWorker" (list . "learner") -}}
