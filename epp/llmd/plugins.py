@@ -212,8 +212,12 @@ def _prefix_scorer(parameters: Parameters, meaning: Meaning) -> None:
 
 def _prefix_index(parameters: Parameters, meaning: Meaning) -> None:
     """The approximate index: block size and capacity; the whole prompt is matched, whatever the caps say."""
-    before = parameters.number("blockSize", 0, low=0)  # what `blockSizeTokens` was called; which wins
-    tokens = parameters.number("blockSizeTokens", 0, low=0) or before
+    # What `blockSizeTokens` was called, which wins. It counted characters once; llm-d reads it so today.
+    before = parameters.number("blockSize", 0, low=0)
+    said = parameters.number("blockSizeTokens", 0, low=0)
+    tokens = said or before
+    if before and not said:
+        parameters.say("blockSize", "is in tokens, as in today's llm-d; in old files it was in characters")
     blocks = parameters.number("lruCapacityPerServer", 0, low=0)
     block_tokens = max(tokens, 64.0) if tokens else 64.0  # llm-d raises smaller ones to 64, too
     if tokens:

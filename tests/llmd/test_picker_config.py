@@ -72,6 +72,19 @@ def test_a_block_s_size_in_tokens_goes_before_the_one_that_it_replaced() -> None
     parameters = {"blockSize": 64, "blockSizeTokens": 128}
     made = config_of([{"type": "prefix-cache-scorer", "parameters": parameters}])
     assert made.config.prefix.block_bytes == 128 * 4
+    assert not any("blockSize:" in warning for warning in made.warnings)
+
+
+def test_the_old_name_of_a_block_s_size_alone_is_read_as_llm_d_reads_it_and_told() -> None:
+    made = config_of([{"type": "prefix-cache-scorer", "parameters": {"blockSize": 256}}])
+    assert made.config.prefix.block_bytes == 256 * 4
+    assert "prefix-cache-scorer blockSize: is in tokens, as in today's llm-d" in " ".join(made.warnings)
+
+
+@pytest.mark.parametrize("kind", ["sheddable-eviction-filter", "priority-then-time-eviction-order-policy"])
+def test_plugins_are_known_by_the_names_that_llm_d_registers(kind: str) -> None:
+    """llm-d's own pages call these two otherwise."""
+    assert "has no counterpart here" in refusal([{"type": kind}])
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
