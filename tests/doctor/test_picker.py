@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -155,6 +156,17 @@ def test_an_address_without_http_is_called_so_and_not_a_picker_that_does_not_ans
 ) -> None:
     assert main(["doctor", "--config", "deploy/epp.example.yaml", flag, "127.0.0.1:9090"]) == 2
     assert f"{flag}: 127.0.0.1:9090 is not an http address" in capsys.readouterr().err
+
+
+def test_a_picker_is_asked_over_tls_where_it_serves_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tls = {"cert_file": "tls.crt", "key_file": "tls.key"}
+    config = {"listen": {"http": "[::]:1", "http_tls": tls}, "pool": {"file": "none.yaml"}}
+    (tmp_path / "epp.yaml").write_text(json.dumps(config))
+    (tmp_path / "none.yaml").write_text("endpoints: []")
+    assert main(["doctor", "--config", str(tmp_path / "epp.yaml")]) == 1
+    assert "the picker does not answer at https://[::1]:1: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

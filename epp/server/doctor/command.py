@@ -151,7 +151,8 @@ def _picker_url(config: Config) -> str:
     """The HTTP listener as it is reached from here; empty when the system chose its port."""
     host, port = split_address(config.listen.http)
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{join_address(local, port)}" if port else ""
+    scheme = "http" if config.listen.http_tls is None else "https"
+    return f"{scheme}://{join_address(local, port)}" if port else ""
 
 
 def _traffic(report: Report, records: Path | None, config: Config) -> Traffic | None:
