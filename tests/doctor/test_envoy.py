@@ -6,7 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from epp.config.schema import Config
+from epp.server.doctor.command import examine
 from epp.server.doctor.envoy import check_envoy
 from epp.server.doctor.findings import Report, Severity
 
@@ -249,3 +253,20 @@ def test_an_empty_dump_is_an_envoy_that_does_not_ask(tree: dict[str, Any]) -> No
     report = Report()
     check_envoy(report, tree, {}, frozenset())
     assert [finding.severity for finding in report.findings] == [Severity.ERROR]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"configs": null}', '{"configs": "x"}', '{"configs": [1]}']
+)
+async def test_another_server_s_answer_is_not_taken_for_an_envoy_s(text: str) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    site = web.Application()
+    site.router.add_get("/{path}", answer)
+    async with TestServer(site) as server:
+        admin = str(server.make_url("")).rstrip("/")
+        report = await examine(Config(), {}, picker="", envoy_admin=admin, ask=False)
+    assert [finding.what for finding in report.findings] == [
+        f"no configuration from {admin}/config_dump: status 200"
+    ]

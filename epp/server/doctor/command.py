@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -255,7 +255,7 @@ async def _envoy(report: Report, http: aiohttp.ClientSession, admin: str) -> tup
     dump = await fetch(http, f"{admin}/config_dump?include_eds")
     clusters = await fetch(http, f"{admin}/clusters?format=json")
     config = dump.json()
-    if dump.status != 200 or not isinstance(config, dict):
+    if dump.status != 200 or not _is_dump(config):
         said = f"status {dump.status}" if dump.status else dump.text
         report.error(
             "envoy",
@@ -266,6 +266,12 @@ async def _envoy(report: Report, http: aiohttp.ClientSession, admin: str) -> tup
         return None
     hosts = clusters.json()
     return config, hosts if isinstance(hosts, dict) else {}
+
+
+def _is_dump(answer: Any) -> bool:
+    """Whether it is what Envoy answers, a list of typed messages; other servers have other JSON."""
+    configs = answer.get("configs") if isinstance(answer, dict) else None
+    return isinstance(configs, list) and all(isinstance(one, dict) and "@type" in one for one in configs)
 
 
 def _as_json(report: Report) -> str:
