@@ -108,11 +108,12 @@ class KubeSource:
                 self._try_to_reconcile()
 
     def not_ready(self) -> str:
-        """Why requests cannot be placed yet, ``""`` once a pool is in force."""
+        """Why requests cannot be placed, ``""`` once a pool is in force that is not empty by a mistake."""
         if self._pool is not None and self._pool.synced and not self._pool.objects:
             return f"InferencePool {self._namespace}/{self._settings.pool_name} does not exist"
         if self._applied:
-            return ""
+            # Without a problem an empty pool may be scaled from nothing.
+            return "" if self._current.specs else min(self._told, default="")
         for mirror in self._needed():
             if mirror.problem is not None:
                 return self.words(mirror)

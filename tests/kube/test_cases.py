@@ -183,6 +183,25 @@ async def test_a_services_slices_are_endpoints(cluster: Cluster) -> None:
         await picker.until(lambda: picker.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
 
 
+async def test_a_pool_that_is_empty_by_a_mistake_is_not_ready(cluster: Cluster) -> None:
+    """It would take the place of a picker that serves."""
+    port = {"name": "a", "port": 8000, "protocol": "TCP"}
+    made = {
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "llm-1", "labels": {"kubernetes.io/service-name": "llm"}},
+        "ports": [port, {"name": "b", "port": 9100, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
+    }  # fmt: skip
+    async with cluster.follow(service="llm") as picker:
+        await picker.until(lambda: picker.pools)
+        assert picker.source.not_ready() == ""
+        await cluster.client.create(made)
+        await picker.until(lambda: "target_ports" in picker.source.not_ready())
+        await cluster.client.patch(made, {"ports": [port]})
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
+        assert picker.source.not_ready() == ""
+
+
 async def test_watches_that_are_cut_go_on_where_they_were(cluster: Cluster) -> None:
     async with cluster.follow(**BY_LABEL) as picker:
         await picker.until(lambda: picker.pools)
