@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -94,20 +95,33 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
 def main(argv: list[str] | None = None) -> int:
     """Run a command; errors meant for people, and files', are one line on standard error and status 2."""
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        _drop_output()
         return 141
     except OSError as error:
         # Others than files' and full disks' say nothing without the traceback.
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
+        _drop_output()
         print(f"epp: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
         return 2
+    return status
+
+
+def _drop_output() -> None:
+    """Give up output that cannot be written: at the exit Python would try again, and say that it cannot."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

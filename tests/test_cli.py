@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +55,32 @@ def test_what_no_file_can_be_is_told_in_a_line(
     assert "File name too long" in line
 
 
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """With Python's output held back or not: what cannot be written is found out at the end or at once."""
+    return {**os.environ, "PYTHONUNBUFFERED": request.param}
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_so_is_a_full_disk() -> None:
+def test_so_is_a_full_disk(environment: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
         command = (sys.executable, "-m", "epp", "replay", "--list")
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (2, "epp: No space left on device\n")
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        (sys.executable, "-m", "epp", "replay", "--list"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == ""
+        assert command.wait() in {1, 141}  # tables' library has a status of its own for this
