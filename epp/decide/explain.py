@@ -156,6 +156,7 @@ _OF_LEARNED: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "ttft_ms": ("- of it TTFT", "{:,.1f}".format),
     "itl_ms": ("- and ITL", "{:,.1f}".format),
     "probability": ("with exploration", "{:.1%}".format),
+    "before_exploring": ("cost if not", "{:,.1f}".format),
     "explored": ("explored", lambda value: "drawn" if value else "-"),
     "fallback": ("judged by", _by),
 }

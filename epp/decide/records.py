@@ -11,8 +11,9 @@ from dataclasses import field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
-from epp.decide.select import probabilities
+from epp.decide.chances import chances
 from epp.fast_dataclass import fast_dataclass
+from epp.policies.registry import draws
 from epp.view import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
@@ -106,8 +107,14 @@ class Decision:
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Chance of each candidate to be chosen, over the draws."""
-        return probabilities(self.ranking.costs, self.shares, tie_band=self.tie_band)
+        """Chance of each candidate to be chosen, over all draws: the policy's, slow start's, among equals.
+
+        Raises:
+            KeyError: the ranking lacks a term of a policy that draws.
+        """
+        told = draws(self.policy)
+        drawn = None if told is None else told(self.ranking, self.weights, self.params)
+        return chances(self.ranking.costs, self.shares, tie_band=self.tie_band, drawn=drawn)
 
     @property
     def uncached_tokens(self) -> int:
@@ -205,12 +212,13 @@ def _asked(request: RequestView) -> dict[str, Any]:
 
 
 def _probabilities(decision: Decision) -> list[float]:
-    if decision.shares is None and decision.tied == 1:  # the usual case, and the general one is dear
+    if decision.shares is None and decision.tied == 1 and draws(decision.policy) is None:
+        # The usual case, and the general one is dear.
         certain = [0.0] * len(decision.fleet)
         certain[decision.chosen] = 1.0
         return certain
-    chances: list[float] = decision.probabilities().tolist()
-    return chances
+    told: list[float] = decision.probabilities().tolist()
+    return told
 
 
 class Source(StrEnum):

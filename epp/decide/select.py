@@ -1,6 +1,6 @@
-"""From costs to a choice: slow-start admission, the tie band, the keyed draw, fallbacks, probabilities.
+"""From costs to a choice: slow-start admission, the tie band, the keyed draw, fallbacks.
 
-Pure functions over columns. The order of events, which `probabilities` describes exactly:
+Pure functions over columns. The order of events, which `epp.decide.chances` describes exactly:
 
 1. Every endpoint that is warming up is admitted with its share (0..1), by its own keyed draw; the others
    always are. When nobody is admitted, everybody is.
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-# Gauss-Legendre nodes on [0, 1]: exact for polynomials up to degree 63, i.e. up to 64 tied endpoints; beyond
-# that the integrand is so flat that the error is far below what a record's digits hold.
-_NODES, _WEIGHTS = (values * 0.5 for values in np.polynomial.legendre.leggauss(32))
-_NODES = _NODES + 0.5
 
 #: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
 _FEW = 64
@@ -140,55 +135,3 @@ def _cheapest(
     # Held-back endpoints have an infinite admitted cost: they come last, in the order of their true costs.
     order = near[np.lexsort((near, costs[near], admitted_costs[near]))]
     return [int(index) for index in order if index != chosen][:count]
-
-
-def probabilities(
-    costs: NDArray[np.float64], shares: NDArray[np.float64] | None, *, tie_band: float
-) -> NDArray[np.float64]:
-    """Chance of each endpoint to be chosen, over the draws; sums to 1.
-
-    Without warming endpoints: equal shares within the band. With them: condition on the cheapest admitted
-    endpoint k (everyone cheaper was not admitted); of the m admitted rivals in k's band the chance is
-    E[1/(1+m)] = integral over t in 0..1 of prod_j (1 - s_j + s_j t), for independent admissions s_j.
-    """
-    if shares is None or bool((shares >= 1.0).all()):
-        return _equal_shares(costs, tie_band)
-    share = np.clip(shares, 0.0, 1.0)
-    order = np.lexsort((np.arange(len(costs)), costs))
-    result = np.zeros(len(costs))
-    nobody_yet = 1.0
-    for position, best in enumerate(order):
-        if nobody_yet <= 0.0:
-            break
-        rest = order[position + 1 :]
-        rivals = rest[costs[rest] <= band_limit(float(costs[best]), tie_band)]
-        _add_band(result, best, rivals, share, nobody_yet * share[best])
-        nobody_yet *= 1.0 - share[best]
-    if nobody_yet > 0.0:
-        result += nobody_yet * _equal_shares(costs, tie_band)
-    return result
-
-
-def _equal_shares(costs: NDArray[np.float64], tie_band: float) -> NDArray[np.float64]:
-    tied = (costs <= band_limit(float(costs.min()), tie_band)).astype(np.float64)
-    shares: NDArray[np.float64] = tied / tied.sum()
-    return shares
-
-
-def _add_band(
-    result: NDArray[np.float64],
-    best: np.int64,
-    rivals: NDArray[np.int64],
-    share: NDArray[np.float64],
-    weight: float,
-) -> None:
-    """Spread ``weight``, the chance that ``best`` is the cheapest admitted, over it and its rivals."""
-    if weight <= 0.0:
-        return
-    factors = 1.0 - share[rivals, None] * (1.0 - _NODES[None, :])  # one row per rival, one column per node
-    product = factors.prod(axis=0)
-    result[best] += weight * float(_WEIGHTS @ product)
-    for row, rival in enumerate(rivals):
-        # Given that this rival is admitted, `best` takes the place of a sure competitor: its factor is t.
-        others = product / factors[row]
-        result[rival] += weight * share[rival] * float(_WEIGHTS @ (others * _NODES))

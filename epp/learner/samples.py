@@ -155,7 +155,7 @@ def _learned(decision: Decision) -> bool:
 
 
 def _chances(decision: Decision) -> NDArray[np.float64]:
-    """A policy that explores tells the chances itself; of others they follow from the costs."""
+    """A policy that explores tells the chances itself; of others they follow from the ranking."""
     told = decision.ranking.terms.get("probability")
     if told is None:
         return decision.probabilities()

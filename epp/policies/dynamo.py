@@ -11,6 +11,7 @@ import numpy as np
 
 from epp.draw import draw
 from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.drawn import Softmax
 from epp.policies.parts import check_number
 from epp.view import Ranking
 
@@ -76,10 +77,21 @@ class Dynamo:
         decode = (fleet.queued_tokens + prompt) / block
         requests = weights["active_request_weight"] * fleet.running_requests
         costs = prefill + decode + requests
-        width = weights["temperature"] * float(costs.max() - costs.min())
+        width = _width(costs, weights)
         noise = _noise(request, fleet, width, seed)
         terms = {"prefill": prefill, "decode": decode, "requests": requests, "noise": noise}
         return Ranking(costs + noise, terms)
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],
+        params: Mapping[str, object],  # noqa: ARG004 - the blocks are in the terms
+    ) -> Softmax | None:
+        """The costs without the noise; None where it is 0."""
+        costs = ranking.terms["prefill"] + ranking.terms["decode"] + ranking.terms["requests"]
+        width = _width(costs, weights)
+        return Softmax(costs, width) if width > 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,10 @@ class DynamoSoftmax(Dynamo):
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
         {**Dynamo.weight_specs, "temperature": replace(Dynamo.weight_specs["temperature"], default=0.5)}
     )
+
+
+def _width(costs: NDArray[np.float64], weights: Mapping[str, float]) -> float:
+    return weights["temperature"] * float(costs.max() - costs.min())
 
 
 def _noise(request: RequestView, fleet: FleetView, width: float, seed: int) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from epp.draw import draw
 from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.drawn import Explored
 from epp.policies.judged import judge
 from epp.policies.parts import check_choice, check_number, check_whole
 from epp.policies.prefix_cache import PrefixCacheAndLoad
@@ -46,6 +47,8 @@ FALLBACKS = (
 _CODE = {reason: float(code) for code, reason in enumerate(FALLBACKS)}
 #: Reasons for which whoever holds the model takes it away.
 WITHDRAWN = ("", "stale", "mismatch")
+#: Chance of a pick at random where nothing else is configured.
+_EXPLORE = 0.02
 #: By how much a pick's cost is below all others, so that nothing but slow start comes before it.
 _AHEAD_MS = 1.0
 
@@ -77,8 +80,8 @@ class Lodestar:
 
     Terms: ``predicted_ms``; ``congestion_ms`` where there is a price; ``ttft_ms`` and ``itl_ms`` where the
     prediction is made of both; ``probability``, the chance before slow start that an endpoint is picked, over
-    the draws of exploration and of equals; ``explored``, 1 for a pick by exploration; ``fallback``, as
-    `FALLBACKS`.
+    the draws of exploration and of equals; ``explored``, 1 for a pick by exploration, and then
+    ``before_exploring``, the costs without it; ``fallback``, as `FALLBACKS`.
 
     Attributes:
         model: the model in force, None before there is one; not for configuration, which names a file.
@@ -108,7 +111,7 @@ class Lodestar:
     model: RewardModel | None = None
     withdrawn: str = ""
     reward: Literal["ttft", "felt"] = "ttft"
-    explore: float = 0.02
+    explore: float = _EXPLORE
     near_best: float = 0.01
     min_samples: int = 5000
     candidates: int = 256
@@ -232,9 +235,22 @@ class Lodestar:
         if self.explore and draw(seed, request.decision_id, "lodestar:explore") < self.explore:
             names = sorted(range(count), key=fleet.endpoints.__getitem__)
             pick = names[int(draw(seed, request.decision_id, "lodestar:which") * count)]
+            terms = {**terms, "before_exploring": costs.copy()}
             costs[pick] = costs.min() - _AHEAD_MS
             explored[pick] = 1.0
         return Ranking(costs, {**terms, "probability": probability, "explored": explored})
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],  # noqa: ARG004 - the floor is none of them
+        params: Mapping[str, object],
+    ) -> Explored | None:
+        """The costs before exploration; in a large pool, given whom the model was asked about."""
+        explore = params.get("explore", _EXPLORE)
+        if not isinstance(explore, int | float) or not explore:
+            return None
+        return Explored(ranking.terms.get("before_exploring", ranking.costs), float(explore))
 
 
 def _reasons(judged: Judged) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from epp.draw import draw
 from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.drawn import Pair
 from epp.policies.parts import check_choice, places
 from epp.view import Ranking
 
@@ -60,3 +61,12 @@ class PowerOfTwo:
         outside = places(draws) >= 2.0
         costs = places(outside, np.where(outside, draws, load))
         return Ranking(costs, {"load": load, "draw": draws})
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],  # noqa: ARG004 - no weights
+        params: Mapping[str, object],  # noqa: ARG004 - the loads are told
+    ) -> Pair:
+        """The two, and what of them is compared."""
+        return Pair(ranking.terms["load"])

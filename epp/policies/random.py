@@ -10,6 +10,7 @@ import numpy as np
 
 from epp.draw import draw
 from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.drawn import Softmax
 from epp.view import Ranking
 
 if TYPE_CHECKING:
@@ -45,3 +46,12 @@ class Random:
             (draw(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints), np.float64, len(fleet)
         )
         return Ranking(draws, {"draw": draws})
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],  # noqa: ARG004 - no weights
+        params: Mapping[str, object],  # noqa: ARG004 - no parameters
+    ) -> Softmax:
+        """One among equals."""
+        return Softmax(np.zeros(len(ranking.costs)), 1.0)

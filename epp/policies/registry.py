@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from epp.policies.base import Policy
+    from epp.policies.drawn import Drawn
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "dynamo": Dynamo,
@@ -78,6 +79,15 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 }
 
 _PARAMS = "policy.params"
+
+
+def draws(name: str) -> Callable[..., Drawn | None] | None:
+    """What tells, of a policy's rankings, what its own draw was among (`epp.policies.drawn`).
+
+    None of a policy that draws nothing, and of one that is not known.
+    """
+    told: Callable[..., Drawn | None] | None = getattr(POLICIES.get(name), "drawn", None)
+    return told
 
 
 def create(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.decide.select import probabilities, select
+from epp.decide.chances import chances
+from epp.decide.select import select
 
 
 def names(count: int) -> list[str]:
@@ -94,7 +95,7 @@ def test_many_endpoints_need_few_fallbacks() -> None:
 )
 def test_probabilities_are_those_of_the_draws(costs: list[int], shares: list[float], band: float) -> None:
     values = [float(cost) for cost in costs]
-    said = probabilities(np.array(values), np.array(shares[: len(values)]), tie_band=band)
+    said = chances(np.array(values), np.array(shares[: len(values)]), tie_band=band)
     assert said.sum() == pytest.approx(1.0)
     seen = np.zeros(len(values))
     runs = 600
@@ -104,7 +105,7 @@ def test_probabilities_are_those_of_the_draws(costs: list[int], shares: list[flo
 
 
 def test_probabilities_without_slow_start_are_equal_within_the_band() -> None:
-    assert probabilities(np.array([1.0, 1.0, 2.0]), None, tie_band=0.0).tolist() == [0.5, 0.5, 0.0]
+    assert chances(np.array([1.0, 1.0, 2.0]), None, tie_band=0.0).tolist() == [0.5, 0.5, 0.0]
 
 
 @given(
