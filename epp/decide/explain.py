@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from epp.decide.picker_http import answered
-from epp.decide.record_files import read_records
+from epp.decide.record_check import whole_records
 from epp.decide.record_query import DEFAULT_FOLDER, number
 from epp.decide.wide_console import wide_console
 from epp.errors import EppError
@@ -86,7 +86,7 @@ def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any
     found: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
     alike: dict[str, None] = {}
-    for record in read_records(folder):
+    for record in whole_records(folder):
         if record["kind"] == "decision":
             if decision_id == "last":
                 wanted = found is None or record["at"] >= found["at"]

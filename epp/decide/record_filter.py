@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.decide.record_files import read_records
+from epp.decide.record_check import whole_records
 from epp.decide.record_query import add_conditions, add_folder, query_of
 from epp.decide.record_schema import join
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print decision and outcome of each request, a line each; the output reads like a file of records."""
     query, encode = query_of(arguments), msgspec.json.Encoder().encode
-    for request in join(read_records(arguments.folder)):
+    for request in join(whole_records(arguments.folder)):
         if query.matches(request):
             for record in (request.decision, request.outcome):
                 if record is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from epp.decide.record_check import whole
 from epp.decide.record_files import Tail, parse_line, record_files
 from epp.decide.record_query import (
     Query,
@@ -28,6 +30,8 @@ _POLL_S = 0.2
 class Follower:
     """New records of a folder, whoever writes them and however files are rotated.
 
+    Lines that are no whole records are passed over, and counted in ``damaged``.
+
     Args:
         place: the folder, or one file.
         from_start: whether what is there already counts as new.
@@ -38,6 +42,7 @@ class Follower:
 
     def __init__(self, place: Path, *, from_start: bool) -> None:
         self._place = place
+        self.damaged = 0
         self._tails = {path: Tail(path) for path in record_files(place)}
         if not from_start:
             for tail in self._tails.values():
@@ -50,8 +55,10 @@ class Follower:
         for path, tail in self._tails.items():
             for line in tail.lines():
                 record = parse_line(line, path)
-                if record is not None:
+                if record is not None and whole(record):
                     yield record
+                else:
+                    self.damaged += 1
 
 
 class Narrator:
@@ -93,12 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print lines until stopped."""
     follower = Follower(arguments.folder, from_start=arguments.from_start)
-    narrator = Narrator(query_of(arguments))
+    narrator, told = Narrator(query_of(arguments)), False
     while True:
         for record in follower.new():
             line = narrator.tell(record)
             if line:
                 print(line, flush=True)
+        if follower.damaged and not told:
+            told = True
+            print(f"epp: damaged lines in {arguments.folder} are passed over", file=sys.stderr)
         time.sleep(_POLL_S)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from epp.decide.record_files import read_records
+from epp.decide.record_check import whole_records
 from epp.decide.record_query import (
     add_conditions,
     add_folder,
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise EppError(f"--limit must be at least 0, not {arguments.limit}")
     query, total = query_of(arguments), 0
-    records = read_records(arguments.folder)
+    records = whole_records(arguments.folder)
     first = next(records, None)
     if first is None:
         raise EppError(f"{arguments.folder}: nothing in it is a record")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.decide.model_versions import ModelVersions
-from epp.decide.record_files import read_records
+from epp.decide.record_check import whole_records
 from epp.decide.record_query import add_decision_conditions, add_folder, query_of
 from epp.decide.record_schema import RecordError, decision_of
 from epp.decide.rerun import rerun
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     query = query_of(arguments)
     wanted = (
         record
-        for record in read_records(arguments.folder)
+        for record in whole_records(arguments.folder)
         if record["kind"] == "decision" and query.decision(record)
     )
     above = arguments.folder.resolve().parent

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from epp.config.reward_model import dump_reward_model
-from epp.decide.record_files import read_records
+from epp.decide.record_check import whole_records
 from epp.decide.record_schema import RecordError, decision_of, join
 from epp.errors import EppError
 from epp.learn.loop import round_facts
@@ -39,7 +39,7 @@ def run_offline(
     Raises:
         EppError: there are no records, too few of them, or the model cannot be written.
     """
-    requests = sorted(join(read_records(folder)), key=lambda request: float(request.decision["at"]))
+    requests = sorted(join(whole_records(folder)), key=lambda request: float(request.decision["at"]))
     learner = Learner(settings, seed)
     held: list[Round] = []
     for request in requests:

@@ -15,6 +15,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from epp.decide.record_check import whole
 from epp.decide.record_files import Tail, parse_line, record_files
 from epp.errors import EppError
 from epp.replay.flight_records import read_flight_records
@@ -95,14 +96,14 @@ def newest_records(
         try:
             for line in Tail(path).lines():
                 record = parse_line(line, path)
-                if record is None:
+                if record is None or not whole(record):
                     continue
                 if record["kind"] == "outcome":
                     outcomes[record["id"]] = record
                 elif record["kind"] == "decision" and record["basis"] == "policy":
                     found.append(record)
-        except (EppError, KeyError):
-            continue  # another schema, or damage: what else there is may do
+        except EppError:
+            continue  # another schema: what else there is may do
         if not policy and found:
             policy = found[-1]["policy"]
         decisions = [record for record in found if record["policy"] == policy] + decisions

@@ -17,7 +17,8 @@ import msgspec
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, parse_pool
-from epp.decide.record_files import read_records, record_files
+from epp.decide.record_check import whole_records
+from epp.decide.record_files import record_files
 from epp.errors import EppError
 from epp.server.doctor.engines import SKEW_S, check_engines
 from epp.server.doctor.envoy import LOOPBACK, check_envoy
@@ -159,7 +160,7 @@ def _traffic(report: Report, records: Path | None, config: Config) -> Traffic | 
     if records is None:
         report.note("traffic", "no records, so whether prefix and distance can pay was not looked at")
         return None
-    traffic = measure(record for file in _newest(records) for record in read_records(file))
+    traffic = measure(record for file in _newest(records) for record in whole_records(file))
     check_traffic(report, traffic, config.policy.name)
     return traffic
 
