@@ -114,14 +114,15 @@ def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any
 def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> list[RenderableType]:
     """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
     request = record["request"]
-    weights = ", ".join(f"{name} {value:g}" for name, value in record["weights"].items())
+    weights = ", ".join(f"{escape(name)} {value:g}" for name, value in record["weights"].items())
     model = record.get("params", {}).get("model")
     head = (
-        f"[bold]{record['id']}[/bold]  policy [bold]{record['policy']}[/bold] ({record['basis']})"
+        f"[bold]{escape(record['id'])}[/bold]"
+        f"  policy [bold]{escape(record['policy'])}[/bold] ({escape(record['basis'])})"
         f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
         + _counted(record)
         + _expected(record)
-        + (f"\nweights: {weights}  (version {record['weights_version']})" if weights else "")
+        + (f"\nweights: {weights}  (version {escape(record['weights_version'])})" if weights else "")
         + (f"\nreward model {escape(str(model))}" if model else "")
     )
     parts: list[RenderableType] = [head, _table(record), _verdict(record)]
@@ -168,7 +169,8 @@ _SIDE_BY_SIDE = 4
 def _table(record: dict[str, Any]) -> Table:
     """Endpoints in the order of their cost, with what is known of each and the terms of its cost."""
     order = sorted(range(len(record["endpoints"])), key=lambda row: record["costs"][row])
-    head = [(record["endpoints"][row], record["regions"][row]) for row in order]
+    # Names are escaped: an IPv6 address in brackets looks like markup, and would be left out.
+    head = [(escape(record["endpoints"][row]), escape(record["regions"][row])) for row in order]
     lines = _lines(record, order)
     table = Table()
     if len(order) > _SIDE_BY_SIDE:
@@ -198,7 +200,7 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         lines.append((title, cells, "dim"))
         if name == "rtt_ms" and record.get("rtt_sources"):
             told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
-            lines.append(("rtt by", [told.get(row, "-") for row in order], "dim"))
+            lines.append(("rtt by", [escape(told.get(row, "-")) for row in order], "dim"))
     if any(record["signals"].get("cold_chance", ())):  # else nobody told of connections
         for name, title, shape in _CONNECTIONS:
             column = record["signals"][name]
@@ -208,7 +210,7 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
             column = record["signals"][name]
             lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
     for name, column in record["terms"].items():
-        title, cell = _OF_LEARNED.get(name, (f"{name} term", "{:,.1f}".format))
+        title, cell = _OF_LEARNED.get(name, (f"{escape(name)} term", "{:,.1f}".format))
         lines.append((title, [cell(column[row]) for row in order], None))
     lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))
     lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
@@ -216,7 +218,7 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
 
 
 def _verdict(record: dict[str, Any]) -> str:
-    names, chosen = record["endpoints"], record["chosen"]
+    names, chosen = [escape(name) for name in record["endpoints"]], record["chosen"]
     words = [f"-> [bold green]{names[chosen]}[/bold green]"]
     terms = record["terms"]
     if terms.get("explored", [0.0] * len(names))[chosen]:
@@ -229,7 +231,7 @@ def _verdict(record: dict[str, Any]) -> str:
         words.append(f"drawn among {record['tied']} within {record['tie_band']:.1%} of the best cost")
     if record["fallbacks"]:
         words.append("then " + ", ".join(names[row] for row in record["fallbacks"]))
-    words += [f"{rule}: {', '.join(out)} excluded" for rule, out in record["excluded"].items()]
+    words += [escape(f"{rule}: {', '.join(out)} excluded") for rule, out in record["excluded"].items()]
     if any(record["unknown"].values()):
         words.append("? = not known, counted as the worst known")
     return "; ".join(words)
@@ -239,7 +241,7 @@ def _ending(record: dict[str, Any], outcome: dict[str, Any]) -> str:
     expected = record["signals"]["cached_tokens"][record["chosen"]]
     status = f" with status {outcome['status']}" if outcome["status"] else ""
     return (
-        f"{outcome['cause']}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
+        f"{escape(outcome['cause'])}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
         f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} tokens answered,"
         f" {number(outcome['cached_tokens'])} cached where {number(expected)} were expected"
         " (- = not reported)"

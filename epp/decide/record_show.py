@@ -6,6 +6,7 @@ import heapq
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 
 from epp.decide.record_check import whole_records
@@ -75,7 +76,7 @@ def requests_table(requests: Sequence[Joined]) -> Table:
     table.add_column("ended")
     for request in requests:
         decision, outcome = request.decision, request.outcome or {}
-        table.add_row(
+        cells = (
             clock_time(decision["at"]),
             decision["id"],
             decision["policy"],
@@ -87,4 +88,5 @@ def requests_table(requests: Sequence[Joined]) -> Table:
             number(outcome.get("e2e_ms"), 1),
             " ".join(str(part) for part in (outcome.get("cause"), outcome.get("status")) if part) or "-",
         )
+        table.add_row(*map(escape, cells))  # an IPv6 address in brackets looks like markup
     return table

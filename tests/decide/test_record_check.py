@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,9 @@ from epp.learn.offline import run_offline
 from epp.learner.settings import LearnerSettings
 from epp.policies.registry import POLICIES
 from epp.server.doctor.traffic import measure
+from epp.signals.endpoint import Endpoint
 from epp.tune.calibrate import newest_records
-from tests.kit.records import command, decided, record_all
+from tests.kit.records import WALL_S, ask_of, command, decided, picker_of, record_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,3 +122,27 @@ def test_a_rehearsal_loses_damaged_lines_and_not_their_files(damaged: tuple[Path
 def test_whatever_is_recorded_is_whole(policy: str, tmp_path: Path) -> None:
     record_all(tmp_path, decided(20, policy))
     assert all(whole(record) for record in read_records(tmp_path))
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_addresses_of_ipv6_are_shown(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    pool = [Endpoint(f"[fd00::{number + 1}]:8000", region="[r]") for number in range(count)]
+    picker = picker_of()
+    picker.set_pool(pool, 0.0)
+    ask = ask_of(1)
+    decision = picker.pick(ask, 1.0, WALL_S)
+    record_all(tmp_path, [(replace(decision, excluded={"ejected": ("[fd00::9]:8000",)}), ask)])
+    assert command(explain, "--records", tmp_path) == 0
+    told = capsys.readouterr().out
+    for address in (
+        *(endpoint.address for endpoint in pool),
+        f"-> {decision.endpoint}",
+        "[fd00::9]:8000",
+        "[r]",
+    ):
+        assert address in told
+    assert command(record_show, tmp_path) == 0
+    assert decision.endpoint in capsys.readouterr().out
