@@ -40,11 +40,13 @@ def test_shares_are_of_all_samples_where_a_frame_at_the_root_has_some_of_its_own
 def test_a_text_that_no_stack_holds_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "folded").write_text(FOLDED)
-    monkeypatch.setattr(sys, "argv", ["flame", str(tmp_path / "folded"), "out.svg", "--only", "MainThread"])
+    folded, picture = tmp_path / "folded", tmp_path / "out.svg"
+    folded.write_text(FOLDED)
+    monkeypatch.setattr(sys, "argv", ["flame", str(folded), str(picture), "--only", "MainThread"])
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "no stack with 'MainThread' in it" in capsys.readouterr().err
+    assert not picture.exists()
 
 
 def test_a_picture_shows_shares_of_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
