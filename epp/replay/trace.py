@@ -160,9 +160,10 @@ def read_mooncake(
     ``timestamp`` is a tick, counted from the first row's: each row moves by a keyed draw uniform in
     [0, ``tick_ms``), which makes the arrivals of the published trace Poisson-like (squared coefficient of
     variation 9.2 -> 1.0). ``scale`` divides all lengths and the block size. The format does not say that
-    size: it is the least power of two with which the row of the most ids has enough. Nor has it sessions:
-    rows that share the block after the first (the first is one template for all rows) count as one session
-    and one user, unless a row names its session itself (``session_id``, as LMCache's agent trace does).
+    size: it is the least power of two with which the longest row of the most ids has enough. Nor has it
+    sessions: rows that share the block after the first (the first is one template for all rows) count as one
+    session and one user, unless a row names its session itself (``session_id``, as LMCache's agent trace
+    does).
 
     Raises:
         TraceError: a line is not a row of this format, or ticks run backwards.
@@ -200,7 +201,7 @@ def read_mooncake(
 
 
 def _block_tokens(rows: Iterable[_MooncakeRow]) -> int:
-    longest = max(rows, key=lambda row: len(row.hash_ids), default=None)
+    longest = max(rows, key=lambda row: (len(row.hash_ids), row.input_length), default=None)
     if longest is None or not longest.hash_ids or not longest.input_length:
         return MOONCAKE_BLOCK_TOKENS
     return 1 << (-(-longest.input_length // len(longest.hash_ids)) - 1).bit_length()

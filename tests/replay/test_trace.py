@@ -104,6 +104,8 @@ class TestMooncake:
     def test_the_block_size_is_told_by_the_row_of_the_most_ids(self) -> None:
         short_first = [row(0, 200, 0), row(0, 1500, 0, 1, 2), row(0, 9000, 0)]
         assert {r.block_tokens for r in read_mooncake(short_first)} == {512}
+        alike = [row(0, 6, 0), row(0, 500, 1), row(0, 40, 2)]
+        assert {r.block_tokens for r in read_mooncake(alike)} == {512}, "of several the longest"
 
     def test_a_scale_must_divide_the_block(self) -> None:
         with pytest.raises(TraceError, match="scale 3"):
