@@ -27,7 +27,9 @@ def output(folder: Path) -> Iterator[None]:
     marker = folder / _MARKER
     try:
         if folder.exists() and not marker.exists() and any(folder.iterdir()):
-            raise EppError(f"{folder} exists and is not the output of a demo; {_OTHER}")
+            raise EppError(
+                f"{folder} is not the output of a demo (it has no {_MARKER}): empty it, or {_OTHER}"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         lock = marker.open("ab")
     except OSError as error:
