@@ -85,7 +85,7 @@ class ModelFeed:
             log.info(words, model.version, model.round, model.samples, model.seen)
 
     def fault(self) -> None:
-        """`content` raised, which it never should."""
+        """The file cannot be read, or `content` raised, which it never should."""
         self._metrics.file_failed("model")
 
     def decided(self, decision: Decision) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from epp.draw import draw
+from epp.server.client_tls import client_tls
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import listed_names
 from epp.server.through_relay import RelayedConnection, Through, relay_to
@@ -278,10 +278,7 @@ class Poller:
                 target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
             )
         if target.base_url.startswith("https"):
-            try:
-                tls = ssl.create_default_context(cafile=target.ca_file or None)
-            except OSError as error:  # which does not say of what
-                raise ValueError(f"ca_file {target.ca_file}: {error.strerror or error}") from error
+            tls = client_tls(target.ca_file)
         authority = target.base_url.partition("://")[2]
         return KeepAlive(
             authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES

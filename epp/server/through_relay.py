@@ -7,14 +7,15 @@ answer, which says nothing of this one, so such an answer is a failure.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.extproc.mutate import DESTINATION_HEADER
+from epp.server.client_tls import client_tls
 from epp.server.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
     from epp.config.relays import Relays
@@ -43,11 +44,9 @@ class Through:
         """What a connection to it is opened with.
 
         Raises:
-            OSError: a certificate or the key cannot be read.
+            ValueError: a certificate or the key cannot be used.
         """
-        context = ssl.create_default_context(cafile=self.ca_file)
-        context.load_cert_chain(self.cert_file, self.key_file)
-        return context
+        return client_tls(self.ca_file, self.cert_file, self.key_file)
 
 
 def relay_to(region: str, relays: Relays) -> Through | None:
@@ -73,7 +72,7 @@ class RelayedConnection:
         max_body_bytes: longest body that is read.
 
     Raises:
-        OSError: a certificate or the key cannot be read.
+        ValueError: a certificate or the key cannot be used.
     """
 
     def __init__(

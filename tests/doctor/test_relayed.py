@@ -52,4 +52,14 @@ async def test_what_another_endpoint_answered_is_not_taken_for_the_ones_asked(tm
 
 async def test_certificates_that_are_not_here_are_told(tmp_path: Path) -> None:
     (finding,) = (await examined(tmp_path, "127.0.0.1:1")).findings
-    assert "No such file" in finding.what
+    assert f"ca_file {tmp_path}/ca.crt: No such file" in finding.what
+    certificates(tmp_path)
+    (tmp_path / "global.key").unlink()
+    (finding,) = (await examined(tmp_path, "127.0.0.1:1")).findings
+    assert f"with key_file {tmp_path}/global.key: No such file" in finding.what
+
+
+async def test_a_bundle_of_an_endpoint_that_is_not_here_is_told_by_name() -> None:
+    specs = {"127.0.0.1:1": EndpointSpec(address="127.0.0.1:1", tls=True, ca_file="/nowhere/ca.crt")}
+    (finding,) = (await examine(parse_config("", "epp.yaml"), specs, picker="", ask=False)).findings
+    assert "ca_file /nowhere/ca.crt: No such file" in finding.what

@@ -6,7 +6,6 @@ raises for what the network does.
 
 from __future__ import annotations
 
-import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,9 +18,12 @@ import msgspec
 from epp.decide.record_files import DAMAGED
 from epp.extproc.headers import SERVED_KEY
 from epp.extproc.mutate import DESTINATION_HEADER
+from epp.server.client_tls import client_tls
 from epp.server.through_relay import check_served
 
 if TYPE_CHECKING:
+    import ssl
+
     from epp.server.poll import Target
 
 TIMEOUT_S = 10.0
@@ -87,7 +89,7 @@ async def ask_endpoint(
             base_url, server_name = f"https://{target.through.address}", target.through.relay_name
             tls = target.through.tls()
         elif base_url.startswith("https"):
-            tls = ssl.create_default_context(cafile=target.ca_file or None)
+            tls = client_tls(target.ca_file)
     except (OSError, ValueError) as error:
         return _none(error)
     server_name = server_name if base_url.startswith("https") else None
