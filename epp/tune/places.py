@@ -7,7 +7,8 @@
 * ``weights.asked.json`` - what operators asked a running tuner for; commands write it, in
   turns by ``weights.asked.lock``.
 * ``weights.unreadable`` - a weights file that was found torn, put aside.
-* ``overrides.yaml`` - pins; the operator's.
+* ``overrides.yaml`` - pins; the operator's, whose commands write it in turns by
+  ``overrides.pins.lock``.
 """
 
 from __future__ import annotations
