@@ -72,6 +72,8 @@ class Outcomes:
         self._reporting = False  # whether any report on a request of ours has come
         #: The last that were told, oldest first: what was counted of each, `_REPORTED` after Envoy's report.
         self._finished: dict[str, _Verdict] = {}
+        #: What was counted of those that were told without their report, which is late when it comes.
+        self._unreported: dict[str, _Verdict] = {}
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
@@ -122,7 +124,7 @@ class Outcomes:
             self._waiting[decision_id] = outcome
             heapq.heappush(self._due, (now_s + wait_s, decision_id))
         else:
-            self._remember(decision_id, self._judge_stream(outcome))
+            _remember(self._finished, decision_id, self._judge_stream(outcome))
             self._tell(_told_by_stream(outcome))
 
     def finished(self, report: Report) -> None:
@@ -133,7 +135,7 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._metrics.late_reports.inc()
             return
-        self._judge(report, before)
+        self._judge(report, self._unreported.get(report.decision_id, before))
         if report.encoding:
             self._metrics.compressed.inc()
         if report.served:
@@ -154,7 +156,7 @@ class Outcomes:
                 self._metrics.late_reports.inc()
             return
         self._reporting = True
-        self._remember(report.decision_id, _REPORTED)
+        _remember(self._finished, report.decision_id, _REPORTED)
         outcome = self._merged(outcome, report)
         self._picker.settle(outcome)
         self._tell(outcome)
@@ -167,11 +169,6 @@ class Outcomes:
         """
         if decision_id not in self._finished:
             self._metrics.late_reports.inc()
-
-    def _remember(self, decision_id: str, counted: _Verdict) -> None:
-        self._finished[decision_id] = counted
-        if len(self._finished) > _REMEMBERED:
-            del self._finished[next(iter(self._finished))]
 
     def expire(self) -> None:
         """End what outlived its lease, and stop waiting for reports that do not come."""
@@ -195,7 +192,7 @@ class Outcomes:
             return
         counted = self._judge_stream(outcome)
         if counted != _NOTHING:
-            self._remember(decision_id, counted)
+            _remember(self._unreported, decision_id, counted)
         self._picker.settle(outcome)
         self._tell(outcome)
 
@@ -304,6 +301,12 @@ class Outcomes:
         self._recorder.outcome(outcome, self._clock.wall_s())
         for listener in self.told:
             listener(outcome)
+
+
+def _remember(told: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
+    told[decision_id] = counted
+    if len(told) > _REMEMBERED:
+        del told[next(iter(told))]
 
 
 def _told_by_stream(outcome: Outcome) -> Outcome:

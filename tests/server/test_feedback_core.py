@@ -334,7 +334,6 @@ def test_a_picker_without_a_secret_says_what_that_costs(
 
 
 def test_an_endpoint_is_judged_by_headers_where_nothing_else_is_shown(deployment: Deployment) -> None:
-    """A gateway that shows response headers, no bodies, and sends no reports."""
     deployment.app.picker.set_pool(POOL[:1], deployment.clock.now_s)
     states = []
     for status in (500, 500, 200, 500, 404, 500, 200, 500, 500, 500, 500, 500):
@@ -355,6 +354,7 @@ def test_a_report_that_comes_too_late_counts_no_failure_twice(deployment: Deploy
     deployment.core.outcomes.expire()
     deployment.core.outcomes.finished(report(decision, status=500))
     assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failures == {"outcome": 1}
+    assert deployment.app.metrics.registry.get_sample_value("epp_late_reports_total") == 1.0
 
 
 def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:
