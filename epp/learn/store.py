@@ -42,6 +42,14 @@ _LOGGED_ROWS = 100_000
 _NUMBERS = ("at_wall_s", "ttft_ms", "itl_ms", "waited_ms", "failed", "output_tokens")
 
 
+class _OtherVersionError(ValueError):
+    """A whole memory that another version of the program wrote."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
 class _Meta(msgspec.Struct):
     format: int
     count: int
@@ -79,8 +87,8 @@ class MemoryStore:
         """The newest whole memory, and how far the records were read; None when there is none.
 
         Raises:
-            EppError: one of the files is there and cannot be read. It may be the newer one: what it says
-                would be lost for good.
+            EppError: one of the files is there and cannot be read, or is whole and of another version. It may
+                be the newer one: what it says would be lost for good.
         """
         best: tuple[int, Memory, FeedState] | None = None
         for slot, path in enumerate(self._places.states):
@@ -93,6 +101,12 @@ class MemoryStore:
                 continue
             try:
                 count, memory, feed = _opened(content, self._settings)
+            except _OtherVersionError as error:
+                both = " and ".join(path.name for path in self._places.states)
+                raise EppError(
+                    f"{path}: {error}; start the version of epp that wrote it, "
+                    f"or move {both} away to begin anew"
+                ) from error
             except ValueError as error:
                 self._tell(f"{path}: {error}; not used")
                 continue
@@ -195,7 +209,8 @@ def _opened(content: bytes, settings: LearnerSettings) -> tuple[int, Memory, Fee
     """Count and content of an archive.
 
     Raises:
-        ValueError: torn, changed, of another version, or of other features.
+        _OtherVersionError: of another version.
+        ValueError: torn, changed, or of other features.
     """
     digest, archive = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if xxhash.xxh3_64_hexdigest(archive).encode() != digest:
@@ -203,11 +218,13 @@ def _opened(content: bytes, settings: LearnerSettings) -> tuple[int, Memory, Fee
     with np.load(io.BytesIO(archive), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     try:
-        meta = msgspec.json.decode(arrays.pop("meta").tobytes(), type=_Meta)
+        told = arrays.pop("meta").tobytes()
+        written = msgspec.json.decode(told, type=_Format).format  # first: another one has other fields
+        if written != FORMAT:
+            raise _OtherVersionError(f"the memory has format {written}, this program reads {FORMAT}")
+        meta = msgspec.json.decode(told, type=_Meta)
     except (KeyError, msgspec.MsgspecError) as error:
-        raise ValueError(f"of another version: {error}") from error
-    if meta.format != FORMAT:
-        raise ValueError(f"the memory has format {meta.format}, this program reads {FORMAT}")
+        raise _OtherVersionError(f"of another version: {error}") from error
     if tuple(meta.features) != settings.network.features:
         raise ValueError("it is of other features")
     return meta.count, _memory(arrays, meta, settings), meta.feed

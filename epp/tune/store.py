@@ -17,6 +17,7 @@ from epp.tuner.state import State, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from epp.tune.disk import Disk
     from epp.tune.places import Places
@@ -46,10 +47,10 @@ class StateStore:
         """The newest whole state; None when there is none.
 
         Raises:
-            EppError: one of the files is there and cannot be read. It may be the newer one: to begin anew, or
-                with the older one, would lose what it says for good.
+            EppError: one of the files is there and cannot be read, or the newer one is whole and of another
+                version: to begin anew, or with the older one, would lose what it says for good.
         """
-        best: tuple[int, State] | None = None
+        best: tuple[int, Path, bytes] | None = None
         for slot, path in enumerate(self._places.states):
             try:
                 content = self._disk.read_whole(path)
@@ -60,14 +61,24 @@ class StateStore:
             if content is None:
                 continue
             try:
-                count, state = _opened(content)
+                count, text = _opened(content)
             except ValueError as error:
                 self._tell(f"{path}: {error}; not used")
                 continue
             if best is None or count > best[0]:
-                best = (count, state)
+                best = (count, path, text)
                 self._count, self._slot = count, 1 - slot
-        return None if best is None else best[1]
+        if best is None:
+            return None
+        _, path, text = best
+        try:
+            return from_json(text)
+        except ValueError as error:
+            both = " and ".join(path.name for path in self._places.states)
+            raise EppError(
+                f"{path}: {error}; start the version of epp that wrote it, or move {both} away to begin anew "
+                "without what it says, a freeze by request among it"
+            ) from error
 
     def save(self, state: State) -> None:
         """Write the state over the older of the two files.
@@ -82,11 +93,11 @@ class StateStore:
         self._slot = 1 - self._slot
 
 
-def _opened(content: bytes) -> tuple[int, State]:
-    """Count and state of an envelope.
+def _opened(content: bytes) -> tuple[int, bytes]:
+    """Count and content of an envelope.
 
     Raises:
-        ValueError: torn, changed, or of another version.
+        ValueError: torn or changed.
     """
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
@@ -95,4 +106,4 @@ def _opened(content: bytes) -> tuple[int, State]:
     text = bytes(envelope.state)
     if xxhash.xxh3_64_hexdigest(text) != envelope.digest:
         raise ValueError("its digest does not fit: torn, or changed by hand")
-    return envelope.count, from_json(text)
+    return envelope.count, text

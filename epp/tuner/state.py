@@ -149,6 +149,10 @@ class State(msgspec.Struct, kw_only=True):
     version: int = STATE_VERSION
 
 
+class _Version(msgspec.Struct):
+    version: int
+
+
 def copied(state: State) -> State:
     """A state that may be changed while this one stays as it is.
 
@@ -174,12 +178,12 @@ def from_json(text: bytes) -> State:
         ValueError: torn, of another version, or not a state.
     """
     try:
-        state = msgspec.json.decode(text, type=State)
+        version = msgspec.json.decode(text, type=_Version).version  # first: another one has other fields
+        if version != STATE_VERSION:
+            raise ValueError(f"the state has version {version}, this program reads {STATE_VERSION}")
+        return msgspec.json.decode(text, type=State)
     except msgspec.DecodeError as error:
-        raise ValueError(f"not a tuner's state: {error}") from error
-    if state.version != STATE_VERSION:
-        raise ValueError(f"the state has version {state.version}, this program reads {STATE_VERSION}")
-    return state
+        raise ValueError(f"not a state of this program: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

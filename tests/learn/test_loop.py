@@ -151,6 +151,24 @@ def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
         world.start()
 
 
+def test_a_memory_of_another_version_is_not_begun_anew(
+    lived: LearnWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = lived.copied(tmp_path / "later")
+    store = MemoryStore(world.places, RealDisk(), world.settings, print)
+    found = store.load()
+    assert found is not None
+    with monkeypatch.context() as later:
+        later.setattr("epp.learn.store.FORMAT", 2)
+        store.save(*found)
+    before = [path.read_bytes() for path in world.places.states]
+    with pytest.raises(
+        EppError, match="the memory has format 2, this program reads 1; start the version of epp"
+    ):
+        world.start()
+    assert [path.read_bytes() for path in world.places.states] == before
+
+
 def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
     chosen = settings_of(network={"epochs": 2})
     learner = Learner(chosen)
