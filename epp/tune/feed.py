@@ -8,7 +8,8 @@ Rules
 - What is in the folder before the first start is history, not evidence: a feed of samples begins at the end.
 - A decision whose outcome does not come is given up after a time, as a sample that is still running; not
   while there are lines that were not looked at, because its outcome may be among them.
-- Samples dispatched around a step of the clock are dropped, because nobody knows which block they were in.
+- Samples dispatched around a step of the clock, or by a clock that runs ahead of the tuner's, are dropped,
+  because nobody knows which block they were in.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MAX_WAITING_ENDPOINTS = 300_000
 #: Records handled before the caller gets to look after its other duties.
 MAX_BATCH = 20_000
 _MAX_STEPS = 100
+#: Clocks of two machines may differ by so much; a minute more or less is nothing to a baseline.
+_AHEAD_S = 60.0
 #: Tuner and pickers may not see a step in the same second.
 _SLACK_S = 2.0
 #: What `Feed.keep` and `Feed.make` may raise, of a record that is not what the recorder writes.
@@ -56,7 +59,7 @@ class State(msgspec.Struct):
         damaged: lines passed over.
         unmatched: outcomes without a decision.
         given_up: decisions without an outcome.
-        stepped: samples dropped around steps of the clock.
+        stepped: samples dropped around steps of the clock, or of a clock that runs ahead.
         dropped: decisions that were not waited for, because too many did, or too much was kept of them.
     """
 
@@ -340,5 +343,12 @@ class SampleFeed(Feed["Sample"]):
     def make(
         self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
     ) -> Sample | None:
-        """The sample."""
+        """The sample; none from a picker whose clock runs ahead: nobody knows when that was by our own."""
+        if kept["at"] - now_wall_s > _AHEAD_S:
+            self._once(
+                f"requests are dated more than {_AHEAD_S:.0f} s ahead of this machine's clock and do not "
+                "count: synchronise the clocks of pickers and tuner"
+            )
+            self.state.stepped += 1
+            return None
         return sample_of(kept, outcome, now_wall_s)

@@ -186,10 +186,7 @@ class Run:
                 if state.trial is not None and state.thresholds is not None:
                     enter(state.record, state.trial, sample, state.thresholds, goal)
             elif sample.stamp is None and sample.dispatched_wall_s >= self._begins_wall_s:
-                if state.phase == "frozen" and trials.interrupted(
-                    state.baseline, sample, self.settings.drift
-                ):
-                    state.baseline = Baseline()
+                trials.silence(self, sample)
                 mixed_s = state.baseline.mixed_s
                 state.baseline = observe(state.baseline, sample, goal)
                 if mixed_s < _MIXED_S <= state.baseline.mixed_s:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from epp.tuner.machine import Run
     from epp.tuner.samples import Sample
-    from epp.tuner.settings import Drift, Stages, TunerSettings
+    from epp.tuner.settings import Stages, TunerSettings
     from epp.tuner.state import State
     from epp.tuner.tally import Thresholds
 
@@ -43,8 +43,8 @@ START_DELAY_S = 10.0
 _CLOSE_SLACK_S = 15.0
 _UNWELL_PAUSE_S = 900.0
 _UNWELL_TIMES = 2
-#: Silence for so much of a stretch of time, and for so many times the time between two requests, ends it; its
-#: rate would say nothing any more.
+#: Silence for so much of a stretch of time, and for so many times the time between two requests, is no part
+#: of it.
 _SILENT_SHARE, _SILENT_TIMES = 0.2, 20.0
 
 
@@ -321,11 +321,21 @@ def watch(run: Run) -> None:
         run.thaw(f"drift: {change}")
 
 
-def interrupted(baseline: Baseline, sample: Sample, drift: Drift) -> bool:
-    """Whether nothing came for so long before a sample that a rate over that time would say nothing.
+def silence(run: Run, sample: Sample) -> None:
+    """Nothing came for long before a sample, too long to be the way of this traffic.
 
-    Where requests are rare anyway, a pause is one of many times the usual time between two.
+    A rate over that time would say nothing. Nor is it time of a baseline: a burst, and one request an hour
+    later, would complete it. Where requests are rare anyway, a pause is one of many times the usual time
+    between two.
     """
+    state, settings = run.state, run.settings
+    baseline, frozen = state.baseline, state.phase == "frozen"
+    lasting_s = settings.drift.lasting_s if frozen else settings.stages.baseline_s
     usual_s = baseline.lasted_s / max(1, baseline.requests - 1)
     silent_s = sample.dispatched_wall_s - baseline.until_wall_s
-    return baseline.requests > 0 and silent_s > max(_SILENT_SHARE * drift.lasting_s, _SILENT_TIMES * usual_s)
+    if not baseline.requests or silent_s <= max(_SILENT_SHARE * lasting_s, _SILENT_TIMES * usual_s):
+        return
+    if frozen:
+        state.baseline = Baseline()
+    else:
+        baseline.since_wall_s += silent_s

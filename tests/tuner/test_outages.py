@@ -52,6 +52,25 @@ def test_silence_or_a_step_of_the_clock_is_no_drift(silent_s: float) -> None:
     assert "drift: mean prompt" in world.state.reason
 
 
+def test_silence_is_no_time_of_a_baseline() -> None:
+    world = Deployment(when_new(Effect()), rate_per_s=60.0)
+    world.tick()  # a burst, of more requests than a baseline needs
+    assert world.state.baseline.requests > world.settings.stages.baseline_requests
+    for _ in range(3):
+        world.now_wall_s += 3600.0
+        world.rate_per_s = 0.1
+        world.tick()
+    assert world.state.phase == "baseline"
+    assert world.state.baseline.lasted_s < 4 * world.tick_s
+    world.rate_per_s = 6.0
+    world.run(lambda w: w.state.thresholds is not None, ticks=12)
+
+
+def test_a_baseline_of_rare_requests_is_made_all_the_same() -> None:
+    world = Deployment(when_new(Effect()), settings=quick(baseline_requests=20), rate_per_s=0.001)
+    world.run(lambda w: w.state.thresholds is not None, ticks=2000)
+
+
 @pytest.mark.parametrize(("fails", "ticks"), [(1.0, 150), (0.95, 5), (0.1, 150)])
 def test_an_outage_is_no_drift(fails: float, ticks: int) -> None:
     world = frozen_world()
