@@ -339,7 +339,7 @@ class Config(Section, frozen=True):
             a section.
         shadow: policies that score live decisions without a say in them (docs/lodestar.md).
         shadow_per_s: decisions a second that they score, at most.
-        drain_s: seconds that streams may go on after SIGTERM.
+        drain_s: seconds that streams may go on after SIGTERM (or SIGINT, or SIGHUP unless it is ignored).
         drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
             picker is leaving.
     """

@@ -24,6 +24,7 @@ from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
+from epp.server.stopping import stop_signals
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +116,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second signal ends the drain."""
     setup = read_setup(arguments, os.environ)
     configure(setup.log)
     log.info("core: %s", core())
@@ -155,7 +156,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, on_signal)
     try:
         await app.start()

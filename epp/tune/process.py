@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
+from epp.server.stopping import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT from here on: heard, and acted on between two looks.
+    """SIGTERM, SIGINT and SIGHUP from here on: heard, and acted on between two looks.
 
     Not `threading.Event`: its lock cannot be taken twice, and a signal that comes while the main thread holds
     it, on its way into a wait, stops the process for good. `SimpleQueue.put` may interrupt itself.
@@ -26,7 +27,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         heard: SimpleQueue[int] = SimpleQueue()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda given, _: heard.put(given))
         self._heard = heard
 

@@ -54,6 +54,43 @@ class Stumbling:
         raise RuntimeError("the socket cannot be closed")
 
 
+class Steady:
+    """An application that says what happens to it."""
+
+    def __init__(self) -> None:
+        self.started, self.stopped = asyncio.Event(), asyncio.Event()
+
+    async def start(self) -> None:
+        self.started.set()
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+
+async def test_a_terminal_that_closes_is_drained_for() -> None:
+    app: Any = Steady()
+    served = asyncio.ensure_future(serve(app))
+    await app.started.wait()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await served
+    assert app.stopped.is_set()
+
+
+async def test_who_ignores_a_terminal_that_closes_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
+    try:
+        app: Any = Steady()
+        served = asyncio.ensure_future(serve(app))
+        await app.started.wait()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert not app.stopped.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_a_stop_that_fails_is_no_success() -> None:
     app: Any = Stumbling()
     served = asyncio.ensure_future(serve(app))

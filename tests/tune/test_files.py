@@ -362,9 +362,9 @@ def test_a_signal_at_any_moment_stops_the_waiting(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("signal.signal", heard.__setitem__)
     stop = StopSignals()
     assert not stop.wait(0.0)
-    for _ in range(3):
-        heard[signal.SIGTERM](signal.SIGTERM, None)
-    assert stop.wait(30.0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        heard[number](number, None)
+        assert stop.wait(30.0)
 
 
 def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:
