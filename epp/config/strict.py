@@ -22,7 +22,7 @@ _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 #: What to write where something else stands: `100ms`, `32MiB`, `1e6` (a text in YAML), `"yes"`, nothing.
 _FIXES = {
     "int": "a whole number in digits, without a unit, e.g. 1000",
-    "float": "a number without a unit, e.g. 2.5",
+    "float": "a number without a unit, e.g. 2.5; an exponent takes a point and a sign, e.g. 1.0e-5",
     "bool": "true or false, without quotes",
     "array": "a list, e.g. [a, b]",
     "object": "keys and values, e.g. {name: value}",

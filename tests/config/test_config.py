@@ -26,6 +26,7 @@ from epp.policies.registry import create, params_of
         ("listen: {tls: {cert_file: a}}", "listen.tls", "key_file"),
         ("pool: {file: 1}", "pool.file", "expected 'str', got 'int'"),
         ("scrape: {interval_s: 100ms}", "scrape.interval_s", "got 'str' (a number without a unit"),
+        ("policy: {tie_band: 1e-5}", "policy.tie_band", "an exponent takes a point and a sign, e.g. 1.0e-5"),
         ("request: {max_body_bytes: 32MiB}", "request.max_body_bytes", "(a whole number in digits, without"),
         ("protocol: {emit_scores: 'yes'}", "protocol.emit_scores", "true or false"),
         ("shadow: gorgo", "shadow", "a list"),
