@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _RUNNING, _WAITING, _KV_USAGE, _USED_TOKENS = range(4)
 #: A process reports one start time for life; anything less than this apart is rounding.
 _SAME_START_S = 1.0
+#: The newest process behind an address has ended when nothing was heard of it for so long.
+_GONE_S = 60.0
 
 
 class EngineMetrics:
@@ -39,6 +41,7 @@ class EngineMetrics:
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
+        self._heard_s: dict[int, float] = {}
         self._failures: dict[int, int] = {}
         #: Changes with every value that anybody can see, but for ages of what was told once more.
         self.version = 0
@@ -55,15 +58,17 @@ class EngineMetrics:
 
         Returns:
             True when the engine is another process than in the sample before: it started later, or, where no
-            start time is told, its token counters went back. An earlier start time is no restart: several
-            processes may answer behind one address, and only the newest counts.
+            start time is told, its token counters went back. An earlier start time is no restart while the
+            newest process is heard of, because several may answer behind one address; later it is, because a
+            clock that was ahead when that one started has been set.
         """
         if sample is self._last.get(slot) and now_s - self._updated_s[slot] <= self._stale_after_s:
             self._updated_s[slot] = now_s  # the block has it
+            self._hear(slot, sample.process_start_time_s, now_s)
             self.repeats += 1
             self._failures.pop(slot, None)
             return False
-        restarted = self._is_restart(slot, sample)
+        restarted = self._is_restart(slot, sample, now_s)
         self._block[_RUNNING, slot] = _known(sample.running)
         self._block[_WAITING, slot] = _known(sample.waiting)
         usage = self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
@@ -74,7 +79,8 @@ class EngineMetrics:
         self._last[slot] = sample
         start = sample.process_start_time_s
         if start is not None:
-            self._started_s[slot] = max(start, self._started_s.get(slot, start))
+            self._started_s[slot] = start if restarted else max(start, self._started_s.get(slot, start))
+            self._hear(slot, start, now_s)
         self._failures.pop(slot, None)
         return restarted
 
@@ -88,7 +94,7 @@ class EngineMetrics:
         self._block[:, slot] = math.nan
         self._updated_s[slot] = math.nan
         self.version += 1
-        for store in (self._last, self._started_s, self._failures):
+        for store in (self._last, self._started_s, self._heard_s, self._failures):
             store.pop(slot, None)
 
     def last(self, slot: int) -> EngineSample | None:
@@ -129,10 +135,15 @@ class EngineMetrics:
         """Age of the last sample in milliseconds, by slot, stale ones included; NaN before the first."""
         return (now_s - self._updated_s) * 1e3
 
-    def _is_restart(self, slot: int, sample: EngineSample) -> bool:
+    def _hear(self, slot: int, start: float | None, now_s: float) -> None:
+        if start is not None and start >= self._started_s[slot] - _SAME_START_S:
+            self._heard_s[slot] = now_s
+
+    def _is_restart(self, slot: int, sample: EngineSample, now_s: float) -> bool:
         started, start = self._started_s.get(slot), sample.process_start_time_s
         if started is not None and start is not None:
-            return start > started + _SAME_START_S
+            gone = now_s - self._heard_s[slot] > _GONE_S
+            return start > started + _SAME_START_S or (gone and start < started - _SAME_START_S)
         before = self._last.get(slot)
         if before is None or start is not None or started is not None:
             return False

@@ -99,6 +99,21 @@ def test_a_restart_is_told_once_even_when_old_and_new_process_answer_in_turn() -
     assert told == [False, False, True, False, False, False, False]
 
 
+def test_a_start_time_that_was_ahead_hides_no_later_restart() -> None:
+    engine = store()
+    assert not engine.update(0, sample(process_start_time_s=9e9), 0.0)  # its clock was not set yet
+    assert engine.update(0, sample(process_start_time_s=200.0), 90.0), "of the first one nothing is heard"
+    assert not engine.update(0, sample(process_start_time_s=200.0), 200.0)
+    assert engine.update(0, sample(process_start_time_s=300.0), 201.0)
+
+
+def test_an_idle_process_that_goes_on_answering_is_not_gone() -> None:
+    engine, newest = store(), sample(process_start_time_s=200.0)
+    for now_s in range(0, 100, 5):
+        assert not engine.update(0, newest, float(now_s))
+    assert not engine.update(0, sample(process_start_time_s=100.0), 100.0)
+
+
 def test_a_forgotten_endpoint_leaves_nothing_to_its_successor() -> None:
     engine = store()
     engine.update(0, sample(process_start_time_s=100.0), 0.0)
