@@ -150,9 +150,8 @@ class Deployment:
                 self.plans.append(action.plan)
             elif isinstance(action, Note):
                 self.notes.append(action)
-            else:
-                assert isinstance(action, Rehearse)
-                self.answer()
+        if any(isinstance(action, Rehearse) for action in actions):  # an answer comes when all of it is done
+            self.answer()
 
     def answer(self) -> None:
         """The rehearsal's answer."""

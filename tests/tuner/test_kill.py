@@ -4,7 +4,7 @@ import functools
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.tuner.machine import resume, start, step
@@ -49,6 +49,7 @@ def undisturbed() -> list[bytes]:
     kills=st.sets(st.integers(0, TICKS - 1), max_size=20),
     lost=st.sets(st.integers(0, TICKS - 1), max_size=20),
 )
+@example(kills={2}, lost=set())  # just after a rehearsal was asked for, and answered
 def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(kills: set[int], lost: set[int]) -> None:
     killed = world()
     for tick in range(TICKS):
