@@ -178,6 +178,8 @@ class Loop:
             except OSError as error:
                 self._once(f"cannot write the learner's memory: {error}; trying again")
                 self._retry_s = now_s + _RETRY_S
+        if now_s - self._status_s >= STATUS_S:
+            self._publisher.look()
         if not self._unsaved:
             self._publisher.bring(self.learner.in_force(self._clock.wall_s()))
         if now_s - self._status_s >= STATUS_S:

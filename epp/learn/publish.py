@@ -44,6 +44,7 @@ class Publisher:
         self._places, self._disk, self._keep = places, disk, keep
         self._check, self._tell = check, tell
         self._done: str | None = None
+        self._content: bytes | None = None
         self._failing = ""
 
     def bring(self, model: RewardModel | None) -> bool:
@@ -56,11 +57,11 @@ class Publisher:
         if version == self._done:
             return True
         self._check()
+        content = None if model is None else dump_reward_model(model)
         try:
-            if model is None:
+            if content is None:
                 self._disk.remove(self._places.model)
             else:
-                content = dump_reward_model(model)
                 self._disk.replace(version_path(self._places.model, version), content)
                 if self._disk.read(self._places.model) != content:
                     self._disk.replace(self._places.model, content)
@@ -72,8 +73,21 @@ class Publisher:
             return False
         if self._failing:
             self._tell("the model file is written again")
-        self._done, self._failing = version, ""
+        self._done, self._failing, self._content = version, "", content
         return True
+
+    def look(self) -> None:
+        """Have `bring` write the file again where it is not as it was written."""
+        if self._done is None:
+            return
+        try:
+            found = self._disk.read(self._places.model)
+        except OSError:  # what is in its way is told when it is written
+            found = b""
+        if found != self._content:
+            who = "is gone" if found is None else "was changed by somebody else"
+            self._tell(f"{self._places.model} {who}; brought back to what the learner says")
+            self._done = None
 
     def _prune(self, version: str) -> None:
         current = version_path(self._places.model, version) if version else None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from epp.config.reward_model import parse_reward_model, version_path
 from epp.decide.records import to_record
 from epp.errors import EppError
+from epp.learn.loop import STATUS_S
 from epp.learn.store import MemoryStore
 from epp.learner.rounds import Learner
 from epp.tune.audit import read_audit
@@ -125,6 +126,23 @@ def test_whatever_prefix_of_a_memory_survives_the_other_one_is_used(
     assert memory.seen == 180  # whatever is not in the memory is read from the records again
     assert memory.rounds >= 1
     assert world.published() == loop.incumbent
+
+
+def test_a_model_file_that_somebody_took_or_changed_is_written_again(
+    lived: LearnWorld, tmp_path: Path
+) -> None:
+    world = lived.copied(tmp_path / "taken")
+    loop = world.start()
+    loop.tick()
+    model, content = world.places.model, world.places.model.read_bytes()
+    for harm in (model.unlink, lambda: model.write_bytes(content[:-9])):
+        harm()
+        world.clock.advance(STATUS_S)
+        loop.tick()
+        assert model.read_bytes() == content
+    assert sum("brought back to what the learner says" in said for said in world.told) == 2
+    loop.tick()
+    assert sum("brought back" in said for said in world.told) == 2
 
 
 def test_a_changed_memory_and_one_of_other_features_are_not_used(lived: LearnWorld, tmp_path: Path) -> None:
