@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+#: A prompt of some seconds is done within hours all the same: what has begun keeps its pace to its end.
+MOST_SLOW_FACTOR = 1000.0
+
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is wrong with a replica; the default is nothing. ``POST /sim/fault`` replaces it whole.
 
     Attributes:
         hang: connections are accepted and nothing is answered, health and metrics included.
-        slow_factor: the engine's work takes so many times longer.
+        slow_factor: the engine's work takes so many times longer, up to `MOST_SLOW_FACTOR`; a step that has
+            begun keeps its pace when this changes.
         error_rate: share of completions answered with ``error_status``.
         error_status: HTTP status of those answers.
         reset_after_tokens: streams are cut with a TCP reset after so many tokens.
@@ -32,8 +36,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ValueError: a value makes no sense.
         """
-        if not self.slow_factor > 0:
-            raise ValueError("slow_factor must be positive")
+        if not 0 < self.slow_factor <= MOST_SLOW_FACTOR:
+            raise ValueError(
+                f"slow_factor must be positive, up to {MOST_SLOW_FACTOR:g}; hang stops a replica"
+            )
         if not 0 <= self.error_rate <= 1:
             raise ValueError("error_rate must be within 0 and 1")
         if not 400 <= self.error_status <= 599:

@@ -131,7 +131,15 @@ async def test_stopping_does_not_wait_for_a_revival(http: aiohttp.ClientSession)
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b'{"hangs": true}', b'{"error_rate": 2}', b'{"slow_factor": 0}', b'{"x\xff": 1}']
+    "body",
+    [
+        b"{",
+        b'{"hangs": true}',
+        b'{"error_rate": 2}',
+        b'{"slow_factor": 0}',
+        b'{"slow_factor": 1e9}',
+        b'{"x\xff": 1}',
+    ],
 )
 async def test_a_fault_that_makes_no_sense_is_refused(
     replica: SimReplica, http: aiohttp.ClientSession, body: bytes
