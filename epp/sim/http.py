@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -120,8 +121,6 @@ class SimReplica:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    # Life
-
     @property
     def address(self) -> str:
         """``host:port``, IPv6 hosts in brackets; known once started."""
@@ -153,7 +152,7 @@ class SimReplica:
         self._driver = EngineDriver(Engine(self.config.engine_class, self.config.block_tokens), loop)
         self._line = DelayLine(loop, self._half_rtt_s)
         self._start_time_s = time.time()
-        self._ttft, self._e2e = metrics.Histogram(), metrics.Histogram()
+        self._ttft, self._e2e, self._finished = metrics.Histogram(), metrics.Histogram(), Counter[str]()
         self._last_scrape = (loop.time(), 0)
         runner = web.AppRunner(
             self._app(),
@@ -233,8 +232,6 @@ class SimReplica:
             if not self._stopping.is_set():
                 await self.start()
 
-    # HTTP
-
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._distance])
         app.add_routes(
@@ -290,8 +287,8 @@ class SimReplica:
         self.requests += 1
         number, fault, config = self.requests, self.fault, self.config
         if fault.error_rate and draw(config.seed, f"{config.name}-{number}", "error") < fault.error_rate:
-            status = fault.error_status
-            return _json(status, sse.error_body(status, "The replica was told to fail."))
+            error = sse.error_body(fault.error_status, "The replica was told to fail.")
+            return _json(fault.error_status, error)
         asked = api.parse(await request.read(), chat=chat)
         if asked.model not in config.models:
             message = f"The model `{asked.model}` does not exist."
@@ -302,10 +299,9 @@ class SimReplica:
             min(config.engine_class.context_tokens, config.engine_class.kv_capacity_tokens),
         )
         words = known[:answer_tokens] or api.answer_words(asked, answer_tokens)
-        answer_tokens = len(words)
         path = api.chain_blocks(asked, words, config.block_tokens)
         full = asked.prompt_tokens // config.block_tokens
-        job = Job(number, asked.prompt_tokens, answer_tokens, path[:full], path[full:])
+        job = Job(number, asked.prompt_tokens, len(words), path[:full], path[full:])
         request_id = f"{'chatcmpl' if chat else 'cmpl'}-{config.name}-{number}"
         frames = sse.Frames(request_id, int(time.time()), asked.model, chat=chat)
         arrived_s = asyncio.get_running_loop().time()
@@ -344,6 +340,7 @@ class SimReplica:
                 await opening()
             await answer.ended
             self._e2e.observe(asyncio.get_running_loop().time() - arrived_s)
+            self._finished[answer.finish_reason] += 1
         finally:
             driver.cancel(job.job_id)
 
@@ -380,6 +377,7 @@ class SimReplica:
             tokens_per_s=(generated - last_generated) / max(now_s - last_s, 1e-3),
             ttft=self._ttft,
             e2e=self._e2e,
+            finished=self._finished,
         )
         text = metrics.exposition(reading, self.config.engine)
         return web.Response(text=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})

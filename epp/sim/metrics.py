@@ -11,6 +11,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epp.sim.job import Snapshot
 
 ENGINES = ("vllm", "sglang", "both")
@@ -56,6 +58,7 @@ class Reading:
     tokens_per_s: float
     ttft: Histogram
     e2e: Histogram
+    finished: Mapping[str, int]  # answers by the reason for which they ended
 
 
 def exposition(reading: Reading, engine: str) -> str:
@@ -96,8 +99,9 @@ def _vllm(reading: Reading) -> list[str]:
     cache = f'block_size="{reading.block_tokens}",enable_prefix_caching="True",num_gpu_blocks="{blocks}"'
     lines += _sample("vllm:cache_config_info", "gauge", f'{cache},engine="0"', 1)
     name = "vllm:request_success_total"
-    lines += _sample(name, "counter", f'{labels},finished_reason="length"', counters.done)
-    lines.append(f'{name}{{{labels},finished_reason="abort"}} {counters.cancelled}')
+    lines += _sample(name, "counter", f'{labels},finished_reason="abort"', counters.cancelled)
+    for reason in ("stop", "length"):
+        lines.append(f'{name}{{{labels},finished_reason="{reason}"}} {reading.finished.get(reason, 0)}')
     lines += reading.ttft.lines("vllm:time_to_first_token_seconds", labels)
     lines += reading.e2e.lines("vllm:e2e_request_latency_seconds", labels)
     return lines

@@ -321,6 +321,21 @@ async def test_both_names_at_once_and_the_pool_s_size(
     assert metric(text, "process_start_time_seconds") > 1e9
 
 
+async def test_answers_are_counted_by_the_reason_for_which_they_ended(
+    replica: SimReplica, http: aiohttp.ClientSession
+) -> None:
+    for limit in (4, 40, 40):
+        await post(http, replica, chat_body("hi", max_tokens=limit))
+    await stream(http, replica, chat_body("hi", stream=True, max_tokens=4))
+    async with http.get(f"{replica.url}/metrics") as response:
+        text = await response.text()
+    counted = {
+        reason: metric(text, "vllm:request_success_total", {"finished_reason": reason})
+        for reason in ("stop", "length", "abort")
+    }
+    assert counted == {"stop": 2, "length": 2, "abort": 0}
+
+
 # Configuration
 
 
