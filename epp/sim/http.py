@@ -158,6 +158,7 @@ class SimReplica:
             self._app(),
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # engines read a body as it came
             shutdown_timeout=0.0,
             keepalive_timeout=3600.0,
         )

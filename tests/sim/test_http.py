@@ -97,6 +97,24 @@ async def test_completions_take_text_and_token_ids(replica: SimReplica, http: ai
     assert len(chunks[0]["choices"][0]["text"]) == 4
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+@pytest.mark.parametrize("path", [CHAT, "/sim/fault"])
+async def test_a_body_that_is_encoded_is_no_json(
+    replica: SimReplica,
+    http: aiohttp.ClientSession,
+    path: str,
+    encoding: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with engines, which take a body as it came; nothing of it is an error of the replica's."""
+    headers = {"content-encoding": encoding}
+    async with http.post(replica.url + path, data=b"damaged", headers=headers) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["type"] == "invalid_request_error"
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("fields", "tokens", "reason"),
     [
