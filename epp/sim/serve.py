@@ -91,6 +91,9 @@ def replica_configs(args: argparse.Namespace) -> list[SimConfig]:
         raise ConfigError(
             "--replica", "port", "missing for one of several replicas", "add port=P, or --port 0"
         )
+    names = [spec.get("name", args.name) for spec in specs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError("--replica", "name", f"{twice[0]!r} is given twice", "add name=N to each")
     known = lookups(args.accuracy) if args.accuracy else None
     configs = []
     for spec in specs:
