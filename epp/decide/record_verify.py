@@ -8,6 +8,7 @@ processor. A decision whose model is no longer kept proves nothing either way.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,9 @@ def run(arguments: argparse.Namespace) -> int:
         for record in whole_records(arguments.folder)
         if record["kind"] == "decision" and query.decision(record)
     )
-    above = arguments.folder.resolve().parent
+    # Not `Path.resolve`, which has an error of its own for links in a circle.
+    place = Path(os.path.realpath(arguments.folder))
+    above = (place.parent if place.is_file() else place).parent
     folders = [above, above / "models"] if arguments.models is None else [arguments.models]
     verdict = verify(wanted, ModelVersions(folders))
     for version, count in verdict.models_gone.items():

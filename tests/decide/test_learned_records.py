@@ -95,6 +95,9 @@ def test_the_command_finds_the_versions_above_the_records(
     out = capsys.readouterr().out
     assert f"12 decisions of reward model {OTHER.version} not verifiable" in out
     assert "12 decisions run again: all identical" in out
+    (one,) = (tmp_path / "records").iterdir()
+    assert command(record_verify, one) == 0
+    assert "12 decisions run again: all identical" in capsys.readouterr().out
     keep(tmp_path / "elsewhere", MODEL, OTHER)
     assert command(record_verify, tmp_path / "records", "--models", tmp_path / "elsewhere") == 0
     assert "24 decisions run again: all identical" in capsys.readouterr().out

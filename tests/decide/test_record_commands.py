@@ -150,6 +150,13 @@ def test_verify_of_nothing_proves_nothing(tmp_path: Path) -> None:
         command(record_verify, tmp_path)
 
 
+def test_a_folder_that_is_a_link_to_itself_is_none(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(EppError, match="loop is not a folder of records: Too many levels"):
+        command(record_verify, loop)
+
+
 def test_explain_with_what_came_of_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
