@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.errors import EppError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,6 +27,15 @@ class Places:
     """Paths, from the weights file's."""
 
     weights: Path
+
+    def __post_init__(self) -> None:
+        """Check that there is a name to put endings to.
+
+        Raises:
+            EppError: there is none, as of ``/`` or an empty flag.
+        """
+        if self.weights.name in ("", ".."):
+            raise EppError(f"{self.weights} names a folder, not the file that is shared with pickers")
 
     def _beside(self, ending: str) -> Path:
         return self.weights.with_name(f"{self.weights.stem}.{ending}")

@@ -69,6 +69,8 @@ def test_too_few_records_and_no_records_are_told(
         ([], "policy.model_file: not set"),
         (["--model", "reward.json"], "records.folder: not set"),
         (["--model", "reward.json", "--records", "records"], "weights_file: not set: a trial needs it"),
+        (["status", "--model", ""], ". names a folder, not the file that is shared with pickers"),
+        (["status", "--model", "/"], "/ names a folder, not the file that is shared with pickers"),
     ],
 )
 def test_what_is_missing_is_named(
