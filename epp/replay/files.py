@@ -131,7 +131,7 @@ def check_folder(folder: Path) -> None:
         EppError: it cannot.
     """
     whole = folder.absolute()
-    there = next(path for path in (whole, *whole.parents) if path.exists())
+    there = next(path for path in (whole, *whole.parents) if path.exists() or path.is_symlink())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise EppError(f"--out {folder}: {there} is no folder that can be written to")
 

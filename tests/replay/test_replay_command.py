@@ -222,6 +222,9 @@ class TestReplay:
         (tmp_path / "file").write_text("")
         with pytest.raises(EppError, match="is no folder that can be written to"):
             run("--workload", "demo", "--policy", "random", "--out", str(tmp_path / "file" / "out"))
+        (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(EppError, match="gone is no folder that can be written to"):
+            run("--workload", "demo", "--policy", "random", "--out", str(tmp_path / "gone"))
         assert capsys.readouterr().out == ""
 
     @pytest.mark.parametrize(
