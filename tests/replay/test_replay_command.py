@@ -213,7 +213,7 @@ class TestReplay:
 
     def test_a_fleet_file_that_is_no_text_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "f.yaml").write_bytes(b"\xff\xfe")
-        with pytest.raises(EppError, match=r"f\.yaml: 'utf-8'"):
+        with pytest.raises(EppError, match=r"f\.yaml: not a YAML file: 'utf-8'"):
             run("--workload", "demo", "--fleet", str(tmp_path / "f.yaml"))
 
     def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(
