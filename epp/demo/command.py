@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from epp.config.schema import PolicySection
-from epp.demo.load import load_of
+from epp.demo.load import load_of, unanswered
 from epp.demo.output import output
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; Ctrl-C stops everything that it started."""
+    """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
     find_envoy()
     requests = load_of(arguments)
     # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
@@ -94,13 +95,17 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
     report(runs, console)
     console.print(recorded_table(pair(out / "records", runs[policies[0]])))
     for line in tuner_lines(out):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     console.print(
         f"\nOutput in {out}/: configuration, logs, records, results.\n"
         f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
-        f"Would it go there again?  epp records verify {out}/records"
+        f"Would it go there again?  epp records verify {out}/records",
+        markup=False,
     )
-    return 0
+    failed = unanswered(runs)
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def tuner_lines(folder: Path) -> list[str]:

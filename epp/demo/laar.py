@@ -110,7 +110,9 @@ def _show(arguments: argparse.Namespace, policies: Sequence[str], out: Path) -> 
     for policy in policies:
         found[policy] = uvloop.run(_ask_all(asked, policy, out))
     console.print(_table(found))
-    console.print(f"\nOutput in {out}/: what the models can, results, the fitted file, logs, records.")
+    console.print(
+        f"\nOutput in {out}/: what the models can, results, the fitted file, logs, records.", markup=False
+    )
 
 
 def _as_file(truth: Truth) -> CapabilityFile:

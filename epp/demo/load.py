@@ -13,14 +13,17 @@ from epp.replay.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from epp.replay.load import RequestResult
     from epp.replay.trace import TraceRequest
 
 #: Longest prompt taken from a trace: what a simulated replica's context holds, less the answer.
 MAX_PROMPT_TOKENS = 24_000
 OUTPUT_TOKENS = 64
+#: What a demo holds in memory and on the clock at most; longer loads are `epp replay`'s.
+MOST_REQUESTS, MOST_SECONDS = 100_000, 86_400.0
 
 
 def check_load(arguments: argparse.Namespace) -> None:
@@ -31,6 +34,11 @@ def check_load(arguments: argparse.Namespace) -> None:
     """
     if not (0 < arguments.seconds < math.inf and 0 < arguments.rate < math.inf):
         raise EppError("--seconds and --rate must be above 0")
+    if arguments.seconds > MOST_SECONDS or arguments.seconds * arguments.rate > MOST_REQUESTS:
+        raise EppError(
+            f"--seconds and --rate: a demo takes at most {MOST_SECONDS:,.0f} s and sends at most "
+            f"{MOST_REQUESTS:,} requests; `epp replay` simulates longer loads"
+        )
     if arguments.seed < 0:
         raise EppError("--seed must be 0 or more")
 
@@ -50,6 +58,15 @@ def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
     if not requests:
         raise EppError("the load is empty: more --seconds, or another --trace")
     return requests
+
+
+def unanswered(runs: Mapping[str, Sequence[RequestResult]]) -> list[str]:
+    """A sentence for each policy under which every request failed: such a demo has shown nothing."""
+    return [
+        f"{policy}: no request was answered, the last one because of: {results[-1].error}"
+        for policy, results in runs.items()
+        if not any(result.ok for result in results)
+    ]
 
 
 def _head(path: Path, seconds: float, rate_rps: float, seed: int) -> Sequence[TraceRequest]:

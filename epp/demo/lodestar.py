@@ -27,7 +27,7 @@ from rich.table import Table
 
 from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
-from epp.demo.load import check_load
+from epp.demo.load import check_load, unanswered
 from epp.demo.lodestar_fleet import KINDS, MODEL, MODEL_FILE, LodestarFleet
 from epp.demo.output import output
 from epp.envoy.process import find_envoy
@@ -59,27 +59,28 @@ SECONDS, RATE_RPS = 100.0, 8.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; Ctrl-C stops everything that it started."""
+    """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
     arguments = _arguments(argv)
     console = Console()
     try:
         find_envoy()
         check_load(arguments)
         with output(arguments.out):
-            _show(arguments, console)
+            return _show(arguments, console)
     except asyncio.CancelledError:
         console.print("stopped")
         return 130
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> None:
+def _show(arguments: argparse.Namespace, console: Console) -> int:
     out = arguments.out
     load = ToolAgent(duration_s=arguments.seconds, rate_rps=arguments.rate, tools=16, agents=12, divisor=4)
     requests = generate(load, arguments.seed)
+    if not requests:
+        raise EppError("the load is empty: more --seconds, or a higher --rate")
     kinds = ", ".join(f"{kind.count} {kind.engine_class}" for kind in KINDS)
     console.print(f"{len(requests)} calls of tools in {arguments.seconds:.0f} s to {kinds} (simulated)")
     runs = uvloop.run(_run_all(requests, out, console))
@@ -92,8 +93,13 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
         f"\nOne load, once: what differs is not shown to be the policy's. Output in {out}/: configuration, "
         f"logs, records, models.\nWhy did a request go where it went?  epp explain --records "
         f"{out}/{Lodestar.name}/records\nLearn from these records again:  epp learn --offline "
-        f"{out}/{Lodestar.name}/records --settings {out}/{Lodestar.name}/learner.yaml"
+        f"{out}/{Lodestar.name}/records --settings {out}/{Lodestar.name}/learner.yaml",
+        markup=False,
     )
+    failed = unanswered(runs)
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 async def _run_all(

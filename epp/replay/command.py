@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
     for cell in document.cells if document.sweep is None else ():
         console.print(*cell_tables(cell, document), sep="\n")
-    console.print(f"\n{save_report(arguments.out, encode(document), render(document))}")
+    console.print(f"\n{save_report(arguments.out, encode(document), render(document))}", markup=False)
     return 0
 
 

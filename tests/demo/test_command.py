@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,6 +82,8 @@ async def test_a_picker_that_is_killed_meanwhile_does_not_end_the_demo(
     [
         (["--rate", "-1"], "--seconds and --rate must be above 0"),
         (["--seconds", "nan"], "--seconds and --rate must be above 0"),
+        (["--seconds", "1e9"], "a demo takes at most 86,400 s and sends at most 100,000 requests"),
+        (["--rate", "1e9"], "a demo takes at most 86,400 s and sends at most 100,000 requests"),
         (["--seed", "-1"], "--seed must be 0 or more"),
         (["--policy", "gorgo-mss"], "--policy: unknown policy 'gorgo-mss' (did you mean 'gorgo-ms'?)"),
         (["--against", "random,least"], "--against: unknown policy 'least'"),
@@ -126,3 +129,18 @@ def test_a_policy_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.Cap
     (sent,) = (line for line in capsys.readouterr().out.splitlines() if "on record of" in line)
     assert "on record of 0 requests" not in sent
     assert not (tmp_path / "out" / "random").exists()
+
+
+def test_a_demo_in_which_every_request_failed_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The session's name cannot be a header's value."""
+    require_envoy()
+    row = {"timestamp": 0, "input_length": 20, "output_length": 4, "hash_ids": [1], "session_id": "a\nb"}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(row) + "\n")
+    out = tmp_path / "out[" / "b]"  # as it stands, and not as a style's end
+    words = ["demo", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(out), "--policy", "random"]
+    assert main([*words, "--against", ""]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("epp: random: no request was answered, the last one because of: ValueError:")
+    assert "out[/b]/records" in said.out.replace("\n", "")

@@ -86,6 +86,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     assert (tmp_path / "precious").read_text() == "kept"
 
 
+def test_a_load_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_envoy()
+    assert main(["--out", str(tmp_path / "out"), "--seconds", "0.001"]) == 1
+    assert "the load is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
