@@ -72,6 +72,7 @@ def compare_gateways(arguments: argparse.Namespace, console: Console) -> Documen
     entries = []
     for cell in cells:
         requests = cell.source.requests(seed)
+        cell.check_length(requests)
         duration_s, warmup_s = requests[-1].at_ms * cell.pace / 1000.0, cell.warmup(requests)
         console.print(f"{cell.name}: {len(requests)} requests, {duration_s:,.0f} s for each gateway")
         outcomes: dict[str, list[Outcome]] = {}

@@ -23,6 +23,7 @@ TUNING_SEED = 1_000_000
 #: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
 TUNING_SHARE = 1 / 3
 WARMUP_S = 300.0
+MOST_DAYS = 31
 _WARMUP_SHARE = 1 / 6
 _STREAM_NOMINAL_S = 2.0
 
@@ -175,6 +176,19 @@ class Cell:
     def pace(self) -> float:
         """What send times and think times are multiplied by."""
         return self.time_scale / self.load
+
+    def check_length(self, requests: tuple[TraceRequest, ...]) -> None:
+        """Refuse a pace at which the load would not end: probes and scrapes go on through every pause.
+
+        Raises:
+            EppError: it lasts longer than `MOST_DAYS`.
+        """
+        days = requests[-1].at_ms * self.pace / 86_400_000.0
+        if not days <= MOST_DAYS:
+            raise EppError(
+                f"{self.name}: at this pace the load lasts {days:,.0f} days, and {MOST_DAYS} are the most:"
+                " a larger --load or rate, or fewer --seconds"
+            )
 
     def warmup(self, requests: tuple[TraceRequest, ...]) -> float:
         """Seconds dropped at the start.

@@ -86,9 +86,14 @@ class Outcome:
 
 
 def run_task(task: Task) -> Outcome:
-    """Run one task here."""
+    """Run one task here.
+
+    Raises:
+        EppError: there is no load, or it is without an end.
+    """
     cell = task.cell
     requests = cell.source.requests(task.seed)
+    cell.check_length(requests)
     options = WindowOptions(
         time_scale=cell.pace,
         max_in_flight=cell.max_in_flight,

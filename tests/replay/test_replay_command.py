@@ -196,6 +196,15 @@ class TestReplay:
             (("--workload", "demo", "--resume"), "--resume is for kv-retry"),
             (("--workload", "demo", "--load", "nan"), "--load must be at least 1e-09, not nan"),
             (("--workload", "demo", "--load", "inf"), "--load must be"),
+            (
+                ("--workload", "demo", "--policy", "random", "--load", "1e-9"),
+                "lasts [0-9,]* days, and 31 are",
+            ),
+            (
+                ("--workload", "demo", "--policy", "random", "--shape", "poisson:1e-300"),
+                "and 31 are the most",
+            ),
+            (("--workload", "demo", "--over-http", "http://x", "--load", "1e-9"), "and 31 are the most"),
             (("--workload", "demo", "--margin", "nan"), "--margin must be"),
             (("--workload", "demo", "--seconds", "-5"), "--seconds must be at least 0"),
             (("--workload", "demo", "--shape", "sweeping"), "unknown shape"),
