@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run, print, write ``results.json`` and ``report.html``."""
+    """Run, print, write ``results.json`` and ``report.html``; 1 where a gateway answered nothing."""
     # Tables are wide: what is not a terminal has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if arguments.list:
@@ -119,13 +119,19 @@ def run(arguments: argparse.Namespace) -> int:
     check_folder(arguments.out)
     if arguments.workload in kv_retry.WORKLOADS:
         return kv_retry.run(arguments, policies_of(arguments.policy, yardsticks=False), console)
-    document = compare_gateways(arguments, console) if arguments.over_http else _simulated(arguments)
+    failed: list[str] = []
+    if arguments.over_http:
+        document, failed = compare_gateways(arguments, console)
+    else:
+        document = _simulated(arguments)
     if document.sweep is not None:
         console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
     for cell in document.cells if document.sweep is None else ():
         console.print(*cell_tables(cell, document), sep="\n")
     console.print(f"\n{save_report(arguments.out, encode(document), render(document))}", markup=False)
-    return 0
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _simulated(arguments: argparse.Namespace) -> Document:

@@ -12,6 +12,8 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
+
 from epp.errors import EppError
 from epp.replay.cells import cells_of, is_sweep
 from epp.replay.comparison import cell_entry
@@ -24,14 +26,18 @@ from epp.replay.trace_stats import describe
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
+    from epp.replay.document import CellEntry
     from epp.replay.plan import Cell
     from epp.replay.simulate import Outcome
     from epp.replay.trace import TraceRequest
 
 _DEFAULT_IN_FLIGHT = 1024
+#: A gateway that has not answered by then is not there.
+_CHECK_S = 10.0
 
 
 def gateways_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -53,11 +59,15 @@ def gateways_of(arguments: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def compare_gateways(arguments: argparse.Namespace, console: Console) -> Document:
+def compare_gateways(arguments: argparse.Namespace, console: Console) -> tuple[Document, list[str]]:
     """Drive each gateway with each load, sum up, compare within the load.
 
+    Returns:
+        What the gateways did, and a sentence for each one that answered nothing to a load: it is left out
+        there, and not driven with the loads after that.
+
     Raises:
-        EppError: flags that make no sense live, or a gateway that answered nothing.
+        EppError: flags that make no sense live, or a gateway that is not there, or none that answered.
     """
     gateways = gateways_of(arguments)
     cells = cells_of(arguments)
@@ -68,44 +78,94 @@ def compare_gateways(arguments: argparse.Namespace, console: Console) -> Documen
     candidate = arguments.candidate or names[0]
     if candidate not in names:
         raise EppError(f"--candidate {candidate} is not among the gateways: {', '.join(names)}")
-    seed = arguments.first_seed
-    entries = []
-    for cell in cells:
-        requests = cell.source.requests(seed)
+    for cell in cells:  # before anything is driven
+        requests = cell.source.requests(arguments.first_seed)
         cell.check_length(requests)
-        duration_s, warmup_s = requests[-1].at_ms * cell.pace / 1000.0, cell.warmup(requests)
-        console.print(f"{cell.name}: {len(requests)} requests, {duration_s:,.0f} s for each gateway")
-        outcomes: dict[str, list[Outcome]] = {}
-        for name, url in gateways.items():
-            options = _options(cell, url, arguments.model, headers)
-            outcomes[name] = [_drive(cell, seed, options, name)]
-        load: dict[str, Any] = asdict(describe(requests)) | {
-            "time_scale": cell.time_scale,
-            "load": cell.load,
-            "max_in_flight": cell.max_in_flight,
-            "closed_loop": any(r.after is not None for r in requests) and cell.closed_loop,
-            "input_tokens_per_s": outcomes[candidate][0].figures.input_tokens_per_s,
-        }
-        entries.append(
-            cell_entry(
-                cell.name,
-                load,
-                outcomes,
-                {},
-                warmup_s=warmup_s,
-                candidate=candidate,
-                margin=arguments.margin / 100.0,
-                by_request=True,
-                tuning=[],
-            )
-        )
-    return Document(
+        cell.warmup(requests)
+    asyncio.run(_check_there(gateways, headers))
+    driven, failed = _drive_all(cells, gateways, arguments, headers, console)
+    left = [name for name in names if name not in failed]
+    if not left:
+        raise EppError("; ".join(failed.values()))
+    candidate = candidate if candidate in left else left[0]
+    margin = arguments.margin / 100.0
+    entries = [_entry(cell, arguments.first_seed, outcomes, candidate, margin) for cell, outcomes in driven]
+    document = Document(
         schema=SCHEMA,
         fleet=[],
-        seeds=[seed],
+        seeds=[arguments.first_seed],
         candidate=candidate,
-        margin=arguments.margin / 100.0,
+        margin=margin,
         cells=entries,
+    )
+    return document, list(failed.values())
+
+
+async def _check_there(gateways: Mapping[str, str], headers: Mapping[str, str]) -> None:
+    """Ask every gateway for its models; whatever it answers, it is there.
+
+    Raises:
+        EppError: one is not, which would be found out when those before it had been driven.
+    """
+    timeout = aiohttp.ClientTimeout(total=_CHECK_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
+        for name, url in gateways.items():
+            try:
+                async with client.get(f"{url.rstrip('/')}/v1/models"):
+                    pass
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                raise EppError(f"{name} does not answer, and nothing was sent to any: {problem}") from error
+
+
+def _drive_all(
+    cells: Sequence[Cell],
+    gateways: Mapping[str, str],
+    arguments: argparse.Namespace,
+    headers: dict[str, str],
+    console: Console,
+) -> tuple[list[tuple[Cell, dict[str, Outcome]]], dict[str, str]]:
+    """What each gateway did under each load, and the words for each that answered nothing."""
+    failed: dict[str, str] = {}
+    driven = []
+    for cell in cells:
+        requests = cell.source.requests(arguments.first_seed)
+        duration_s = requests[-1].at_ms * cell.pace / 1000.0
+        console.print(
+            f"{cell.name}: {len(requests)} requests, {duration_s:,.0f} s for each gateway", markup=False
+        )
+        outcomes = {}
+        for name in [name for name in gateways if name not in failed]:
+            options = _options(cell, gateways[name], arguments.model, headers)
+            try:
+                outcomes[name] = _drive(cell, arguments.first_seed, options, name)
+            except EppError as error:
+                failed[name] = f"{cell.name}: {error}"
+        driven.append((cell, outcomes))
+    return driven, failed
+
+
+def _entry(
+    cell: Cell, seed: int, outcomes: Mapping[str, Outcome], candidate: str, margin: float
+) -> CellEntry:
+    requests = cell.source.requests(seed)
+    load: dict[str, Any] = asdict(describe(requests)) | {
+        "time_scale": cell.time_scale,
+        "load": cell.load,
+        "max_in_flight": cell.max_in_flight,
+        "closed_loop": any(r.after is not None for r in requests) and cell.closed_loop,
+        "input_tokens_per_s": outcomes[candidate].figures.input_tokens_per_s,
+    }
+    return cell_entry(
+        cell.name,
+        load,
+        {name: [outcome] for name, outcome in outcomes.items()},
+        {},
+        warmup_s=cell.warmup(requests),
+        candidate=candidate,
+        margin=margin,
+        by_request=True,
+        tuning=[],
     )
 
 

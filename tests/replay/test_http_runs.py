@@ -67,10 +67,37 @@ def test_two_gateways_are_compared_within_the_load(tmp_path: Path) -> None:
     assert "one after the other" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_gateway_that_answers_nothing_is_an_error(tmp_path: Path) -> None:
-    words = ("--workload", "demo", "--seconds", "1", "--load", "5", "--over-http", "http://127.0.0.1:9")
-    with pytest.raises(EppError, match="answered no request"):
-        run(*words, "--out", str(tmp_path))
+SHORT = ("--workload", "demo", "--seconds", "1", "--load", "5", "--warmup", "0", "--open-loop")
+
+
+def test_a_gateway_that_is_not_there_is_told_before_another_is_driven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with replicas(1) as (url,):
+        words = (*SHORT, "--over-http", f"here={url}", "--over-http", "gone=http://127.0.0.1:9")
+        with pytest.raises(EppError, match="gone does not answer, and nothing was sent to any: Client"):
+            run(*words, "--model", MODEL, "--out", str(tmp_path))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_gateway_that_answers_nothing_costs_the_others_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is there, and refuses every request by the path."""
+    with replicas(1) as (url,):
+        gateways = (f"off={url}/off", f"here={url}")
+        words = [word for gateway in gateways for word in ("--over-http", gateway)]
+        words = [*SHORT, *words, "--model", MODEL, "--out", str(tmp_path), "--workload", "demo,demo"]
+        assert run(*words) == 1
+    assert "demo: off answered no request: HTTP 404" in capsys.readouterr().err
+    found: dict[str, Any] = json.loads((tmp_path / "results.json").read_bytes())
+    assert found["candidate"] == "here"
+    assert [[p["name"] for p in cell["policies"]] for cell in found["cells"]] == [["here"]] * 2
+
+
+def test_where_no_gateway_answers_there_are_no_results(tmp_path: Path) -> None:
+    with replicas(1) as (url,), pytest.raises(EppError, match="off answered no request: HTTP 404"):
+        run(*SHORT, "--over-http", f"off={url}/off", "--model", MODEL, "--out", str(tmp_path))
 
 
 def test_gateways_have_names() -> None:
