@@ -7,7 +7,7 @@ coarse prefix-cumulative block ids. Of the rest of a record it knows nothing. Pu
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Answer length where neither the engine nor the client said one.
 DEFAULT_OUTPUT_TOKENS = 128
 _BLOCK_TOKENS = 256  # where no record has blocks
+
+
+_BlockTokens = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class _Request(msgspec.Struct):
@@ -33,7 +36,7 @@ class _Decision(msgspec.Struct):
     request: _Request
     session: str = ""
     blocks: list[str] = []
-    block_tokens: float = 0.0
+    block_tokens: _BlockTokens = 0.0
 
 
 class _Outcome(msgspec.Struct):
@@ -46,10 +49,10 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
     """Requests in the order of their decisions, open loop.
 
     Times are those of the decisions. The answer's length is the engine's count, else the client's limit. A
-    prompt is as long as the engine counted it, else as the picker did. Requests without a prompt (unknown
-    path, a body that was not understood) are left out: there is nothing to replay. One block size holds for
-    all, the median, since a picker's idea of bytes per token moves as it learns. Requests without a recorded
-    session are grouped by their affinity key, else each is its own.
+    prompt is as long as the engine counted it, else as the picker did; counts below 0 are none. Requests
+    without a prompt (unknown path, a body that was not understood) are left out: there is nothing to replay.
+    One block size holds for all, the median, since a picker's idea of bytes per token moves as it learns.
+    Requests without a recorded session are grouped by their affinity key, else each is its own.
 
     Raises:
         TraceError: a record is not what the recorder writes, or no decision has a prompt.
@@ -79,8 +82,8 @@ def _request(
     decision: _Decision, outcome: _Outcome | None, start_s: float, block_tokens: int, numbers: dict[str, int]
 ) -> TraceRequest:
     request = decision.request
-    output_tokens = (outcome.completion_tokens if outcome else None) or request.max_output_tokens
-    prompt_tokens = (outcome.prompt_tokens if outcome else None) or request.prompt_tokens
+    output_tokens = _told(outcome.completion_tokens if outcome else None) or request.max_output_tokens
+    prompt_tokens = _told(outcome.prompt_tokens if outcome else None) or request.prompt_tokens
     session = decision.session or request.affinity_key or decision.id
     return TraceRequest(
         at_ms=round((decision.at - start_s) * 1000.0, 3),
@@ -91,3 +94,8 @@ def _request(
         block_ids=tuple(numbers.setdefault(block, len(numbers)) for block in decision.blocks),
         block_tokens=block_tokens,
     )
+
+
+def _told(count: int | None) -> int:
+    """An engine's count; 0 where it told none, or one that none can be."""
+    return max(0, count or 0)

@@ -89,11 +89,17 @@ def run_task(task: Task) -> Outcome:
     """Run one task here.
 
     Raises:
-        EppError: there is no load, or it is without an end.
+        EppError: there is no load, or it is without an end, or its blocks are larger than a cache.
     """
     cell = task.cell
     requests = cell.source.requests(task.seed)
     cell.check_length(requests)
+    block, room = (
+        requests[0].block_tokens,
+        min(r.engine_class.kv_capacity_tokens for r in task.fleet.replicas),
+    )
+    if block > room:
+        raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
     options = WindowOptions(
         time_scale=cell.pace,
         max_in_flight=cell.max_in_flight,

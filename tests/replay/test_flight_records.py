@@ -75,3 +75,17 @@ def test_a_folder_of_the_recorder_is_read_and_so_is_one_file(tmp_path: Path) -> 
     path.write_text("\n".join(lines))
     assert len(load_trace(tmp_path)) == 2
     assert load_trace(path) == load_trace(tmp_path)
+
+
+def test_counts_below_0_are_none() -> None:
+    (request,) = read_flight_records(
+        [decision("a", 1.0), outcome("a", prompt_tokens=-9, completion_tokens=-5)]
+    )
+    assert (request.prompt_tokens, request.output_tokens) == (600, DEFAULT_OUTPUT_TOKENS)
+
+
+def test_a_block_of_no_size_is_refused() -> None:
+    with pytest.raises(
+        TraceError, match=r"record 1: Expected `float` <= 1000000000.0 - at `\$.block_tokens`"
+    ):
+        read_flight_records([decision("a", 1.0, blocks=["x"], block_tokens=1e308)])

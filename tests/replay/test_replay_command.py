@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +220,15 @@ class TestReplay:
     ) -> None:
         with pytest.raises(EppError, match=says):
             run(*words, "--out", str(tmp_path / "out"))
+
+    def test_blocks_that_fit_into_no_cache_are_told(self, tmp_path: Path) -> None:
+        whole = WORKLOADS["demo"].make(3)[:20]
+        save_trace(tmp_path / "big.jsonl", [replace(r, block_tokens=10**9) for r in whole])
+        words = ("--trace", str(tmp_path / "big.jsonl"), "--policy", "random", "--out", str(tmp_path / "out"))
+        with pytest.raises(
+            EppError, match="big: its blocks of 1,000,000,000 tokens fit into no cache of 983,549"
+        ):
+            run(*words)
 
     def test_a_fleet_file_that_is_no_text_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "f.yaml").write_bytes(b"\xff\xfe")
