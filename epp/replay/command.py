@@ -124,11 +124,13 @@ def run(arguments: argparse.Namespace) -> int:
         document, failed = compare_gateways(arguments, console)
     else:
         document = _simulated(arguments)
+    # Before the tables, whose reader may have closed the pipe.
+    written = save_report(arguments.out, encode(document), render(document))
     if document.sweep is not None:
         console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
     for cell in document.cells if document.sweep is None else ():
         console.print(*cell_tables(cell, document), sep="\n")
-    console.print(f"\n{save_report(arguments.out, encode(document), render(document))}", markup=False)
+    console.print(f"\n{written}", markup=False)
     for line in failed:
         print(f"epp: {line}", file=sys.stderr)
     return 1 if failed else 0

@@ -61,8 +61,9 @@ def run(arguments: argparse.Namespace, policies: tuple[PolicyChoice, ...], conso
         else:
             runs = run_all(run_retry, tasks, workers=arguments.workers, on_done=on_done)
     found = document(arguments.workload, draws, names, runs, candidate)
+    written = save_report(arguments.out, encode(found), render(found))
     console.print(*tables(found), *sentences(found.conclusion), sep="\n")
-    console.print(f"\n{save_report(arguments.out, encode(found), render(found))}", markup=False)
+    console.print(f"\n{written}", markup=False)
     return 0
 
 
