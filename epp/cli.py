@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import sys
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; errors meant for people, and files', are one line on standard error and status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to stop
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

@@ -86,16 +86,25 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[st
         assert command.wait() in {1, 141}  # tables' library has a status of its own for this
 
 
-REPLAY = tuple("replay --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random".split())
+REPLAY = ("replay", "--workload", "demo", "--seconds", "3", "--warmup", "0", "--seeds", "1")
 
 
 def test_results_are_written_for_a_reader_who_has_left(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = (sys.executable, "-m", "epp", *REPLAY, "--out", str(tmp_path))
+    command = (sys.executable, "-m", "epp", *REPLAY, "--policy", "random", "--out", str(tmp_path))
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert (tmp_path / "results.json").stat().st_size > 0
     assert (tmp_path / "report.html").stat().st_size > 0
+
+
+def test_a_terminal_of_few_characters_gets_others_for_those_it_lacks(tmp_path: Path) -> None:
+    out = tmp_path / "caf\u00e9"
+    command = (sys.executable, "-m", "epp", *REPLAY, "--policy", "random", "--out", str(out))
+    few = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=few, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert "caf?/results.json" in done.stdout.replace("\n", "")
