@@ -7,7 +7,6 @@ business. Of equal keys the last counts, as engines read them.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -191,7 +190,7 @@ def output_limit(**limits: Whole | None) -> int | None:
     """
     for name, limit in limits.items():
         if limit is not None:
-            if not math.isfinite(limit) or limit != int(limit):
+            if isinstance(limit, float) and not limit.is_integer():  # nor is what is infinite
                 problem = f"Expected 'int | null', got 'float' at {name}"
                 raise ClientError(400, f"Invalid request: {problem}", name)
             return None if limit < 0 else min(int(limit), _MAX_LIMIT)

@@ -56,16 +56,26 @@ def test_a_whole_number_may_be_spelled_as_a_fraction(name: str, fields: dict[str
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("openai-chat", {"messages": [{"role": "user", "content": "null"}], "max_tokens": "512"}),
-        ("openai-completions", {"prompt": ["1", "null"], "max_tokens": "512"}),
-        ("openai-responses", {"input": "1", "max_output_tokens": "512"}),
-        ("anthropic-messages", {"messages": [{"role": "user", "content": "1"}], "max_tokens": "512"}),
-        ("sglang-generate", {"text": "true", "sampling_params": {"max_new_tokens": "512"}}),
-    ],
-)
+LIMITED: list[tuple[str, dict[str, Any]]] = [
+    ("openai-chat", {"messages": [{"role": "user", "content": "null"}], "max_tokens": "512"}),
+    ("openai-completions", {"prompt": ["1", "null"], "max_tokens": "512"}),
+    ("openai-responses", {"input": "1", "max_output_tokens": "512"}),
+    ("anthropic-messages", {"messages": [{"role": "user", "content": "1"}], "max_tokens": "512"}),
+    ("sglang-generate", {"text": "true", "sampling_params": {"max_new_tokens": "512"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), LIMITED)
+def test_a_limit_may_be_any_number(name: str, fields: dict[str, Any]) -> None:
+    """Greater ones than a fraction can be, too: no limit at all, and no traceback."""
+    body = json.dumps({"model": "m"} | fields)
+    for digits in (20, 400, 4000):
+        parsed = PARSER[name].parse(body.replace('"512"', "9" * digits).encode(), {})
+        assert parsed.max_output_tokens == 1 << 53
+    assert PARSER[name].parse(body.replace('"512"', "512e0").encode(), {}).max_output_tokens == 512
+
+
+@pytest.mark.parametrize(("name", "fields"), LIMITED)
 def test_numbers_and_truth_values_may_be_texts(name: str, fields: dict[str, Any]) -> None:
     """Forms send them so; pydantic takes them for what they spell. What is a text stays one."""
     plain = parse(name, **json.loads(json.dumps(fields).replace('"512"', "512")), stream=True)
