@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, too_many_values
+from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, MAX_LONG_DIGITS, too_many_values
 from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
             they are decoded.
     """
     if too_many_values(body):
-        bounds = f"{MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers"
+        bounds = f"{MAX_BODY_VALUES} texts, lists and objects, {MAX_BODY_NUMBERS} numbers"
+        bounds += f", or {MAX_LONG_DIGITS} digits of long numbers"
         raise ClientError(400, f"Invalid request: more than {bounds}")
     try:
         return decoder.decode(unmarked(body))

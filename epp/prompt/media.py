@@ -43,6 +43,9 @@ _QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _EMBEDDING_BYTES = 8192
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _IGNORED = frozenset({"cache_control", "type"})
+#: What is no part of who a part is, and how it is spelled; looking for that is quicker than a walk.
+_LEFT_OUT = ("cache_control", "media_type")
+_LEFT_OUT_SPELLED = tuple(f'"{name}"'.encode() for name in _LEFT_OUT)
 #: Where parts keep the thing itself: a URL, base64, or the name of an uploaded file.
 _PAYLOADS = (
     "url",
@@ -55,6 +58,7 @@ _PAYLOADS = (
     "file_id",
     "image",
 )
+_PAYLOAD_NAMES = frozenset(_PAYLOADS)
 #: Names of uploaded files are shorter, files are not.
 _LONGEST_NAME = 64
 _MAX_DEPTH = 3
@@ -193,9 +197,10 @@ def _payload(part: object, depth: int) -> str:
         return part
     if not isinstance(part, dict) or not depth:
         return ""
-    for name in _PAYLOADS:
-        if found := _payload(part.get(name), depth - 1):
-            return found
+    if not _PAYLOAD_NAMES.isdisjoint(part):
+        for name in _PAYLOADS:
+            if found := _payload(part.get(name), depth - 1):
+                return found
     for name, value in part.items():
         if isinstance(value, dict) and name not in _IGNORED and (found := _payload(value, depth - 1)):
             return found
@@ -207,7 +212,10 @@ def _identity(kind: str, part: object, payload: str) -> bytes:
     content = payload.partition(",")[2] if payload.startswith("data:") else payload
     name = xxhash.xxh3_128(content.encode("utf-8", "replace"))
     try:
-        name.update(_ENCODER.encode([kind, _beside(part, payload)]))
+        spelled = b"" if payload else _ENCODER.encode([kind, part])
+        if payload or any(left_out in spelled for left_out in _LEFT_OUT_SPELLED):
+            spelled = _ENCODER.encode([kind, _beside(part, payload)])
+        name.update(spelled)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return name.hexdigest().encode()
@@ -221,11 +229,7 @@ def _beside(part: object, payload: str) -> object:
         return [_beside(value, payload) for value in part]
     if not isinstance(part, dict):
         return part
-    return {
-        name: _beside(value, payload)
-        for name, value in part.items()
-        if name not in ("cache_control", "media_type")
-    }
+    return {name: _beside(value, payload) for name, value in part.items() if name not in _LEFT_OUT}
 
 
 def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:

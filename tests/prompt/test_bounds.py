@@ -11,7 +11,7 @@ import pytest
 
 from epp.errors import ClientError
 from epp.prompt import body_values
-from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, too_many_values
+from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, MAX_LONG_DIGITS, too_many_values
 from epp.prompt.canonical import MAX_TEXTS, MAX_VALUES, frame_token_ids, text_bytes
 from epp.prompt.media import MAX_PARTS
 from epp.prompt.registry import find_parser
@@ -152,7 +152,7 @@ def test_a_body_of_too_many_values_is_not_even_decoded(api: Api, value: str) -> 
     parser = find_parser("POST", api.paths[0], {})
     assert parser is not None
     body = json.dumps(api.body | {"unknown": "HOLE"}).replace('"HOLE"', many(value, MAX_BODY_VALUES))
-    with pytest.raises(ClientError, match="more than 1000000 texts, lists and objects") as caught:
+    with pytest.raises(ClientError, match="more than 500000 texts, lists and objects") as caught:
         parser.parse(body[:-1].encode(), {})  # what is behind the last value is never seen
     assert caught.value.status == 400
 
@@ -175,7 +175,7 @@ def test_a_body_of_too_many_numbers_is_not_even_decoded(path: str, body: str, va
     most = body.replace("HOLE", many(value, allowed + 1)).encode()
     if read:
         assert len(parser.parse(most, {}).canonical) > 2 * allowed
-    with pytest.raises(ClientError, match=r"more than .* or 4000000 numbers") as caught:
+    with pytest.raises(ClientError, match=r"more than .* 4000000 numbers") as caught:
         parser.parse(body.replace("HOLE", many(value, allowed + 2)).encode()[:-1], {})
     assert caught.value.status == 400
 
@@ -187,8 +187,23 @@ def test_no_number_is_what_only_looks_like_one_inside_of_a_text() -> None:
     assert outcome(CHAT, body) > len(rows)
 
 
+@EVERY
+def test_a_body_of_long_numbers_is_not_even_decoded(api: Api) -> None:
+    """Reading one takes time that grows with the square of its digits."""
+    parser = find_parser("POST", api.paths[0], {})
+    assert parser is not None
+    body = json.dumps(api.body | {"unknown": "HOLE"})
+    for digits in (4000, 1023):
+        assert parser.parse(body.replace('"HOLE"', many("7" * digits, 250)).encode(), {})
+        with pytest.raises(ClientError, match=f"or {MAX_LONG_DIGITS} digits of long numbers") as caught:
+            parser.parse(body.replace('"HOLE"', many("-" + "7" * digits, 2100))[:-1].encode(), {})
+        assert caught.value.status == 400
+    assert parser.parse(body.replace("HOLE", "7" * 3_000_000).encode(), {})
+    assert parser.parse(body.replace('"HOLE"', many("1234567890", 300_000)).encode(), {})
+
+
 def test_no_value_is_what_only_looks_like_one_inside_of_a_text() -> None:
-    rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 200_000)
+    rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 100_000)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
     assert body.count(b"{") + body.count(b"[") + body.count(b'"') // 2 > MAX_BODY_VALUES
     assert not too_many_values(body)
