@@ -68,8 +68,11 @@ attribution that Claude Code puts before its system prompt.
   prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A
   `previous_response_id` is another one at every turn, and the ids of answers are not read, so it does not: give a
   session header, `conversation` or `prompt_cache_key`. An engine that stores responses knows its own only.
-* **How hard to think** (`reasoning_effort` and its like) stands before all else in prompts of gpt-oss, known by its name, as in
-  Harmony. With other models it is no part of the hash, nor are other `chat_template_kwargs`: most templates put them at the end.
+* **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where a model's template puts them
+  before the chat: by the model's name the effort of gpt-oss, GLM 5, DeepSeek V4, Step 3.7 and Kimi K3, and `enable_thinking` of Gemma 4 and
+  SmolLM3; by its template, whatever the name, where the model has a [tokenizer](tokenizers.md). All others are no part of the hash.
+  Templates put them at the end (Qwen3, DeepSeek V3.1, Kimi K2, Nemotron) or behind the system prompt (GLM 4.5, Mistral, Seed-OSS); a
+  conversation that goes on with another setting is expected where it is cached, and where it is not, `usage` tells.
 * **Chats as token ids**: where a chat brings its ids rendered (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`), these
   are the prompt, and of its messages only the media count.
 * **vLLM generate**: where `features` tells the place of media, their hash stands there.

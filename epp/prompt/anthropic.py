@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.chat_messages import add_effort, function_call, function_tool
+from epp.prompt.arguments import add_first, template_arguments
+from epp.prompt.chat_messages import function_call, function_tool
 from epp.prompt.decode import Whole, decode, decoder, output_limit, required, session_hint
 from epp.prompt.error_bodies import anthropic_error
 from epp.prompt.media import ANTHROPIC_RATES, PromptFrames
@@ -23,6 +24,8 @@ from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from epp.prompt.types import TemplateArguments
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
@@ -72,7 +75,8 @@ class MessagesParser:
         _check(asked)
         if asked.max_tokens < 1:
             raise ClientError(400, "max_tokens: must be at least 1", "max_tokens")
-        framed = _framed(asked)
+        arguments = template_arguments(asked.chat_template_kwargs, asked.output_config)
+        framed = _framed(asked, arguments)
         return ParsedRequest(
             api=self.name,
             model=asked.model,
@@ -82,6 +86,7 @@ class MessagesParser:
             session=_session(asked, headers),
             cache_salt=asked.cache_salt or "",
             include_usage=True,
+            template_arguments=arguments,
             text_only=framed.text_only,
         )
 
@@ -129,9 +134,9 @@ def _session(asked: _Counted, headers: Mapping[str, str]) -> str:
     return session_hint(headers, (asked.session_id, metadata.get("session_id"), metadata.get("user_id")))
 
 
-def _framed(asked: _Counted) -> PromptFrames:
+def _framed(asked: _Counted, arguments: TemplateArguments) -> PromptFrames:
     framed = PromptFrames(asked.model, ANTHROPIC_RATES)
-    add_effort(framed, asked.model, asked.output_config, asked.chat_template_kwargs)
+    add_first(framed, asked.model, arguments)
     try:
         for tool in asked.tools or ():
             framed.add_json(b"T", function_tool(_rendered(tool), "input_schema"))

@@ -7,7 +7,6 @@ that engines translate those APIs to chats before they render them.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,9 +24,6 @@ _TEXT_PARTS = {
     "reasoning": (b"G", ("text", "thinking")),
 }
 _NO_TEXT: tuple[bytes, tuple[str, ...]] = (b"", ())
-#: Models whose prompts begin with how hard to think (OpenAI's Harmony), and what they take for nothing.
-_EFFORT_FIRST = re.compile(r"gpt-?oss", re.IGNORECASE)
-_USUAL_EFFORT = "medium"
 
 
 class Message(msgspec.Struct):
@@ -76,25 +72,6 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         framed.add_text(b"X", message.refusal)
     if message.audio:
         framed.add_part(message.audio, "audio")
-
-
-def add_effort(framed: PromptFrames, model: str, *said: object) -> None:
-    """Frame how hard to think, for models that are told so before all else; others mostly are at the end.
-
-    Args:
-        framed: the prompt, of which nothing is framed yet.
-        model: its name.
-        said: where the API may say it: the effort, or an object that holds it as ``effort`` or
-            ``reasoning_effort``. The first counts that does.
-    """
-    if not _EFFORT_FIRST.search(model):
-        return
-    for one in said:
-        effort = one.get("effort", one.get("reasoning_effort")) if isinstance(one, dict) else one
-        if isinstance(effort, str) and effort:
-            if effort != _USUAL_EFFORT:
-                framed.add_text(b"E", effort)
-            return
 
 
 def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:

@@ -4,17 +4,17 @@ What a template puts before the messages (the template itself, documents, tools)
 canonical bytes, then the messages in order; `epp.prompt.canonical` has the framing. Fields that only shape
 the answer (``tool_choice``, ``response_format``) are no part of it; nor are those that templates read
 (``chat_template_kwargs``, ``reasoning_effort``), which mostly change the end, but they go with the request.
-Where a model is told first how hard to think, that comes first here (`epp.prompt.chat_messages.add_effort`).
+Where a model's prompts begin with one of them, so they do here (`epp.prompt.arguments`).
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ClientError
+from epp.prompt.arguments import add_first, template_arguments
 from epp.prompt.canonical import Frames, check_texts, exact_tokens, frame_token_ids, media_words
-from epp.prompt.chat_messages import Message, add_effort, add_message, media_parts
+from epp.prompt.chat_messages import Message, add_message, media_parts
 from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
@@ -51,12 +51,16 @@ class _Completion(OpenAIFields, kw_only=True):
 
 _CHAT = decoder(_Chat)
 _COMPLETION = decoder(_Completion)
-#: Bounds on what a client may hand to a template.
-_MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
 
 
 def _request(
-    api: str, body: _Chat | _Completion, canonical: bytes, headers: Mapping[str, str], *, text_only: bool
+    api: str,
+    body: _Chat | _Completion,
+    canonical: bytes,
+    headers: Mapping[str, str],
+    arguments: TemplateArguments = (),
+    *,
+    text_only: bool = False,
 ) -> ParsedRequest:
     return ParsedRequest(
         api=api,
@@ -69,29 +73,16 @@ def _request(
         session=body.session(headers),
         cache_salt=body.salt(),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        template_arguments=_template_arguments(body) if isinstance(body, _Chat) else (),
+        template_arguments=arguments,
         text_only=text_only,
     )
 
 
 def _template_arguments(chat: _Chat) -> TemplateArguments:
-    """What engines pass on to the template: texts, numbers and truth values; others are left out."""
-    if chat.reasoning_effort is None and chat.add_generation_prompt is None and not chat.chat_template_kwargs:
-        return ()
-    given: dict[object, object] = {
-        "reasoning_effort": chat.reasoning_effort,
-        "add_generation_prompt": chat.add_generation_prompt,
-    }
-    if isinstance(chat.chat_template_kwargs, dict):
-        given |= chat.chat_template_kwargs
-    kept = (
-        (name, value)
-        for name, value in given.items()
-        if isinstance(name, str)
-        and isinstance(value, str | int | float)
-        and max(len(name), len(value) if isinstance(value, str) else 0) <= _ARGUMENT_CHARS
+    more = chat.add_generation_prompt
+    return template_arguments(
+        chat.chat_template_kwargs, chat.reasoning_effort, chat.reasoning, add_generation_prompt=more
     )
-    return tuple(islice(kept, _MOST_ARGUMENTS))  # the others are not even looked at: they may be a million
 
 
 class ChatParser:
@@ -113,18 +104,19 @@ class ChatParser:
         if not chat.messages:
             raise ClientError(400, "Invalid request: 'messages' must not be empty", "messages")
         if ids := chat.input_ids or chat.prompt_token_ids:
-            return _request(self.name, chat, _frame_rendered(chat, ids), headers, text_only=False)
-        framed = _framed(chat)
-        return _request(self.name, chat, framed.bytes(), headers, text_only=framed.text_only)
+            return _request(self.name, chat, _frame_rendered(chat, ids), headers)
+        arguments = _template_arguments(chat)
+        framed = _framed(chat, arguments)
+        return _request(self.name, chat, framed.bytes(), headers, arguments, text_only=framed.text_only)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""
         return openai_error(status, message, param)
 
 
-def _framed(chat: _Chat) -> PromptFrames:
+def _framed(chat: _Chat, arguments: TemplateArguments) -> PromptFrames:
     framed = PromptFrames(chat.model)
-    add_effort(framed, chat.model, chat.reasoning_effort, chat.reasoning, chat.chat_template_kwargs)
+    add_first(framed, chat.model, arguments)
     try:
         if chat.chat_template:
             framed.add_text(b"H", chat.chat_template)
@@ -171,7 +163,7 @@ class CompletionParser:
             canonical = frame_prompts(completion.prompt, "prompt")
         else:
             raise ClientError(400, "Invalid request: missing required field 'prompt'", "prompt")
-        return _request(self.name, completion, canonical, headers, text_only=False)
+        return _request(self.name, completion, canonical, headers)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""

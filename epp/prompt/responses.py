@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ClientError
-from epp.prompt.chat_messages import add_effort, add_part, function_call, function_tool
+from epp.prompt.arguments import add_first, template_arguments
+from epp.prompt.chat_messages import add_part, function_call, function_tool
 from epp.prompt.decode import OpenAIFields, Whole, decode, decoder, output_limit, required
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.media import PromptFrames
@@ -20,6 +21,8 @@ from epp.prompt.types import ParsedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from epp.prompt.types import TemplateArguments
 
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
@@ -34,6 +37,7 @@ class _Responses(OpenAIFields, kw_only=True):
     prompt: dict[str, Any] | None = None
     previous_input_messages: list[Any] | None = None
     reasoning: Any = None
+    chat_template_kwargs: Any = None
 
 
 _RESPONSES = decoder(_Responses)
@@ -62,7 +66,8 @@ class ResponsesParser:
         conversation = asked.conversation
         if isinstance(conversation, dict):
             conversation = conversation.get("id")
-        framed = _framed(asked, conversation)
+        arguments = template_arguments(asked.chat_template_kwargs, asked.reasoning)
+        framed = _framed(asked, conversation, arguments)
         return ParsedRequest(
             api=self.name,
             model=asked.model,
@@ -72,6 +77,7 @@ class ResponsesParser:
             session=asked.session(headers, conversation) or asked.previous_response_id or "",
             cache_salt=asked.salt(),
             include_usage=True,  # the last event of a stream is the whole response, usage and all
+            template_arguments=arguments,
             text_only=framed.text_only,
         )
 
@@ -80,10 +86,10 @@ class ResponsesParser:
         return openai_error(status, message, param)
 
 
-def _framed(asked: _Responses, conversation: object) -> PromptFrames:
+def _framed(asked: _Responses, conversation: object, arguments: TemplateArguments) -> PromptFrames:
     items = _Items(PromptFrames(asked.model))
     framed = items.framed
-    add_effort(framed, asked.model, asked.reasoning)
+    add_first(framed, asked.model, arguments)
     try:
         for tool in asked.tools or ():
             framed.add_json(b"T", function_tool(tool))

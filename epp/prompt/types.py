@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+#: Arguments that a template puts before the chat, each with values that say the same as none.
+FirstArguments = Mapping[str, Collection[str | float | bool | None]]
 
 
 @fast_dataclass(frozen=True, slots=True)

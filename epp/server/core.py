@@ -186,6 +186,7 @@ class Core:
         reading = self._read(request)
         if reading.parsed is None or self._tokenizers is None:
             return reading, None
+        reading.parsed = self._tokenizers.with_first(reading.parsed)
         return reading, self._tokenizers.start(reading.parsed)
 
     async def read(self, request: HttpRequest) -> Reading:

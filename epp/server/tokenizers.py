@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from epp.prompt.arguments import with_first
 from epp.prompt.canonical import exact_tokens
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Tokens
-    from epp.prompt.types import CountedPrompt, ParsedRequest, TemplateArguments
+    from epp.prompt.types import CountedPrompt, FirstArguments, ParsedRequest, TemplateArguments
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ REASONS = ("busy", "late", "template", "content", "error")
 
 class Counting(Protocol):
     """What counts one model's prompts (`epp.tokenizer.model.TokenizerModel`)."""
+
+    #: Arguments that its chat template puts before the chat.
+    first_arguments: FirstArguments
 
     def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
@@ -90,6 +94,11 @@ class Tokenizers:
         self._limit, self._running = threads * (1 + WAITING_PER_THREAD), 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer") if models else None
         self._failed: set[str] = set()
+
+    def with_first(self, request: ParsedRequest) -> ParsedRequest:
+        """The request, told apart by arguments that its model's template puts before the chat."""
+        model = self._models.get(request.model)
+        return request if model is None else with_first(request, model.first_arguments)
 
     def start(self, request: ParsedRequest) -> Count | None:
         """Begin to count; None at once when the model has no tokenizer here or there is nothing to count."""

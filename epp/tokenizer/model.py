@@ -100,6 +100,7 @@ class TokenizerModel:
         tokenizer.no_padding()
         self._tokenizer, self._template, self._fast, self._keep_ids = tokenizer, template, fast, keep_ids
         self._prefix, self._suffix = _added_around(tokenizer)
+        self.first_arguments = {} if template is None else template.first_arguments()
         self._markers = safe_markers(tokenizer, markers)
         self.seams = _proven_seams(tokenizer, self._markers)
         self.cache = PieceCache(cache_bytes)

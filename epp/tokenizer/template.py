@@ -4,6 +4,8 @@ Owns the environment that templates expect: a sandbox (templates come with model
 the ``tojson`` filter, ``raise_exception``, ``strftime_now``, loop controls and ``{% generation %}`` blocks.
 Jinja is all of it that rendering needs; transformers would bring seconds of start-up and much more code.
 A client's own template is never rendered: a loop in it would be ours to run.
+
+Tells, too, which of a client's arguments a template puts before the chat: it renders one with and without.
 """
 
 from __future__ import annotations
@@ -12,17 +14,30 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from epp.prompt.content import PromptContent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jinja2.parser import Parser
 
-    from epp.prompt.content import PromptContent
-    from epp.prompt.types import TemplateArguments
+    from epp.prompt.types import FirstArguments, TemplateArguments
+
+#: What arguments of public templates may be, and the chats that are rendered with them; some templates take
+#: no system prompt.
+_VALUES = (True, False, "none", "low", "medium", "high", "max", 512)
+_FIRST_SAID = "the first that is said"
+_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+_USER = {"role": "user", "content": _FIRST_SAID}
+_CHATS = tuple(
+    PromptContent(messages=messages, tools=tools)
+    for messages in ([{"role": "system", "content": _FIRST_SAID}, _USER], [_USER])
+    for tools in ([], [_TOOL])
+)
 
 
 class RenderError(Exception):
@@ -93,6 +108,8 @@ class ChatTemplate:
             raise ValueError(f"line {line}: {error}" if line else str(error)) from error
         self._constants = dict(constants or {})
         self._reserved = {"messages", "tools", "documents", *self._constants, *environment.globals}
+        self._read = meta.find_undeclared_variables(environment.parse(source))
+        self._read |= meta.find_undeclared_variables(environment.parse(with_tools))
 
     def render(self, content: PromptContent, arguments: TemplateArguments = ()) -> str:
         """The text that an engine tokenizes for a chat, up to where the answer begins.
@@ -117,3 +134,27 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program of somebody else's: on a strange chat it can fail in any way.
             raise RenderError(f"{type(error).__name__}: {error}") from error
+
+    def first_arguments(self) -> FirstArguments:
+        """Arguments that change what stands before the first message, each with values that do not.
+
+        Found by rendering some chats for each argument that the template reads.
+        """
+        first = {}
+        for name in sorted(self._read - self._reserved - {"add_generation_prompt"}):
+            same = frozenset(value for value in _VALUES if not self._stands_first(name, value))
+            if len(same) < len(set(_VALUES)):
+                first[name] = same
+        return first
+
+    def _stands_first(self, name: str, value: str | float | bool) -> bool:
+        for chat in _CHATS:
+            try:
+                plain = self.render(chat)
+                asked = self.render(chat, ((name, value),))
+            except RenderError:  # of this value or this chat
+                continue
+            head, said, _ = plain.partition(_FIRST_SAID)
+            if said and not asked.startswith(head + said):
+                return True
+        return False

@@ -81,6 +81,18 @@ async def test_a_tokenizer_that_is_slow_or_refuses_costs_nobody_an_answer(
         assert await picked.picker.metric("epp_token_estimates_total", reason=reason) == 3
 
 
+async def test_prompts_part_where_the_template_puts_an_argument_first(tmp_path: Path) -> None:
+    """What was cached for one setting is not expected for the other, whose prompts begin in another way."""
+    first = "{% if enable_thinking %}<|think|>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with serving(tmp_path, first) as picked:
+        for thinks, known in ((True, False), (True, True), (False, False), (False, True), (None, True)):
+            arguments = {} if thinks is None else {"chat_template_kwargs": {"enable_thinking": thinks}}
+            assert (await picked.chat(messages=turns(4), **arguments))[0] == 200
+            async with picked.http.get(f"http://{picked.picker.http}/decisions/last") as answer:
+                signals = (await answer.json())["signals"]
+            assert (signals["cached_tokens"][0] > signals["uncached_tokens"][0]) == known
+
+
 async def test_a_broken_tokenizer_file_is_named_when_the_picker_starts(tmp_path: Path) -> None:
     broken = serving(tmp_path)
     (tmp_path / "model" / "tokenizer.json").write_text("{")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.extproc.types import HttpRequest
+    from epp.prompt.types import FirstArguments
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000
@@ -96,6 +97,8 @@ async def test_half_a_message_finds_no_room_and_its_client_is_told_in_the_words_
 
 class Counted:
     """Counts tokens when it is let."""
+
+    first_arguments: FirstArguments = {}
 
     def __init__(self) -> None:
         self.let, self.begun = threading.Event(), 0

@@ -13,7 +13,7 @@ from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epp.prompt.types import TemplateArguments
+    from epp.prompt.types import FirstArguments, TemplateArguments
 
 import pytest
 
@@ -28,6 +28,8 @@ class PanicError(BaseException):
 
 class Model:
     """Counts when it is let."""
+
+    first_arguments: FirstArguments = {"thinking": (False,)}
 
     def __init__(self) -> None:
         self.let = threading.Event()
