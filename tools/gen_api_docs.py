@@ -56,7 +56,7 @@ attribution that Claude Code puts before its system prompt.
 
 * **Bounds**: a 400 is what gets a model's name of more than 512 characters, more than 10,000 media and parts of
   unknown kinds, more than 100,000 tools, calls and other values that are no text, more than 100,000 prompts,
-  documents and bare texts, or a body of more than 500,000 texts (names of members included), lists and objects,
+  documents and bare texts, or a body of more than 600,000 texts (names of members included), lists and objects,
   of more than 4,000,000 numbers and other values, or of more than 1,048,576 digits in numbers of about a thousand digits or more,
   which is not even decoded.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt, so no block is expected anywhere.

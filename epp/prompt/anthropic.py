@@ -139,7 +139,7 @@ def _framed(asked: _Counted, arguments: TemplateArguments) -> PromptFrames:
     add_first(framed, asked.model, arguments)
     try:
         for tool in asked.tools or ():
-            framed.add_json(b"T", function_tool(_rendered(tool), "input_schema"))
+            framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
         _add_system(framed, asked.system)
         for message in asked.messages:
             if message.role == "system":
@@ -205,7 +205,7 @@ def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
         framed.add_text(b"C" if kind == "text" else b"G", text)
     elif kind == "tool_use":
         arguments = framed.spell(block.get("input") or {})
-        framed.add_json(b"K", function_call(block.get("id"), block.get("name"), arguments))
+        framed.add_described(b"K", function_call(block.get("id"), block.get("name"), arguments))
     elif isinstance(kind, str) and kind in _MEDIA:
         _add_media(framed, block)
     else:

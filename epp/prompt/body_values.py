@@ -12,7 +12,7 @@ from __future__ import annotations
 
 #: Texts (names of members are some), lists and objects of one body. In a prompt each is a token or more, in
 #: tools and calls several; no engine has a context for so many.
-MAX_BODY_VALUES = 500_000
+MAX_BODY_VALUES = 600_000
 #: Values of any kind of one body, told by the commas between them. Token ids of the longest prompts, several
 #: at once, are fewer: of five digits and a comma so many are 24 MB.
 MAX_BODY_NUMBERS = 4_000_000

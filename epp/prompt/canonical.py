@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ MAX_TEXTS = 100_000
 _MOST_LOOKED_AT = 10_000
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _AS_IT_CAME = msgspec.json.Encoder()
+#: Of tools and calls, as engines read them into objects of their own.
+_API_KEYS = ("id", "type", "function", "name", "description", "parameters", "arguments")
 
 
 class Frames:
@@ -72,10 +75,24 @@ class Frames:
         Raises:
             ValueError: the value has no JSON spelling, is nested too deeply, or more than `MAX_VALUES` came.
         """
+        self._add_value(tag, value, _ENCODER)
+
+    def add_described(self, tag: bytes, value: object) -> None:
+        """A tool or a call, its keys in the order in which engines give them to templates.
+
+        Those of the API in the API's order, whatever the client's. All others, a schema's above all, as they
+        came: clients that write them in another order share nothing in the engine's cache.
+
+        Raises:
+            ValueError: as `add_json`.
+        """
+        self._add_value(tag, _in_order(value), _AS_IT_CAME)
+
+    def _add_value(self, tag: bytes, value: object, encoder: msgspec.json.Encoder) -> None:
         self._values += 1
         if self._values > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} tools, calls and other values")
-        self._parts += (_TEXT_MARK, tag, _spell(value))
+        self._parts += (_TEXT_MARK, tag, _spell(value, encoder))
 
     @staticmethod
     def spell(value: object) -> str:
@@ -179,6 +196,19 @@ def _has_media(canonical: bytes) -> bool:
             return True
         at = find(_TEXT_MARK, at + 1)
     return at >= 0 and find(_MEDIA_MARK, at) >= 0
+
+
+def _in_order(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    ordered = _known_first(value)
+    if isinstance(function := ordered.get("function"), dict):
+        ordered["function"] = _known_first(function)
+    return ordered
+
+
+def _known_first(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: value[key] for key in _API_KEYS if key in value} | value
 
 
 def _spell(value: object, encoder: msgspec.json.Encoder = _ENCODER) -> bytes:

@@ -61,13 +61,13 @@ def add_message(framed: PromptFrames, message: Message) -> None:
             add_part(framed, part)
     if message.tools and isinstance(message.tools, list):  # declared as the chat goes on
         for tool in message.tools:
-            framed.add_json(b"L", tool)
+            framed.add_described(b"L", tool)
     if message.tool_call_id:
         framed.add_text(b"I", message.tool_call_id)
     for call in message.tool_calls or ():
-        framed.add_json(b"K", call)
+        framed.add_described(b"K", call)
     if message.function_call:
-        framed.add_json(b"F", message.function_call)
+        framed.add_described(b"F", message.function_call)
     if message.refusal:
         framed.add_text(b"X", message.refusal)
     if message.audio:

@@ -1,7 +1,7 @@
 """Canonical bytes back to what a chat template or a tokenizer takes: messages, tools, plain texts.
 
 Owns the reading of frames that `epp.prompt.canonical` writes; knows no API and no template. What canonical
-form has dropped is not there: objects have their keys sorted, and of media only their tokens are known.
+form has dropped is not there: of media only their tokens are known.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _framed(chat: _Chat, arguments: TemplateArguments) -> PromptFrames:
         for tool in (*(chat.tools or ()), *(chat.functions or ())):
             if isinstance(tool, dict):
                 tool.pop("cache_control", None)  # a mark for caching, which engines drop
-            framed.add_json(b"T", tool)
+            framed.add_described(b"T", tool)
         for message in chat.messages:
             add_message(framed, message)
     except ValueError as error:

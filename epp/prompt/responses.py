@@ -92,7 +92,7 @@ def _framed(asked: _Responses, conversation: object, arguments: TemplateArgument
     add_first(framed, asked.model, arguments)
     try:
         for tool in asked.tools or ():
-            framed.add_json(b"T", function_tool(tool))
+            framed.add_described(b"T", function_tool(tool))
         if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
             framed.add_json(b"J", asked.prompt)
         if isinstance(asked.instructions, str):
@@ -160,7 +160,7 @@ class _Items:
         elif kind == "function_call":
             self._speaks("assistant")
             call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
-            self.framed.add_json(b"K", call)
+            self.framed.add_described(b"K", call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self.message("tool", item.get("output"), f"{where}.output")
             call_id = item.get("call_id")

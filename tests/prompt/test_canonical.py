@@ -171,9 +171,34 @@ def test_what_templates_put_first_comes_first(field: str) -> None:
     messages = [{"role": "user", "content": "hello"}]
     given_first = chat(messages, **{field: [{"name": "f", "parameters": {"a": 1, "b": 2}}]})
     assert given_first.endswith(chat(messages))
-    assert given_first == chat(messages, **{field: [{"parameters": {"b": 2, "a": 1}, "name": "f"}]})
+    assert given_first == chat(messages, **{field: [{"parameters": {"a": 1, "b": 2}, "name": "f"}]})
     assert given_first != chat(messages, **{field: [{"name": "g"}]})
     assert chat(messages) == chat(messages, **{field: None}) == chat(messages, **{field: []})
+
+
+def test_a_tool_is_spelled_as_engines_hand_it_to_templates() -> None:
+    """Its API's keys in one order; a schema's in the client's, which is the order of the prompt's tokens."""
+    said = [{"role": "user", "content": "hello"}]
+    schema = {
+        "type": "object",
+        "properties": {"b": {"type": "string"}, "a": {"enum": [2, 1]}},
+        "additional": 1,
+    }
+    function = {"name": "f", "description": "d", "parameters": schema, "strict": True}
+    tool = {"type": "function", "function": function}
+    spelled = chat(said, tools=[tool])
+    assert spelled == b"\xffT" + json.dumps(tool, separators=(",", ":")).encode() + chat(said)
+    turned = {"function": dict(reversed(function.items())), "type": "function"}
+    assert chat(said, tools=[turned]) == spelled
+    other = function | {"parameters": dict(reversed(schema.items()))}
+    assert chat(said, tools=[{"type": "function", "function": other}]) != spelled
+
+    def called(*calls: dict[str, Any]) -> bytes:
+        return chat([{"role": "assistant", "tool_calls": list(calls)}])
+
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
+    assert called(call) == called(dict(reversed(call.items())))
+    assert chat(said, tools=[5, "odd", {}, {"function": 5}]).endswith(chat(said))
 
 
 def test_fields_that_only_shape_the_answer_are_not_in_it() -> None:

@@ -98,12 +98,12 @@ def test_options_of_the_answer_leave_the_prompt_alone(fields: dict[str, Any]) ->
 
 def test_golden_bytes_of_a_chat_with_tools() -> None:
     assert chat(TOOLED, tools=[TOOL]).canonical == (
-        b'\xffT{"function":{"description":"of a place","name":"weather",'
-        b'"parameters":{"properties":{},"type":"object"}},"type":"function"}'
+        b'\xffT{"type":"function","function":{"name":"weather","description":"of a place",'
+        b'"parameters":{"type":"object","properties":{}}}}'
         b"\xffRsystem\xffCAnswer briefly."
         b"\xffRuser\xffCWeather in Seoul? \xeb\x82\xa0\xec\x94\xa8"
         b"\xffRassistant"
-        b'\xffK{"function":{"arguments":"{\\"at\\":\\"Seoul\\"}","name":"weather"},"id":"call_1","type":"function"}'
+        b'\xffK{"id":"call_1","type":"function","function":{"name":"weather","arguments":"{\\"at\\":\\"Seoul\\"}"}}'
         b"\xffRtool\xffCrain\xffIcall_1"
     )
 

@@ -96,7 +96,7 @@ def test_tools_and_calls_are_rendered() -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     (text,) = load("bytes").rendered(canonical(messages, tools=tools))
     assert text.decode() == (
-        '<|im_start|>system\nTools:{"function": {"name": "weather", "parameters": {"type": "object"}}, "type": "function"}'
+        '<|im_start|>system\nTools:{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}'
         "<|im_end|>\n<|im_start|>user\nHow is\nthe weather?<|im_end|>\n<|im_start|>assistant\n"
         '<tool_call>weather {"city": "Łódź"}</tool_call><|im_end|>\n<|im_start|>tool\nRain.<|im_end|>\n'
         "<|im_start|>assistant\n"
