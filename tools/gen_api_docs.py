@@ -63,7 +63,11 @@ attribution that Claude Code puts before its system prompt.
 * **System messages among Anthropic's messages** stay in their place. vLLM moves them into the system prompt where the model's
   template takes none later: then each new one changes the prompt from its beginning, and fewer tokens are cached than
   expected, until `usage` tells.
-* **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them.
+* **Rankings and scores** are pairs, each with the first text anew, as a cross-encoder reads them; with SGLang's `item_first` the
+  item stands first. **Gaps to fill** (its `suffix`) are texts that go on with what is to come behind the gap.
+* **Bodies without `model`** get a 400 from OpenAI's and Anthropic's APIs, though vLLM and SGLang serve them their only model: which
+  model is asked for decides who may serve it, where it is cached and what becomes of its name, and a client that forgets it would be served
+  until the pool has a second one. The engines' own APIs, in which it may be left out, are read without; any endpoint may then serve them.
 * **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body; the
   prompt's length is that of the new input, and the session key is what keeps the turns at one endpoint. A
   `previous_response_id` is another one at every turn, and the ids of answers are not read, so it does not: give a

@@ -45,6 +45,7 @@ class _Chat(OpenAIFields, kw_only=True):
 class _Completion(OpenAIFields, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
+    suffix: Any = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
 
@@ -152,6 +153,9 @@ class CompletionParser:
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """A completion to canonical form: text as its bytes, token ids as four bytes each.
 
+        What is to come behind a gap (SGLang's ``suffix``) follows the text before it, as in templates for
+        filling gaps.
+
         Raises:
             ClientError: 400 in OpenAI's words.
         """
@@ -160,7 +164,7 @@ class CompletionParser:
         if completion.prompt_embeds:
             canonical = _frame_embeds(completion, completion.prompt_embeds)
         elif completion.prompt is not None:
-            canonical = frame_prompts(completion.prompt, "prompt")
+            canonical = frame_prompts(completion.prompt, "prompt") + _suffix(completion)
         else:
             raise ClientError(400, "Invalid request: missing required field 'prompt'", "prompt")
         return _request(self.name, completion, canonical, headers)
@@ -168,6 +172,13 @@ class CompletionParser:
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An OpenAI error."""
         return openai_error(status, message, param)
+
+
+def _suffix(completion: _Completion) -> bytes:
+    framed = Frames()
+    if isinstance(completion.prompt, str) and isinstance(completion.suffix, str) and completion.suffix:
+        framed.add_text(b"C", completion.suffix)
+    return framed.bytes()
 
 
 def _frame_embeds(completion: _Completion, given: str | list[str]) -> bytes:

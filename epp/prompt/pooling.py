@@ -61,6 +61,7 @@ class _Score(_Pooling, kw_only=True):
     query: _Texts | None = None
     documents: _Texts | None = None
     items: _Texts | None = None
+    item_first: bool | None = None
 
 
 _EMBEDDINGS = decoder(_Embeddings)
@@ -173,7 +174,9 @@ class ScoreParser:
         firsts, seconds = _listed(first, one), _listed(second, two)
         if len(firsts) not in (1, len(seconds)):
             raise ClientError(400, f"Invalid request: '{one}' and '{two}' differ in length", one)
-        return _request(self.name, asked, _frame_pairs(asked.model or "", firsts, seconds), headers)
+        turned = two == "items" and bool(asked.item_first)
+        canonical = _frame_pairs(asked.model or "", firsts, seconds, turned=turned)
+        return _request(self.name, asked, canonical, headers)
 
     def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
         """An error of vLLM."""
@@ -240,17 +243,24 @@ def _listed(given: _Texts, field: str) -> list[Any]:
     return listed
 
 
-def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any]) -> bytes:
-    """Frames of all pairs; `firsts` has one element for all of `seconds`, or one for each."""
+def _frame_pairs(model: str, firsts: Sequence[Any], seconds: Sequence[Any], *, turned: bool = False) -> bytes:
+    """Frames of all pairs; `firsts` has one element for all of `seconds`, or one for each.
+
+    Turned, the second of a pair stands before the first.
+    """
     framed, repeated = PromptFrames(model), len(firsts) == 1
     try:
         chars = _chars(firsts[0]) if repeated and len(seconds) > 1 else 0  # once: it spells the side out
         for number, second in enumerate(seconds):
+            if turned:
+                framed.add_text(b"B", "")
+                _add_side(framed, second)
             if not repeated or number * chars <= MAX_REPEATED_CHARS:
                 framed.add_text(b"Q", "")
                 _add_side(framed, firsts[0 if repeated else number], again=repeated and number > 0)
-            framed.add_text(b"B", "")
-            _add_side(framed, second)
+            if not turned:
+                framed.add_text(b"B", "")
+                _add_side(framed, second)
     except ValueError as error:
         raise ClientError(400, f"Invalid request: {error}") from None
     return framed.bytes()

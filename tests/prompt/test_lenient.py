@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.errors import ClientError
+from epp.prompt.content import prompt_content
 from epp.prompt.registry import PARSERS
 from epp.prompt.rewrite import rewrite
 from tests.kit.apis import APIS, Api
@@ -116,6 +117,35 @@ def test_a_completion_may_be_asked_of_embeddings_alone() -> None:
         with pytest.raises(ClientError) as caught:
             parse("openai-completions", **fields)
         assert caught.value.param == "prompt"
+
+
+def test_what_comes_behind_a_gap_is_part_of_the_prompt() -> None:
+    """SGLang's `suffix`: models that fill gaps are given both, one after the other."""
+    plain = parse("openai-completions", prompt="def f():")
+    filled = parse("openai-completions", prompt="def f():", suffix="    return 5")
+    assert filled.canonical.startswith(plain.canonical)
+    assert prompt_content(filled.canonical).texts == ["def f():    return 5"]
+    for nothing in (None, "", 5):
+        assert parse("openai-completions", prompt="def f():", suffix=nothing) == plain
+    for several in (["a", "b"], [1, 2]):
+        alone = parse("openai-completions", prompt=several)
+        assert parse("openai-completions", prompt=several, suffix="x") == alone
+
+
+def test_an_item_may_stand_before_the_query() -> None:
+    """SGLang's `item_first`: then prompts share what their items share, and not the query."""
+
+    def scored(query: str, first: object) -> bytes:
+        items = ["item " * 50, "other"]
+        return parse("vllm-score", query=query, items=items, item_first=first).canonical
+
+    for no in (None, False, "false"):
+        assert scored("a", no) == parse("vllm-score", query="a", items=["item " * 50, "other"]).canonical
+    assert scored("a", True) == scored("a", "true") != scored("a", False)
+    assert scored("a", True).index(b"item") < scored("a", True).index(b"\xffQ")
+    assert scored("a", False).index(b"item") > scored("a", False).index(b"\xffQ")
+    texts = {"text_1": "a", "text_2": ["b"]}
+    assert parse("vllm-score", **texts, item_first=True) == parse("vllm-score", **texts)
 
 
 def test_vllms_plugins_get_what_is_no_text() -> None:
