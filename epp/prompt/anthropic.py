@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
 _UNSEEN = frozenset({"cache_control", "signature"})
+#: Roles that Claude Code writes (2.1.154 and later), which engines render as the user's.
+_ROLES = {"ctx": "user", "msg": "user"}
 
 
 class _Message(msgspec.Struct):
@@ -145,10 +147,10 @@ def _framed(asked: _Counted, arguments: TemplateArguments) -> PromptFrames:
             if message.role == "system":
                 _add_system(framed, message.content)
             elif isinstance(message.content, str):
-                framed.add_text(b"R", message.role)
+                framed.add_text(b"R", _ROLES.get(message.role, message.role))
                 framed.add_text(b"C", message.content)
             else:
-                _add_blocks(framed, message.role, message.content)
+                _add_blocks(framed, _ROLES.get(message.role, message.role), message.content)
     except ValueError as error:
         raise ClientError(400, f"messages: {error}", "messages") from None
     return framed

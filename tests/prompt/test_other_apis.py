@@ -376,3 +376,12 @@ def test_embeddings_instead_of_text_are_told_apart() -> None:
 def test_ids_that_are_none_are_refused(ids: Any) -> None:
     with pytest.raises(ClientError):
         generate(input_ids=ids)
+
+
+@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hello"}]])
+def test_roles_of_claude_code_are_the_user_s(content: Any) -> None:
+    """Templates know no others, and engines render these as the user's."""
+    plain = messages(user(content)).canonical
+    for role in ("ctx", "msg"):
+        assert messages({"role": role, "content": content}).canonical == plain
+    assert messages({"role": "assistant", "content": content}).canonical != plain
