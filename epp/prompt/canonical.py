@@ -35,6 +35,16 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _AS_IT_CAME = msgspec.json.Encoder()
 #: Of tools and calls, as engines read them into objects of their own.
 _API_KEYS = ("id", "type", "function", "name", "description", "parameters", "arguments")
+#: How most clients write them: in order.
+_USUAL_KEYS = frozenset(
+    {
+        ("type", "function"),
+        ("id", "type", "function"),
+        ("name", "description", "parameters"),
+        ("name", "description", "parameters", "strict"),
+        ("name", "arguments"),
+    }
+)
 
 
 class Frames:
@@ -202,12 +212,15 @@ def _in_order(value: object) -> object:
     if not isinstance(value, dict):
         return value
     ordered = _known_first(value)
-    if isinstance(function := ordered.get("function"), dict):
-        ordered["function"] = _known_first(function)
+    function = ordered.get("function")
+    if isinstance(function, dict) and (inner := _known_first(function)) is not function:
+        return ordered | {"function": inner}
     return ordered
 
 
 def _known_first(value: dict[str, Any]) -> dict[str, Any]:
+    if len(value) <= len(_API_KEYS) and tuple(value) in _USUAL_KEYS:
+        return value
     return {key: value[key] for key in _API_KEYS if key in value} | value
 
 
