@@ -89,7 +89,8 @@ def winners(drawn: Drawn, admitted: list[int]) -> np.ndarray[Any, np.dtype[np.fl
     result = np.zeros(count)
     if isinstance(drawn, Softmax):
         result[admitted] = np.exp((drawn.costs[admitted].min() - drawn.costs[admitted]) / drawn.width)
-        return result / result.sum()
+        result /= result.sum()
+        return result
     if isinstance(drawn, Explored):
         first = min(admitted, key=drawn.costs.__getitem__)
         result[first] = 1.0 - drawn.explore
@@ -154,7 +155,11 @@ def test_chances_of_a_large_pool_sum_to_1(kind: str, warming: float) -> None:
     values = np.random.default_rng(1)
     costs, shares = np.floor(values.random(400) * 100.0), np.ones(400)
     shares[: int(400 * warming)] = 0.9 * values.random(int(400 * warming))
-    drawn = {"softmax": Softmax(costs, 50.0), "pair": Pair(costs), "explored": Explored(costs, 0.1)}[kind]
-    found = chances(costs, shares, tie_band=0.0, drawn=drawn)
+    draws: dict[str, Drawn] = {
+        "softmax": Softmax(costs, 50.0),
+        "pair": Pair(costs),
+        "explored": Explored(costs, 0.1),
+    }
+    found = chances(costs, shares, tie_band=0.0, drawn=draws[kind])
     assert found.min() >= 0.0
     assert found.sum() == pytest.approx(1.0, abs=1e-9)

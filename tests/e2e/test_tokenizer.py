@@ -86,7 +86,9 @@ async def test_prompts_part_where_the_template_puts_an_argument_first(tmp_path: 
     first = "{% if enable_thinking %}<|think|>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
     async with serving(tmp_path, first) as picked:
         for thinks, known in ((True, False), (True, True), (False, False), (False, True), (None, True)):
-            arguments = {} if thinks is None else {"chat_template_kwargs": {"enable_thinking": thinks}}
+            arguments: dict[str, Any] = (
+                {} if thinks is None else {"chat_template_kwargs": {"enable_thinking": thinks}}
+            )
             assert (await picked.chat(messages=turns(4), **arguments))[0] == 200
             async with picked.http.get(f"http://{picked.picker.http}/decisions/last") as answer:
                 signals = (await answer.json())["signals"]
