@@ -11,6 +11,7 @@ Tells, too, which of a client's arguments a template puts before the chat: it re
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from epp.prompt.content import PromptContent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jinja2.parser import Parser
 
@@ -140,21 +141,27 @@ class ChatTemplate:
 
         Found by rendering some chats for each argument that the template reads.
         """
+        heads = list(self._heads())
         first = {}
         for name in sorted(self._read - self._reserved - {"add_generation_prompt"}):
-            same = frozenset(value for value in _VALUES if not self._stands_first(name, value))
+            same = frozenset(value for value in _VALUES if not self._stands_first(heads, name, value))
             if len(same) < len(set(_VALUES)):
                 first[name] = same
         return first
 
-    def _stands_first(self, name: str, value: str | float | bool) -> bool:
+    def _heads(self) -> Iterator[tuple[PromptContent, str]]:
+        """Those of the chats that the template takes, and the text of each up to the first that is said."""
         for chat in _CHATS:
-            try:
-                plain = self.render(chat)
-                asked = self.render(chat, ((name, value),))
-            except RenderError:  # of this value or this chat
-                continue
-            head, said, _ = plain.partition(_FIRST_SAID)
-            if said and not asked.startswith(head + said):
-                return True
+            with suppress(RenderError):
+                head, said, _ = self.render(chat).partition(_FIRST_SAID)
+                if said:
+                    yield chat, head + said
+
+    def _stands_first(
+        self, heads: Sequence[tuple[PromptContent, str]], name: str, value: str | float | bool
+    ) -> bool:
+        for chat, head in heads:
+            with suppress(RenderError):  # of this value
+                if not self.render(chat, ((name, value),)).startswith(head):
+                    return True
         return False
