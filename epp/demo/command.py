@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from epp.demo.stack import REGIONS, Stack
 from epp.envoy.process import find_envoy
 from epp.policies.registry import create
 from epp.replay.compare import Metric, compare, interval, sentence
+from epp.replay.console import tell
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.resample import Statistic
 from epp.replay.stats import summarise
@@ -102,10 +102,7 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
         f"Would it go there again?  epp records verify {out}/records",
         markup=False,
     )
-    failed = unanswered(runs)
-    for line in failed:
-        print(f"epp: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    return tell(unanswered(runs))
 
 
 def tuner_lines(folder: Path) -> list[str]:

@@ -36,6 +36,7 @@ from epp.learn.places import ModelPlaces
 from epp.learn.status import status_lines
 from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.replay.console import tell
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.stats import percentile
 from epp.replay.workloads.tool_agent import ToolAgent, generate
@@ -96,10 +97,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
         f"{out}/{Lodestar.name}/records --settings {out}/{Lodestar.name}/learner.yaml",
         markup=False,
     )
-    failed = unanswered(runs)
-    for line in failed:
-        print(f"epp: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    return tell(unanswered(runs))
 
 
 async def _run_all(

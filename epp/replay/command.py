@@ -17,7 +17,7 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp.replay.cells import cells_of, is_sweep, sweep_cells
 from epp.replay.comparison import Comparer, Plan
-from epp.replay.console import cell_tables, progress, sentences, sweep_table
+from epp.replay.console import cell_tables, progress, sentences, sweep_table, tell
 from epp.replay.document import encode
 from epp.replay.evidence import MIN_UNITS
 from epp.replay.files import check_folder, save_report
@@ -131,9 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     for cell in document.cells if document.sweep is None else ():
         console.print(*cell_tables(cell, document), sep="\n")
     console.print(f"\n{written}", markup=False)
-    for line in failed:
-        print(f"epp: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    return tell(failed)
 
 
 def _simulated(arguments: argparse.Namespace) -> Document:

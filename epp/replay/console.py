@@ -6,6 +6,7 @@ Owns the layout for terminals. The report has the plots.
 from __future__ import annotations
 
 import contextlib
+import sys
 from math import isfinite
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,7 +19,7 @@ from epp.replay.conclusion import change
 from epp.replay.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -137,6 +138,13 @@ def sweep_table(document: Document) -> Table:
 def sentences(conclusion: list[str]) -> list[Text]:
     """What may be said, one line each."""
     return [Text(f"- {sentence}") for sentence in conclusion]
+
+
+def tell(failed: Sequence[str]) -> int:
+    """Say on standard error, a line each, what was not answered; the status of the command: 1 if anything."""
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _number(value: float) -> str:
