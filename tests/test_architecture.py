@@ -21,6 +21,7 @@ ALLOWED = {
     "clock": set(),
     "draw": set(),
     "fast_dataclass": set(),
+    "threads": set(),
     "view": {"fast_dataclass"},
     "policies": {"view", "draw", "errors"},
     "prompt": BASE,
@@ -35,14 +36,14 @@ ALLOWED = {
     "learner": BASE | {"config", "decide", "policies", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
     "replay": BASE | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim", "tuner"},
-    "kube": BASE | {"config"},
+    "kube": BASE | {"config", "threads"},
     "wan": BASE,
     "envoy": BASE | {"config", "signals"},
     "llmd": BASE | {"config", "policies"},
     "tokenizer": BASE | {"config", "prompt"},
     "server": BASE
     | {"config", "decide", "extproc", "http2", "kube", "llmd", "pb", "policies", "prompt", "signals"}
-    | {"compiled", "tokenizer", "tuner"},
+    | {"compiled", "threads", "tokenizer", "tuner"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}

@@ -15,15 +15,18 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from epp.kube.problems import KubeError, Reason
+from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from epp.clock import Clock
     from epp.config.kubernetes import Kubernetes
+
+T = TypeVar("T")
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: How often a kubeconfig's credentials are looked at again; exec plugins run only when theirs expire.
@@ -87,28 +90,46 @@ async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
     Raises:
         KubeError: there are no credentials, or they cannot be used.
     """
+    configuration = await _beside_the_loop(lambda: _load(settings, around, clock))
+    _keep_fresh(configuration)
+    return configuration
+
+
+async def _load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
     from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415  # see the module
     from kubernetes_asyncio.config import load_incluster_config  # noqa: PLC0415
 
     configuration = Configuration()
-    in_cluster = bool(around.environ.get("KUBERNETES_SERVICE_HOST"))
+    if settings.kubeconfig or not around.environ.get("KUBERNETES_SERVICE_HOST"):
+        await _from_kubeconfig(configuration, settings, around, clock)
+    else:
+        load_incluster_config(  # type: ignore[no-untyped-call]  # the library leaves it untyped
+            client_configuration=configuration,
+            token_filename=str(around.service_account / "token"),
+            cert_filename=str(around.service_account / "ca.crt"),
+            environ=around.environ,
+        )
+    return configuration
+
+
+async def _beside_the_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine of the library's in a thread: it reads files as if they always answered.
+
+    Raises:
+        KubeError: whatever it raises, in our words, or that it takes too long.
+    """
+
+    async def limited() -> T:
+        async with asyncio.timeout(LOAD_S):
+            return await work()
+
     try:
-        if settings.kubeconfig or not in_cluster:
-            async with asyncio.timeout(LOAD_S):
-                await _from_kubeconfig(configuration, settings, around, clock)
-        else:
-            load_incluster_config(  # type: ignore[no-untyped-call]  # the library leaves it untyped
-                client_configuration=configuration,
-                token_filename=str(around.service_account / "token"),
-                cert_filename=str(around.service_account / "ca.crt"),
-                environ=around.environ,
-            )
+        async with asyncio.timeout(LOAD_S):  # what blocks does not see its own limit
+            return await in_daemon_thread(lambda: asyncio.run(limited()))
     except KubeError:
         raise
-    except Exception as error:  # the library answers odd files with whatever its code runs into
+    except Exception as error:  # files, plugins and token servers fail in any way they like
         raise _unusable(error) from error
-    _keep_fresh(configuration)
-    return configuration
 
 
 async def _from_kubeconfig(
@@ -168,13 +189,12 @@ def _keep_fresh(configuration: Any) -> None:
     inner: Callable[[Any], Awaitable[None] | None] | None = configuration.refresh_api_key_hook
 
     async def refresh(configuration: Any) -> None:
-        try:
+        async def renew() -> None:
             waiting = inner(configuration) if inner is not None else None
             if waiting is not None:
-                async with asyncio.timeout(LOAD_S):
-                    await waiting
-        except Exception as error:  # plugins and token servers fail in any way they like
-            raise _unusable(error) from error
+                await waiting
+
+        await _beside_the_loop(renew)
         _strip(configuration)
 
     configuration.refresh_api_key_hook = refresh

@@ -26,7 +26,7 @@ from epp.server.capability import CapabilityFeed
 from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
 from epp.server.feed import SignalFeed
-from epp.server.files import WatchedFile, watch
+from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.http import HttpServer, build_app
@@ -109,6 +109,7 @@ class App:
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
+        self._certificates: list[WatchedFiles] = []
         self._observation = Observation(config, self.core, self.metrics, clock)
         self._max_connections = allowed_connections(config.listen.max_connections)
         self._grpc = self._build_grpc()
@@ -177,6 +178,7 @@ class App:
             observation=self._observation,
             clock=self._clock,
             max_connections=self._max_connections,
+            follow=self._certificates.append,
         )
 
     def _build_first_tokens(self) -> FirstTokenReceiver:
@@ -330,7 +332,7 @@ class App:
         """
         listen, source = self._config.listen, self._source
         for file in self._files:
-            file.check(first=True)
+            file.check()
         app = build_app(
             registry=self.metrics.registry,
             not_ready=self.not_ready,
@@ -339,7 +341,7 @@ class App:
         )
         self._http = HttpServer(
             app,
-            tls=http_context(listen.http_tls, self._base, source),
+            tls=http_context(listen.http_tls, self._base, source, self._certificates.append),
             max_connections=self._max_connections,
             on_refused=self.metrics.connections_refused.labels("http").inc,
         )
@@ -348,10 +350,10 @@ class App:
         self.grpc_address = await self._grpc.start()
         self.health_address = self._grpc.health_address
         if listen.first_token:
-            tls = http_context(listen.first_token_tls, self._base, source)
+            tls = http_context(listen.first_token_tls, self._base, source, self._certificates.append)
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
-        self.tasks.start("watch files", watch(self._files))
+        self.tasks.start("watch files", watch([*self._files, *self._certificates]))
         self.tasks.start("resolve names", self.core.resolver.run())
         if self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())

@@ -1,8 +1,8 @@
 """Watched files: notice that the content changed, whatever way it was replaced.
 
 Polls `os.stat` through symlinks: it sees atomic renames, in-place writes and the swap of the ``..data``
-symlink in Kubernetes alike, works on network file systems, and costs microseconds. Owns what was last
-seen of each.
+symlink in Kubernetes alike, and works on network file systems. Files are read in daemon threads and their
+contents applied on the event loop. Owns what was last seen of each.
 """
 
 from __future__ import annotations
@@ -10,48 +10,71 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
+from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+#: Time after which a read that has not returned is reported.
+HANG_S = 10.0
 MAX_FILE_BYTES = 16 * 1024 * 1024
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 
 
 def read_file(path: Path) -> bytes | None:
-    """Content of a file; None when it does not exist.
+    """Content of a regular file; None when it does not exist. Does not wait for the writer of a FIFO.
 
     Raises:
-        OSError: it exists but cannot be read, or is larger than 16 MiB.
+        OSError: it cannot be read, is no regular file, or is larger than 16 MiB.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    if len(content) > MAX_FILE_BYTES:
-        raise OSError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-    return content
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(f"{path} is {_KINDS.get(kind, 'no regular file')}, and only regular files are read")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return _bounded(file, path)
+    finally:
+        os.close(descriptor)
 
 
 def required_file(path: Path, fix: str = "") -> bytes:
-    """Content of a file that has to be there.
+    """Content of a file, or of a pipe such as ``/dev/stdin``, that a command was given.
 
     Raises:
-        ConfigError: it is not, or cannot be read, or is larger than 16 MiB; ``fix`` says what to do.
+        ConfigError: it does not exist, cannot be read, or is larger than 16 MiB; ``fix`` says what to do.
     """
     try:
-        content = read_file(path)
+        with path.open("rb") as file:
+            return _bounded(file, path)
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "", "the file does not exist", fix) from error
     except OSError as error:
         raise ConfigError(str(path), "", str(error)) from error
-    if content is None:
-        raise ConfigError(str(path), "", "the file does not exist", fix)
+
+
+def _bounded(file: BinaryIO, path: Path) -> bytes:
+    content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     return content
 
 
@@ -65,15 +88,85 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-class WatchedFile:
-    """One file and the callback that takes its content.
+class WatchedFiles:
+    """Files whose contents belong together, such as a certificate and its key.
 
     Args:
-        path: the file.
-        on_content: gets the new bytes, None when the file is gone, only when they differ from the last or the
-            file could not be read meanwhile.
-        on_fault: told when the file cannot be read, once, or ``on_content`` raised, which it never should.
+        paths: the files.
+        on_contents: takes the new contents, in the order of the paths, None for a file that does not exist;
+            called when one differs from the last, or could not be read meanwhile.
+        on_fault: called at each new fault: a file cannot be read, or ``on_contents`` raised, which it never
+            should.
     """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        on_contents: Callable[[tuple[bytes | None, ...]], None],
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._paths, self._names = paths, ", ".join(map(str, paths))
+        self._on_contents, self._on_fault = on_contents, on_fault
+        self._signature: tuple[tuple[int, int, int] | None, ...] = ()
+        self._contents: tuple[bytes | None, ...] = ()
+        self._problem = ""
+
+    def look(self) -> Callable[[], None] | None:
+        """Read the files if they changed since the last look, always at the first; may block.
+
+        Returns:
+            What the event loop has to call, None when nothing changed.
+        """
+        try:
+            signature = tuple(map(_signature, self._paths))
+            if not self._problem and signature == self._signature:
+                return None
+            contents = tuple(map(read_file, self._paths))
+        except OSError as error:
+            return self._fault(str(error))
+        again, self._problem = bool(self._problem), ""
+        self._signature = signature
+        if not again and contents == self._contents:
+            return None
+        self._contents = contents
+        return partial(self._apply, contents)
+
+    def hang(self) -> None:
+        """Report that `look` does not return."""
+        report = self._fault(f"no answer within {HANG_S:g} s")
+        if report is not None:
+            report()
+
+    def check(self) -> bool:
+        """Look at the files and apply what changed, in the caller's thread; returns whether anything did."""
+        change = self.look()
+        if change is not None:
+            change()
+        return change is not None
+
+    def _fault(self, problem: str) -> Callable[[], None] | None:
+        """What reports a fault, None when the last look had the same."""
+        if problem == self._problem:
+            return None
+        self._problem = problem
+        return partial(self._report, problem)
+
+    def _report(self, problem: str) -> None:
+        log.error("cannot read %s: %s; the last content stays in force", self._names, problem)
+        self._on_fault()
+
+    def _apply(self, contents: tuple[bytes | None, ...]) -> None:
+        try:
+            self._on_contents(contents)
+        except Exception:  # a fault of ours: the files must go on being watched
+            log.exception(
+                "%s cannot be taken, by a fault of the picker: its content has no effect", self._names
+            )
+            self._on_fault()
+
+
+class WatchedFile(WatchedFiles):
+    """One file; ``on_content`` takes its content as `WatchedFiles` says."""
 
     def __init__(
         self,
@@ -81,50 +174,31 @@ class WatchedFile:
         on_content: Callable[[bytes | None], None],
         on_fault: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__((path,), lambda contents: on_content(contents[0]), on_fault)
         self.path = path
-        self._on_content, self._on_fault = on_content, on_fault
-        self._signature: tuple[int, int, int] | None = None
-        self._content: bytes | None = None
-        self._unreadable = False
-
-    def check(self, *, first: bool = False) -> bool:
-        """Look at the file and hand over changed content; returns whether it did."""
-        signature = self._stat()
-        if not first and not self._unreadable and signature == self._signature:
-            return False
-        try:
-            content = read_file(self.path)
-        except OSError as error:
-            if not self._unreadable:
-                log.error("cannot read %s: %s; keeping what it said before", self.path, error)  # noqa: TRY400
-                self._on_fault()
-            self._unreadable = True
-            return False
-        again, self._unreadable = self._unreadable, False
-        self._signature = signature
-        if not first and not again and content == self._content:
-            return False
-        self._content = content
-        try:
-            self._on_content(content)
-        except Exception:  # a fault of ours: the file, and the others, must go on being watched
-            log.exception(
-                "%s cannot be taken, by a fault of the picker: its content has no effect", self.path
-            )
-            self._on_fault()
-        return True
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-async def watch(files: list[WatchedFile], poll_s: float = POLL_S) -> None:
-    """Check the files for ever."""
+async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
+    """Check the files for ever; one on a file system that hangs delays no other."""
+    await asyncio.gather(*(_watch(file, poll_s) for file in files))
+
+
+async def _watch(file: WatchedFiles, poll_s: float) -> None:
+    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(poll_s)
-        for file in files:
-            file.check()
+        hang = loop.call_later(HANG_S, file.hang)
+        try:
+            change = await in_daemon_thread(file.look)
+        finally:
+            hang.cancel()
+        if change is not None:
+            change()
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation
+    from epp.server.tls import Follow
 
 _ENVELOPE_BYTES = 1024 * 1024
 #: In full duplex a long upload passes the picker piece by piece, whatever the longest body that it reads, and
@@ -67,6 +68,7 @@ class GrpcServer:
         observation: what is seen of responses.
         clock: the time.
         max_connections: to each listener at once; those beyond are closed as they come.
+        follow: takes the TLS files that are to be watched.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -83,6 +85,7 @@ class GrpcServer:
         observation: Observation,
         clock: Clock,
         max_connections: int,
+        follow: Follow,
     ) -> None:
         self._logger = SparseLog(logging.getLogger(__name__), clock.mono_s)
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
@@ -92,7 +95,7 @@ class GrpcServer:
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         longest = min(longest, LONGEST_MESSAGE_BYTES)
-        self._max_connections = max_connections
+        self._max_connections, self._follow = max_connections, follow
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = config.listen.max_send_bytes or longest
         self._bodies = BodyBudget(
@@ -140,7 +143,7 @@ class GrpcServer:
         if self._config.listen.transport == "grpcio":
             from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
 
-            credentials = grpc_credentials(tls, base, source)
+            credentials = grpc_credentials(tls, base, source, self._follow)
             return GrpcioServer(
                 services,
                 max_receive_bytes=receive,
@@ -148,7 +151,7 @@ class GrpcServer:
                 credentials=credentials,
                 max_connections=self._max_connections,
             )
-        context = rpc_context(tls, base, source)
+        context = rpc_context(tls, base, source, self._follow)
         return RpcServer(
             services.methods(),
             max_receive_bytes=receive,

@@ -11,25 +11,27 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from epp.draw import draw
-from epp.server.client_tls import client_tls
+from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import listed_names
 from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
+from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
     from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
+    from epp.server.client_credentials import TokenFile
     from epp.server.keep_alive import Answer
     from epp.signals.engine_sample import EngineSample
 
@@ -67,30 +69,6 @@ class Sink(Protocol):
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
         """An engine lists its models; ``unknown`` are names that it is asked for and does not list."""
-
-
-class TokenFile:
-    """A bearer token in a file, re-read when the file changes (mounted secrets rotate)."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path) if path else None
-        self._signature: tuple[int, int] | None = None
-        self._headers: dict[str, str] = {}
-
-    def headers(self) -> dict[str, str]:
-        """Authorization header for the token now in the file; none when there is no file configured.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        if self._path is None:
-            return {}
-        status = self._path.stat()
-        signature = (status.st_ino, status.st_mtime_ns)
-        if signature != self._signature:
-            self._headers = {"authorization": f"Bearer {self._path.read_text().strip()}"}
-            self._signature = signature
-        return self._headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +182,7 @@ class Poller:
         scrape: intervals and limits of scrapes.
         sink: where results go.
         clock: the time.
+        token: of the target's `bearer_token_file`, followed by the caller; None without one.
         beats: when probes and scrapes begin, any time when None.
         known_as: what a relay calls an endpoint, its address when None.
     """
@@ -216,13 +195,14 @@ class Poller:
         scrape: Scrape,
         sink: Sink,
         clock: Clock,
+        token: TokenFile | None = None,
         beats: Beats | None = None,
         known_as: Callable[[str], str] | None = None,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
         self._sink, self._clock, self._beats = sink, clock, beats or new_beats()
         self._known_as = known_as or str
-        self._token = TokenFile(target.bearer_token_file)
+        self._token = token
         self._reader = MetricsReader()
 
     async def run(self) -> None:
@@ -236,6 +216,8 @@ class Poller:
                 works.append(partial(self._kept, partial(self._every, interval_s, salt, once, beat), failed))
         if self._probe.interval_s and self._target.engine_names:
             works.append(partial(self._kept, self._check_models, None))
+        if self._token is not None:
+            await self._token.first_read()
         connections = [await self._connected() for _ in works]  # opened when first asked
         try:
             await asyncio.gather(
@@ -258,11 +240,15 @@ class Poller:
             connection.close()
             await asyncio.sleep(FAULT_PAUSE_S)
 
+    def _headers(self) -> dict[str, str]:
+        return {} if self._token is None else self._token.headers()
+
     async def _connected(self) -> Connection:
         """A connection, as soon as the certificates that it needs can be read."""
+        plain = self._target.through is None and not self._target.base_url.startswith("https")
         while True:
             try:
-                return self._connection()
+                return self._connection() if plain else await in_daemon_thread(self._connection)
             except (OSError, ValueError) as error:
                 problem = _problem(error)
             if self._probe.interval_s:
@@ -302,7 +288,7 @@ class Poller:
     async def _probe_once(self, connection: Connection) -> None:
         opened = connection.opened
         try:
-            answer = await connection.get(self._probe.path, self._token.headers(), self._probe.timeout_s)
+            answer = await connection.get(self._probe.path, self._headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
             self._failed_probe(_problem(error))
             return
@@ -315,7 +301,7 @@ class Poller:
 
     async def _scrape_once(self, connection: Connection) -> None:
         try:
-            answer = await connection.get(self._scrape.path, self._token.headers(), self._scrape.timeout_s)
+            answer = await connection.get(self._scrape.path, self._headers(), self._scrape.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
             self._failed_scrape(_problem(error))
             return
@@ -337,7 +323,7 @@ class Poller:
     async def _listed(self, connection: Connection) -> frozenset[str] | None:
         """Names that the engine lists, none when it does not tell; None when it is not up."""
         try:
-            answer = await connection.get("/v1/models", self._token.headers(), self._scrape.timeout_s)
+            answer = await connection.get("/v1/models", self._headers(), self._scrape.timeout_s)
         except (OSError, TimeoutError, ValueError):
             return None
         connection.close()  # it is not asked again soon

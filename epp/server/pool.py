@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
+from epp.server.client_credentials import TokenFile
 from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
 from epp.signals.rtt import check_assumed
 
@@ -69,6 +70,7 @@ class PoolFeed:
         self._metrics, self._clock, self._source, self._base = metrics, clock, source, base
         self._specs: dict[str, EndpointSpec] = {}
         self._pollers: dict[str, Target] = {}
+        self._tokens: dict[str, TokenFile] = {}
         self._beats = new_beats()
 
     @property
@@ -128,6 +130,7 @@ class PoolFeed:
             # Of other names, or of none: what was found of these says nothing any more.
             self._metrics.model_mismatch.remove_by_labels({"endpoint": address})
             self._tasks.cancel(_task_name(address))
+        self._follow_tokens({target.bearer_token_file for target in wanted.values()} - {""})
         for address, target in wanted.items():
             if address not in self._pollers:
                 poller = Poller(
@@ -136,11 +139,20 @@ class PoolFeed:
                     scrape=self._scrape,
                     sink=self._sink,
                     clock=self._clock,
+                    token=self._tokens.get(target.bearer_token_file),
                     beats=self._beats,
                     known_as=self._resolver.known_as,
                 )
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target
+
+    def _follow_tokens(self, wanted: set[str]) -> None:
+        for path in self._tokens.keys() - wanted:
+            del self._tokens[path]
+            self._tasks.cancel(f"read {path}")
+        for path in wanted - self._tokens.keys():
+            self._tokens[path] = token = TokenFile(path)
+            self._tasks.start(f"read {path}", token.follow())
 
 
 def _task_name(address: str) -> str:

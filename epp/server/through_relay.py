@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.extproc.mutate import DESTINATION_HEADER
-from epp.server.client_tls import client_tls
+from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
 
 if TYPE_CHECKING:

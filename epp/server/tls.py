@@ -1,8 +1,8 @@
 """TLS of the listeners: certificate files, their reload when they change, or a certificate of our own.
 
-Owns what the listeners present. A reloaded pair that cannot be used leaves the last good one in force, said
-once. The self-signed certificate is for gateways that encrypt and do not verify, as llm-d's charts set them
-up (source [E]); it is made anew at every start.
+Owns what the listeners present. No handshake reads a file: pairs are watched, and one that cannot be used
+leaves the last good one in force. The self-signed certificate is for gateways that encrypt and do not verify,
+as llm-d's charts set them up (source [E]); it is made anew at every start.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import datetime as dt
 import logging
 import os
 import ssl
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
+from epp.server.files import WatchedFiles, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     import grpc
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _VALID_DAYS = 3650
+
+Follow = Callable[[WatchedFiles], None]
+
+
+def _unwatched(_: WatchedFiles) -> None:
+    """Leave files unwatched: the first pair stays in force."""
 
 
 def self_signed(now: dt.datetime) -> tuple[bytes, bytes]:
@@ -71,64 +79,70 @@ def self_signed(now: dt.datetime) -> tuple[bytes, bytes]:
 
 
 class Pair:
-    """A key and its certificate, read from files that may be replaced.
+    """A key and its certificate in files.
 
     Args:
         tls: the files.
         base: folder that relative names are relative to.
         source: name of the configuration file, for errors.
 
+    Attributes:
+        pem: the last good key and certificate.
+        files: to be watched; a new pair in them becomes `pem`.
+
     Raises:
         ConfigError: a file cannot be read, or the two do not belong together.
     """
 
     def __init__(self, tls: FileTls, base: Path, source: str) -> None:
-        self._key, self._cert = base / tls.key_file, base / tls.cert_file
-        self._seen = self._stamp()
-        for key, path in (("key_file", self._key), ("cert_file", self._cert)):
-            try:
-                path.read_bytes()
-            except OSError as error:
-                raise ConfigError(source, f"listen.tls.{key}", str(error)) from error
+        key, self._cert = base / tls.key_file, base / tls.cert_file
+        contents = (_required(key, source, "key_file"), _required(self._cert, source, "cert_file"))
         try:
-            self.pem = self._read()
-        except (OSError, ssl.SSLError) as error:
+            self.pem = _checked(contents)
+        except ssl.SSLError as error:
             raise ConfigError(source, "listen.tls", f"not a certificate and its key: {error}") from error
+        self.files = WatchedFiles((key, self._cert), self._take)
 
-    def changed(self) -> bool:
-        """Whether the files hold another usable pair than before; ``pem`` is that pair then."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return False
-        self._seen = stamp
+    def _take(self, contents: tuple[bytes | None, ...]) -> None:
         try:
-            pem = self._read()
-        except (OSError, ssl.SSLError) as error:
+            pem = _checked(contents)
+        except ssl.SSLError as error:
             log.error("%s: %s; the last good certificate stays in force", self._cert, error)  # noqa: TRY400
-            return False
-        changed, self.pem = pem != self.pem, pem
-        return changed
-
-    def _stamp(self) -> tuple[object, ...]:
-        """What shows that a file was replaced, renamed onto, or that a symbolic link was turned."""
-        stamps: list[object] = []
-        for path in (self._key, self._cert):
-            try:
-                found = path.stat()
-            except OSError:
-                stamps.append(None)
-            else:
-                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
-        return tuple(stamps)
-
-    def _read(self) -> tuple[bytes, bytes]:
-        # Loading them together refuses halves of two pairs, which is what a writer between two files leaves.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
-        return self._key.read_bytes(), self._cert.read_bytes()
+            return
+        if pem != self.pem:
+            self.pem = pem
+            log.info("new certificate from %s", self._cert)
 
 
-def grpc_credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.ServerCredentials | None:
+def _required(path: Path, source: str, key: str) -> bytes:
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise ConfigError(source, f"listen.tls.{key}", str(error)) from error
+    if content is None:
+        raise ConfigError(source, f"listen.tls.{key}", f"{path} does not exist")
+    return content
+
+
+def _checked(contents: tuple[bytes | None, ...]) -> tuple[bytes, bytes]:
+    """A key and its certificate. Halves of two pairs are refused: a writer may be between the two files."""
+    key, cert = contents
+    if key is None or cert is None:
+        raise ssl.SSLError("the certificate or its key does not exist")
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), (key, cert))
+    return key, cert
+
+
+def grpc_credentials(
+    tls: ServerTls | None, base: Path, source: str, follow: Follow = _unwatched
+) -> grpc.ServerCredentials | None:
     """What a gRPC listener of grpcio's presents, None for plaintext.
+
+    Args:
+        tls: the listener's section.
+        base: folder that relative names are relative to.
+        source: name of the configuration file, for errors.
+        follow: takes the files that are to be watched, where ``tls.reload`` is set.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -146,53 +160,69 @@ def grpc_credentials(tls: ServerTls | None, base: Path, source: str) -> grpc.Ser
         return grpc.ssl_server_credentials(
             [pair.pem], root_certificates=ca, require_client_auth=ca is not None
         )
+    follow(pair.files)
+    given = pair.pem
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        # gRPC asks at every handshake; None keeps what it has.
-        if not pair.changed():
+        # gRPC asks at every handshake, in a thread of its own; None keeps what it has.
+        nonlocal given
+        if pair.pem is given:
             return None
-        log.info("new certificate from %s", tls.cert_file)
-        return grpc.ssl_server_certificate_configuration([pair.pem], root_certificates=ca)
+        given = pair.pem
+        return grpc.ssl_server_certificate_configuration([given], root_certificates=ca)
 
-    first = grpc.ssl_server_certificate_configuration([pair.pem], root_certificates=ca)
+    first = grpc.ssl_server_certificate_configuration([given], root_certificates=ca)
     return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=ca is not None)
 
 
-def rpc_context(tls: ServerTls | None, base: Path, source: str) -> ssl.SSLContext | None:
+def rpc_context(
+    tls: ServerTls | None, base: Path, source: str, follow: Follow = _unwatched
+) -> ssl.SSLContext | None:
     """What the picker's own gRPC listener presents, None for plaintext: HTTP/2 by ALPN, TLS 1.2 and newer.
 
-    A pair that was replaced is presented from the next handshake on, as grpcio does.
-
-    Raises:
-        ConfigError: a file cannot be used.
+    Arguments and errors are those of `grpc_credentials`.
     """
     if tls is None:
         return None
     ca = _client_ca(tls, base, source)
     if tls.self_signed:
         return _h2_context(self_signed(dt.datetime.now(dt.UTC)), ca, source)
-    pair = Pair(tls, base, source)
-    first = _h2_context(pair.pem, ca, source)
-    if tls.reload:
-        first.sni_callback = _renewing(pair, first, ca, source)
-    return first
+    return _presenting(tls, Pair(tls, base, source), partial(_h2_context, ca=ca, source=source), follow)
 
 
-def _renewing(
-    pair: Pair, first: ssl.SSLContext, ca: bytes | None, source: str
-) -> Callable[[ssl.SSLSocket | ssl.SSLObject, str | None, ssl.SSLContext], None]:
-    """What OpenSSL asks at every handshake, server name or not: it may present another pair."""
-    current = first
+def http_context(
+    tls: FileTls | None, base: Path, source: str, follow: Follow = _unwatched
+) -> ssl.SSLContext | None:
+    """What an HTTP listener presents, None for plaintext.
+
+    Arguments and errors are those of `grpc_credentials`.
+    """
+    if tls is None:
+        return None
+    ca = _client_ca(tls, base, source)
+    return _presenting(tls, Pair(tls, base, source), partial(_http_context, ca=ca, source=source), follow)
+
+
+def _presenting(
+    tls: FileTls, pair: Pair, make: Callable[[tuple[bytes, bytes]], ssl.SSLContext], follow: Follow
+) -> ssl.SSLContext:
+    """A context with a pair, and with the pairs that replace it where ``tls.reload`` is set."""
+    first = make(pair.pem)
+    if not tls.reload:
+        return first
+    follow(pair.files)
+    pem, current = pair.pem, first
 
     def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        nonlocal current
-        if pair.changed():
-            log.info("new certificate")
-            current = _h2_context(pair.pem, ca, source)
+        # OpenSSL asks at every handshake, server name or not.
+        nonlocal pem, current
+        if pair.pem is not pem:
+            pem, current = pair.pem, make(pair.pem)
         if current is not first:
             handshake.context = current
 
-    return renew
+    first.sni_callback = renew
+    return first
 
 
 def _h2_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.SSLContext:
@@ -200,49 +230,36 @@ def _h2_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
     context.set_alpn_protocols(["h2"])
+    _load(context, pem)
+    _ask_for_certificates(context, ca, source)
+    return context
+
+
+def _http_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, pem)
+    _ask_for_certificates(context, ca, source)
+    return context
+
+
+def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:
     # OpenSSL reads a pair from files alone; this one is in memory, because there may be no disk to write to.
     with os.fdopen(os.memfd_create("epp-tls"), "wb") as file:
         file.write(pem[0] + b"\n" + pem[1])
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-    if ca is not None:
-        try:
-            context.load_verify_locations(cadata=ca.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(source, "listen.tls.client_ca_file", f"no certificates: {error}") from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
-def http_context(tls: FileTls | None, base: Path, source: str) -> ssl.SSLContext | None:
-    """The same for the HTTP listener; reload is honoured for connections made after a change.
-
-    Raises:
-        ConfigError: a file cannot be used.
-    """
-    if tls is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    pair = Pair(tls, base, source)
-    context.load_cert_chain(base / tls.cert_file, base / tls.key_file)
-    if tls.client_ca_file:
-        _client_ca(tls, base, source)
-        context.load_verify_locations(base / tls.client_ca_file)
-        context.verify_mode = ssl.CERT_REQUIRED
-    if tls.reload:
-
-        def renew(_socket: object, _name: object, _context: ssl.SSLContext) -> None:
-            if pair.changed():
-                context.load_cert_chain(base / tls.cert_file, base / tls.key_file)
-
-        context.sni_callback = renew
-    return context
+def _ask_for_certificates(context: ssl.SSLContext, ca: bytes | None, source: str) -> None:
+    """Serve only clients whose certificate the CA signed, where there is one."""
+    if ca is None:
+        return
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(source, "listen.tls.client_ca_file", f"no certificates: {error}") from error
+    context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _client_ca(tls: FileTls, base: Path, source: str) -> bytes | None:
-    if not tls.client_ca_file:
-        return None
-    try:
-        return (base / tls.client_ca_file).read_bytes()
-    except OSError as error:
-        raise ConfigError(source, "listen.tls.client_ca_file", str(error)) from error
+    return _required(base / tls.client_ca_file, source, "client_ca_file") if tls.client_ca_file else None

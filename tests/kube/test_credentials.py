@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 import sys
@@ -239,6 +240,17 @@ async def test_an_unusable_kubeconfig_is_told_and_never_fatal(
     with pytest.raises(KubeError, match=words) as caught:
         await api.get(PODS, {})
     assert caught.value.reason is Reason.CREDENTIALS
+
+
+async def test_a_file_of_credentials_that_never_answers_stops_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.kube.credentials.LOAD_S", 0.3)
+    os.mkfifo(tmp_path / "fifo")
+    path = kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token_file=str(tmp_path / "fifo"))
+    api = KubeApi(settings(path), nowhere(tmp_path), ManualClock())
+    assert await reason_of(api) is Reason.CREDENTIALS
+    await api.close()
 
 
 async def test_outside_of_everything_it_says_what_to_do(tmp_path: Path) -> None:

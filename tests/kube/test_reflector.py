@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from epp.kube.objects import Decoder, InferencePool, Pod
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reflector import PAGE_OBJECTS, RELIST_S, WATCH_S, Reflector, Resource, Tools
 from tests.kit.kubefollow import Counted
+from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -207,9 +209,7 @@ async def test_a_watch_that_hangs_until_it_fails_has_not_worked(caplog: pytest.L
     with pytest.raises(Over):
         await mirror.run()
     assert script.slept[-1] >= LONGEST_S / 2.0, "waits double"
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "no answer"
-    ]
+    assert own_lines(caplog, logging.WARNING) == ["no answer"]
 
 
 async def test_a_server_that_asks_for_patience_gets_it() -> None:

@@ -20,6 +20,7 @@ from epp.server.rpc_server import RpcServer
 from epp.server.sparse_log import SparseLog
 from epp.server.tls import rpc_context
 from tests.kit.http2 import message
+from tests.kit.logs import own_lines
 from tests.kit.rawpeer import RawPeer, Serving, until
 from tests.kit.transports import BOTH, BUILTIN
 
@@ -56,8 +57,7 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
     assert not any(peer.ended() for peer in inside)
     if transport == BUILTIN:
         assert await serving.metric(REFUSED) == 20
-        lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert lines == ["a connection was closed at once: 3 are open"]
+        assert own_lines(caplog, logging.WARNING) == ["a connection was closed at once: 3 are open"]
     await inside.pop().close()
     async with asyncio.timeout(30):
         while not await answered(late := await RawPeer.connect(serving.address)):

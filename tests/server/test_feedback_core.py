@@ -21,6 +21,7 @@ from epp.server.metrics_page import page
 from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
+from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,7 +190,7 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
             deployment.ended(decision, **({} if number % 4 == 0 else facts))
     assert (deployment.fleet.health.state(slot) is State.EJECTED) is bool(why)
     told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
-    assert [record.getMessage() for record in caplog.records] == [told] * bool(why)
+    assert own_lines(caplog) == [told] * bool(why)
 
 
 def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: Deployment) -> None:
@@ -324,13 +325,13 @@ def test_a_picker_without_a_secret_says_what_that_costs(
     with caplog.at_level(logging.WARNING):
         Deployment(tmp_path)
     assert "conversations move to other endpoints when it restarts" in caplog.text
-    assert "records" not in caplog.text, "nothing is recorded, so nothing is lost"
+    assert "records" not in "".join(own_lines(caplog)), "nothing is recorded, so nothing is lost"
     caplog.clear()
     (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
     few = "listen: {max_connections: 1}"  # of more it may say that too few files may be open for them
     config = parse_config(f"{few}\nprefix: {{secret_file: secret}}", "epp.yaml")
     App(config, tmp_path, "epp.yaml", Clock())
-    assert not caplog.text
+    assert not own_lines(caplog)
 
 
 def test_an_endpoint_is_judged_by_headers_where_nothing_else_is_shown(deployment: Deployment) -> None:

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +15,11 @@ from epp.config.load import parse_config
 from epp.server.app import App
 from epp.server.files import WatchedFile, read_file, replace_file, watch
 from epp.server.tasks import Tasks
+from tests.kit.logs import own_lines
+from tests.kit.rawpeer import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -23,7 +31,7 @@ def watched(path: Path) -> tuple[WatchedFile, list[bytes | None]]:
 def test_content_is_handed_over_once_per_change(tmp_path: Path) -> None:
     path = tmp_path / "weights.yaml"
     file, seen = watched(path)
-    file.check(first=True)
+    file.check()
     assert seen == [None], "a file that is not there says so"
     replace_file(path, b"one")
     assert file.check()
@@ -44,30 +52,39 @@ def test_the_symlink_swap_of_kubernetes_is_seen(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("1")
     (tmp_path / "overrides.yaml").symlink_to("..data/overrides.yaml")
     file, seen = watched(tmp_path / "overrides.yaml")
-    file.check(first=True)
+    file.check()
     (tmp_path / "..next").symlink_to("2")
     (tmp_path / "..next").replace(tmp_path / "..data")
     file.check()
     assert seen == [b"1", b"2"]
 
 
-def test_an_unreadable_file_keeps_what_it_said_and_is_told_once(
+def test_each_fault_of_a_file_is_reported_once_and_its_last_content_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text("good")
-    file, seen = watched(path)
-    file.check(first=True)
-    path.unlink()
-    path.mkdir()  # a directory exists and cannot be read, for root as well
-    file.check()
-    file.check()
+    path, faults = tmp_path / "pool.yaml", []
+    seen: list[bytes | None] = []
+    file = WatchedFile(path, seen.append, lambda: faults.append(1))
+
+    def become(make: Callable[[], object], reports: int) -> None:
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        make()
+        for _ in range(3):
+            file.check()
+        assert len(own_lines(caplog, logging.ERROR)) == len(faults) == reports
+
+    become(lambda: path.write_text("good"), 0)
+    become(path.mkdir, 1)
+    become(lambda: os.mkfifo(path), 2)
+    assert f"{path} is a FIFO" in own_lines(caplog)[-1]
     assert seen == [b"good"]
-    assert caplog.text.count("cannot read") == 1
-    path.rmdir()
-    path.write_text("better")
-    file.check()
-    assert seen == [b"good", b"better"]
+    become(lambda: path.write_text("good"), 2)
+    become(path.mkdir, 3)
+    become(lambda: path.write_text("better"), 3)
+    assert seen == [b"good", b"good", b"better"]
 
 
 def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(tmp_path: Path) -> None:
@@ -79,7 +96,7 @@ def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(
 
     file = next(file for file in app._files if file.path.name == "o.yaml")
     file.path.write_text("weights: {queue_weight: 2}")
-    file.check(first=True)
+    file.check()
     file.path.rename(tmp_path / "away")
     file.path.mkdir()  # a directory exists and cannot be read, for root as well
     for _ in range(3):
@@ -97,6 +114,45 @@ def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "big").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than"):
         read_file(tmp_path / "big")
+
+
+async def test_a_file_that_hangs_is_reported_and_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    hanging, other = tmp_path / "hanging", tmp_path / "other"
+    hanging.write_text("late")
+
+    def read(path: Path) -> bytes | None:
+        if path == hanging:
+            answers.wait()
+        return read_file(path)
+
+    monkeypatch.setattr("epp.server.files.read_file", read)
+    monkeypatch.setattr("epp.server.files.HANG_S", 0.05)
+    (one, late), (two, seen) = watched(hanging), watched(other)
+    tasks = Tasks()
+    tasks.start("watch files", watch([one, two], poll_s=0.01))
+    for number in range(3):
+        replace_file(other, str(number).encode())
+        await until(lambda: seen[-1:] == [str(number).encode()])  # noqa: B023  # awaited at once
+    await until(lambda: own_lines(caplog))
+    assert not late
+    answers.set()
+    await until(lambda: late == [b"late"])
+    (line,) = own_lines(caplog)
+    assert f"cannot read {hanging}: no answer within" in line
+    await tasks.stop_all()
+
+
+def test_blocking_work_keeps_no_process_from_its_end() -> None:
+    program = """
+import asyncio, functools, time
+from epp.threads import in_daemon_thread
+asyncio.run(asyncio.wait_for(in_daemon_thread(functools.partial(time.sleep, 3600)), 0.1))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert b"TimeoutError" in done.stderr.splitlines()[-1]
 
 
 async def test_a_content_that_cannot_be_taken_by_a_fault_of_ours_costs_itself_alone(
@@ -142,7 +198,7 @@ async def test_a_fault_of_ours_is_counted_with_the_bad_contents(
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: 'a:1'}]")
     with monkeypatch.context() as patch:
         patch.setattr(app.picker, "set_pool", odd)
-        file.check(first=True)
+        file.check()
         assert (state("epp_file_ok"), state("epp_file_errors_total")) == (0.0, 1.0)
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     file.check()
@@ -158,7 +214,7 @@ def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> 
         return {sample.labels["file"]: sample.value for family in found for sample in family.samples}
 
     for file in app._files:
-        file.check(first=True)
+        file.check()
     assert states() == {"endpoints": 0.0}
     (tmp_path / "o.yaml").write_text("weights: {queue_weight: 0.5}")
     for file in app._files:

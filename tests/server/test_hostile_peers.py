@@ -23,6 +23,7 @@ from tests.kit.conversation import (
     with_modes,
 )
 from tests.kit.http2 import message
+from tests.kit.logs import own_lines
 from tests.kit.rawpeer import PROCESS, RawPeer, Serving, until
 from tests.kit.transports import BOTH
 
@@ -93,7 +94,7 @@ async def test_streams_that_are_aborted_by_the_hundred_take_a_line_every_few_sec
     out_of_turn, garbage = response_body(b"x").SerializeToString(), b"\xff\xff\xff no protobuf"
 
     def lines() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "aborted" in record.getMessage()]
+        return [line for line in own_lines(caplog) if "aborted" in line]
 
     async with grpc.aio.insecure_channel(serving.address) as channel:
 
@@ -129,8 +130,7 @@ async def test_connections_that_break_the_rules_take_a_line_every_few_seconds(
             await until(peer.ended)
             await peer.close()
     await serving.stop()
-    lines = [record for record in caplog.records if "was ended" in record.getMessage()]
-    assert len(lines) == 1
+    assert len([line for line in own_lines(caplog) if "was ended" in line]) == 1
 
 
 async def test_a_body_of_objects_alone_is_refused_before_it_is_decoded(serving: Serving) -> None:

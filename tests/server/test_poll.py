@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from aiohttp import web
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config, Probe, Scrape
+from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
@@ -26,20 +28,19 @@ from epp.server.poll import (
     Beat,
     Poller,
     Target,
-    TokenFile,
     new_beats,
     own_pause_s,
     target_of,
 )
+from epp.server.tasks import Tasks
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
-from tests.kit import certificates
+from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from epp.server.poll import Connection
 
@@ -109,11 +110,16 @@ async def polled(target: Target, scrape: Scrape, **changes: Any) -> AsyncIterato
     """A poller at work; probes are as patient as scrapes."""
     seen = Seen()
     probe = Probe(interval_s=0.02, timeout_s=scrape.timeout_s)
-    poller = Poller(target, probe=probe, scrape=scrape, sink=seen, clock=SystemClock(), **changes)
-    task = asyncio.ensure_future(poller.run())
+    tasks = Tasks()
+    token = TokenFile(target.bearer_token_file) if target.bearer_token_file else None
+    if token is not None:
+        tasks.start("token", token.follow(0.01))
+    poller = Poller(
+        target, probe=probe, scrape=scrape, sink=seen, clock=SystemClock(), token=token, **changes
+    )
+    tasks.start("poll", poller.run())
     yield seen
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await tasks.stop_all()
 
 
 @asynccontextmanager
@@ -150,41 +156,6 @@ async def test_a_client_error_is_an_answer() -> None:
     assert seen.failures == []
 
 
-async def test_the_endpoint_s_own_token_goes_before_the_common_one(tmp_path: Path) -> None:
-    common, own = tmp_path / "common", tmp_path / "own"
-    common.write_text("everyone\n")
-    own.write_text("mine\n")
-    for spec_file, expected in (("", "Bearer everyone"), (str(own), "Bearer mine")):
-        headers: list[dict[str, str]] = []
-        async with engine(headers=headers) as address:
-            spec = EndpointSpec(address=address, bearer_token_file=spec_file)
-            async with polling(address, spec, bearer_token_file=str(common)) as seen:
-                await seen.until("rtts", 1)
-        assert {sent.get("authorization", sent.get("Authorization")) for sent in headers} == {expected}
-
-
-async def test_a_missing_token_file_is_a_failure_not_an_end(tmp_path: Path) -> None:
-    async with engine() as address:
-        spec = EndpointSpec(address=address, bearer_token_file=str(tmp_path / "token"))
-        async with polling(address, spec) as seen:
-            await seen.until("failures", 1)
-            (tmp_path / "token").write_text("late")
-            await seen.until("rtts", 1)
-
-
-async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path: Path) -> None:
-    path = tmp_path / "ca.pem"
-    spec = EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path))
-    async with polling(spec.address, spec) as seen:
-        await seen.until("failures", 2)
-        await seen.until("scrape_failures", 2)
-        assert f"ca_file {path}: No such file" in seen.failures[0]
-        certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
-        async with asyncio.timeout(10):
-            while "Cannot connect" not in seen.failures[-1]:
-                await asyncio.sleep(0.01)
-
-
 async def test_a_fault_of_ours_in_one_work_ends_neither_it_nor_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,18 +173,7 @@ async def test_a_fault_of_ours_in_one_work_ends_neither_it_nor_the_other(
         await seen.until("rtts", 3)
         assert seen.scrape_failures == ["OverflowError: nobody foresaw this"] * 2
         assert not seen.failures
-    assert caplog.text.count("Traceback") == 2
-
-
-def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("one")
-    token = TokenFile(str(path))
-    assert token.headers() == {"authorization": "Bearer one"}
-    path.unlink()
-    path.write_text("two ")
-    assert token.headers() == {"authorization": "Bearer two"}
-    assert TokenFile("").headers() == {}
+    assert "".join(own_lines(caplog)).count("Traceback") == 2
 
 
 async def test_names_are_held_against_those_that_the_engine_lists() -> None:
@@ -272,8 +232,8 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
         feed.models_listed("a:1", unknown, names)
         assert shown() == len(unknown)
     feed.models_listed("gone:1", frozenset({"x"}), names)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "a:1 does not serve x, y" in caplog.text
+    (line,) = own_lines(caplog, logging.ERROR)
+    assert "a:1 does not serve x, y" in line
     metrics.forget_endpoint("a:1")
     assert shown() is None
 

@@ -68,7 +68,7 @@ def write(made: App, folder: Path, content: object) -> None:
     (folder / "capability.yaml").write_text(text)
     for file in made._files:
         if file.path.name == "capability.yaml":
-            file.check(first=True)
+            file.check()
 
 
 def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: 
     assert ask(made).decision.served_model == "small"
     (tmp_path / "capability.yaml").unlink()
     for file in made._files:
-        file.check(first=True)
+        file.check()
     assert ask(made).decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
 
 

@@ -64,7 +64,7 @@ def write(made: App, folder: Path, content: RewardModel | bytes | None) -> None:
         path.write_bytes(content if isinstance(content, bytes) else dump_reward_model(content))
     for file in made._files:
         if file.path == path:
-            file.check(first=True)
+            file.check()
 
 
 def reason(decision: Decision) -> str:

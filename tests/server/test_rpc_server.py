@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import ssl
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from epp.server.rpc_server import RpcServer
 from epp.server.services import Services
 from epp.server.tls import rpc_context
 from tests.kit import certificates
+from tests.kit.logs import own_lines
 from tests.kit.transports import LONGEST_BYTES
 
 if TYPE_CHECKING:
@@ -396,4 +398,4 @@ async def test_a_handler_that_cannot_be_made_ends_its_call_and_no_other(
             await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
     finally:
         await server.stop(0)
-    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert len(own_lines(caplog, logging.ERROR)) == 1

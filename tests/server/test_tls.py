@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
+import logging
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -14,9 +17,14 @@ from cryptography import x509
 from epp.config.listen import ServerTls
 from epp.config.load import parse_config
 from epp.errors import ConfigError
-from epp.server.rpc_server import RpcServer
+from epp.server.app import App
+from epp.server.clock import SystemClock
 from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed
 from tests.kit import certificates
+from tests.kit.logs import own_lines
+
+if TYPE_CHECKING:
+    from epp.server.files import WatchedFiles
 
 ROOT = Path(__file__).parent.parent.parent
 NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
@@ -46,16 +54,17 @@ def test_a_replaced_pair_is_taken_and_half_of_one_is_not(
     write_pair(tmp_path, "first")
     pair = Pair(FILES, tmp_path, "epp.yaml")
     first = pair.pem
-    assert not pair.changed()
-    (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
-    assert not pair.changed()
+    for half in (1, 2):
+        (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
+        for _ in range(2):
+            pair.files.check()
+        assert pair.pem == first
+        assert len(own_lines(caplog, logging.ERROR)) == half, "each is reported once"
+    (tmp_path / "tls.key").unlink()
+    pair.files.check()
     assert pair.pem == first
-    assert "last good certificate" in caplog.text
-    caplog.clear()
-    assert not pair.changed()
-    assert not caplog.text, "said once"
     write_pair(tmp_path, "second")
-    assert pair.changed()
+    pair.files.check()
     assert x509.load_pem_x509_certificate(pair.pem[1]).subject.rfc4514_string() == "CN=second"
 
 
@@ -105,32 +114,49 @@ async def presented(address: str) -> str:
 async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
     write_pair(tmp_path, "first")
     server = grpc.aio.server()
-    credentials = grpc_credentials(FILES, tmp_path, "epp.yaml")
+    files: list[WatchedFiles] = []
+    credentials = grpc_credentials(FILES, tmp_path, "epp.yaml", files.append)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     try:
         assert await presented(f"127.0.0.1:{port}") == "CN=first"
         write_pair(tmp_path, "second")
+        files[0].check()
         assert await presented(f"127.0.0.1:{port}") == "CN=second"
     finally:
         await server.stop(0)
 
 
-async def test_the_same_on_the_pickers_own_transport(tmp_path: Path) -> None:
+async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last_good_one(
+    tmp_path: Path,
+) -> None:
+    tls = {"cert_file": "tls.crt", "key_file": "tls.key", "reload": True}
+    listen: dict[str, object] = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
+    listen |= dict.fromkeys(("tls", "http_tls", "first_token_tls"), tls)
     write_pair(tmp_path, "first")
-    context = rpc_context(FILES, tmp_path, "epp.yaml")
-    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context)
-    address = await server.start("127.0.0.1:0")
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    app = App(parse_config(json.dumps({"listen": listen}), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    await app.start()
+    addresses = (app.grpc_address, app.http_address, app.first_token_address)
+
+    async def all_present(name: str) -> None:
+        async with asyncio.timeout(20):
+            for address in addresses:
+                while await presented(address) != name:
+                    await asyncio.sleep(0.05)
+
     try:
-        assert await presented(address) == "CN=first"
+        await all_present("CN=first")
         write_pair(tmp_path, "second")
-        assert await presented(address) == "CN=second", "at the first handshake after the change"
+        await all_present("CN=second")
         (tmp_path / "tls.key").write_bytes(b"broken")
-        assert await presented(address) == "CN=second", "the last good one"
+        for file in app._certificates:
+            file.check()
+        await all_present("CN=second")
         write_pair(tmp_path, "third")
-        assert await presented(address) == "CN=third"
+        await all_present("CN=third")
     finally:
-        await server.stop(0)
+        await app.stop(0.0)
 
 
 def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:

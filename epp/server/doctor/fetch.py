@@ -18,7 +18,7 @@ import msgspec
 from epp.decide.record_files import DAMAGED
 from epp.extproc.headers import SERVED_KEY
 from epp.extproc.mutate import DESTINATION_HEADER
-from epp.server.client_tls import client_tls
+from epp.server.client_credentials import client_tls
 from epp.server.through_relay import check_served
 
 if TYPE_CHECKING:

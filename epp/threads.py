@@ -1,0 +1,34 @@
+"""Blocking work beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a daemon thread of its own and return its result; raises what it raises.
+
+    File systems may never answer. The threads of `asyncio.to_thread` are few, shared, and joined when the
+    interpreter exits, so work that hangs there would stop other work and the exit.
+    """
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # a caller that is cancelled abandons the thread
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001  # raised in the caller
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    threading.Thread(target=run, name="blocking", daemon=True).start()
+    return await asyncio.wrap_future(result)

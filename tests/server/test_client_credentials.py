@@ -1,0 +1,76 @@
+"""Tokens and certificates with which endpoints are asked, in files that come late, change or are none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from epp.config.pool import EndpointSpec
+from epp.server.files import replace_file
+from tests.kit import certificates
+from tests.kit.rawpeer import until
+from tests.server.test_poll import engine, polling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_the_endpoint_s_own_token_goes_before_the_common_one(tmp_path: Path) -> None:
+    common, own = tmp_path / "common", tmp_path / "own"
+    common.write_text("everyone\n")
+    own.write_text("mine\n")
+    for spec_file, expected in (("", "Bearer everyone"), (str(own), "Bearer mine")):
+        headers: list[dict[str, str]] = []
+        async with engine(headers=headers) as address:
+            spec = EndpointSpec(address=address, bearer_token_file=spec_file)
+            async with polling(address, spec, bearer_token_file=str(common)) as seen:
+                await seen.until("rtts", 1)
+        assert {sent.get("authorization", sent.get("Authorization")) for sent in headers} == {expected}
+
+
+async def test_a_missing_token_file_is_a_failure_not_an_end(tmp_path: Path) -> None:
+    async with engine() as address:
+        spec = EndpointSpec(address=address, bearer_token_file=str(tmp_path / "token"))
+        async with polling(address, spec) as seen:
+            await seen.until("failures", 1)
+            (tmp_path / "token").write_text("late")
+            await seen.until("rtts", 1)
+
+
+async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    spec = EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path))
+    async with polling(spec.address, spec) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 2)
+        assert f"ca_file {path}: No such file" in seen.failures[0]
+        certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
+        async with asyncio.timeout(10):
+            while "Cannot connect" not in seen.failures[-1]:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    headers: list[dict[str, str]] = []
+    async with engine(headers=headers) as address:
+        spec = EndpointSpec(address=address, bearer_token_file=str(path))
+        async with polling(address, spec) as seen:
+            await seen.until("rtts", 1)
+            replace_file(path, b"two ")
+            await until(lambda: headers[-1]["Authorization"] == "Bearer two")
+    assert headers[0]["Authorization"] == "Bearer one"
+
+
+async def test_credentials_that_are_no_regular_files_are_a_failure_and_block_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    for spec in (
+        EndpointSpec(address="127.0.0.1:1", bearer_token_file=str(path)),
+        EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path)),
+    ):
+        async with polling(spec.address, spec) as seen:
+            await seen.until("failures", 1)
+        assert f"{path} is a FIFO" in seen.failures[0]
