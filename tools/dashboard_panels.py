@@ -192,6 +192,7 @@ PICKER = (
         "short",
         (
             (rate("epp_records_dropped_total"), "records dropped"),
+            (rate("epp_recorder_restarts_total"), "recorder restarts"),
             (rate("epp_leases_expired_total"), "leases expired"),
             (rate("epp_leases_pushed_out_total"), "leases pushed out"),
             (rate("epp_late_reports_total"), "late reports"),

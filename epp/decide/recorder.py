@@ -44,6 +44,8 @@ PAUSE_S = 0.0002
 QUEUE_BYTES = 64 * 1024 * 1024
 #: Pause after a failed write: a full disk is not asked again for every record.
 RETRY_S = 1.0
+#: First and longest pause after a fault of the writer's thread; it doubles until a chunk is written.
+RESTART_S, LONGEST_RESTART_S = 1.0, 60.0
 _CLOSE_S = 5.0
 _RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
 
@@ -90,15 +92,22 @@ class FileRecorder:
         settings: bounds, compression and sampling.
         hasher: names blocks as they may be recorded.
         on_drop: called with a number of records that were lost, from any thread.
+        on_restart: called when the writer's thread failed and starts again, from that thread.
 
     Raises:
         EppError: compression is wanted and its module is not installed.
     """
 
     def __init__(
-        self, folder: Path, *, settings: Records, hasher: BlockHasher, on_drop: Callable[[int], None]
+        self,
+        folder: Path,
+        *,
+        settings: Records,
+        hasher: BlockHasher,
+        on_drop: Callable[[int], None],
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        self._hasher, self._on_drop, self._folder = hasher, on_drop, folder
+        self._hasher, self._on_drop, self._on_restart, self._folder = hasher, on_drop, on_restart, folder
         self._sample = settings.sample
         self._encoder = msgspec.json.Encoder()
         self._writer = RecordWriter(
@@ -112,7 +121,7 @@ class FileRecorder:
         # Each is written by one thread alone; their difference is what waits.
         self._put_bytes = self._taken_bytes = 0
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._lost, self._retry_s = 0, 0.0
+        self._lost, self._retry_s, self._restart_s = 0, 0.0, RESTART_S
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -155,6 +164,22 @@ class FileRecorder:
             self._wake.set()
 
     def _run(self) -> None:
+        while True:
+            try:
+                self._write_until_closed()
+            except BaseException:  # whatever it is: without this thread no record is written
+                log.exception("the recorder failed; it starts again in %g s", self._restart_s)
+            else:
+                return
+            if self._stop.is_set():
+                self._lose(len(self._entries))
+                return
+            self._on_restart()
+            self._stop.wait(self._restart_s)
+            self._restart_s = min(2.0 * self._restart_s, LONGEST_RESTART_S)
+            self._wake.set()  # for what is queued
+
+    def _write_until_closed(self) -> None:
         try:
             self._writer.check()
         except OSError as error:  # said before the first request is lost; each further write is another try
@@ -174,18 +199,25 @@ class FileRecorder:
                 return
 
     def _write_chunk(self) -> None:
-        lines, size = [], 0
-        while self._entries and size < CHUNK_BYTES:
-            entry = self._entries.popleft()
-            size += self._size(entry)
-            try:
-                lines.append(self._line(entry))
-            except Exception:
-                log.exception("a record cannot be encoded")
-                self._on_drop(1)
-        if lines:
-            self._append(b"".join(lines), len(lines))
-        self._taken_bytes += size
+        lines, size, taken = [], 0, 0
+        try:
+            while self._entries and size < CHUNK_BYTES:
+                entry = self._entries.popleft()
+                taken += 1
+                size += self._size(entry)
+                try:
+                    lines.append(self._line(entry))
+                except Exception:
+                    log.exception("a record cannot be encoded")
+                    self._on_drop(1)
+                    taken -= 1
+            if lines:
+                self._append(b"".join(lines), len(lines))
+        except BaseException:
+            self._lose(taken)
+            raise
+        finally:
+            self._taken_bytes += size
 
     def _append(self, lines: bytes, count: int) -> None:
         if self._lost and time.monotonic() < self._retry_s:
@@ -193,12 +225,13 @@ class FileRecorder:
             return
         try:
             self._writer.append(lines)
-        except Exception as error:  # noqa: BLE001  # whatever it is, this thread must live
+        except Exception as error:  # noqa: BLE001  # a failed write ends no thread
             if not self._lost:
                 log.error("records are being lost: %r", error)  # noqa: TRY400  # a full disk needs no traceback
             self._retry_s = time.monotonic() + RETRY_S
             self._lose(count)
             return
+        self._restart_s = RESTART_S
         if self._lost:
             log.warning("records are written again; %d were lost", self._lost)
             self._lost = 0

@@ -242,6 +242,7 @@ class App:
             settings=records,
             hasher=hasher,
             on_drop=self.metrics.records_dropped.inc,
+            on_restart=self.metrics.recorder_restarts.inc,
         )
 
     def _build_restore(self, hasher: BlockHasher) -> IndexRestore | None:

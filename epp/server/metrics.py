@@ -113,9 +113,14 @@ class Metrics:
             "Answers whose usage could not be read because they were compressed.",
             registry=registry,
         )
-        # Counted in the writer's thread, too, so it needs the client library's lock.
+        # Counted in the writer's thread, too, so they need the client library's lock.
         self.records_dropped = Counter(
             "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
+        )
+        self.recorder_restarts = Counter(
+            "epp_recorder_restarts",
+            "Faults of the thread that writes records, after each of which it started again.",
+            registry=registry,
         )
 
     def _costs(self) -> None:

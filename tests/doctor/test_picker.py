@@ -86,6 +86,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
             "stated were 20 ms",
         ),
         ({"epp_records_dropped_total": 3}, "3 records were lost"),
+        ({"epp_recorder_restarts_total": 2}, "the thread that writes records failed 2 times"),
         ({"epp_endpoint_hit_ratio{endpoint='b:1'}": 0.2}, "engines had: b:1 20%"),
         (
             {"epp_engine_rate_state{engine_class='l4',state='at-bound'}": 1},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -322,8 +321,7 @@ async def test_who_only_answers_for_others_has_outcomes_under_its_own_name(deplo
 def test_a_picker_without_a_secret_says_what_that_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        Deployment(tmp_path)
+    Deployment(tmp_path)
     assert "conversations move to other endpoints when it restarts" in caplog.text
     assert "records" not in "".join(own_lines(caplog)), "nothing is recorded, so nothing is lost"
     caplog.clear()

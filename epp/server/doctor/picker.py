@@ -206,6 +206,14 @@ def _losses(report: Report, page: Page) -> None:
             "nothing can be learned of these requests",
             "look at the disk of the folder of records",
         )
+    restarts = page.total("epp_recorder_restarts_total")
+    if restarts:
+        report.error(
+            "picker",
+            f"the thread that writes records failed {restarts:.0f} times and was started again",
+            "records were lost: nothing can be learned of these requests",
+            "the log holds the traceback; please report it",
+        )
     faults = page.total("epp_stream_errors_total")
     if faults:
         report.error(
