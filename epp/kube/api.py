@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 LIST_S = 60.0
-#: Silence on a watch after which it is begun again: bookmarks come about once a minute.
+#: Silence after which a watch ends and is resumed: bookmarks come about once a minute.
 SILENCE_S = 150.0
 _JSON = "application/json"
 #: Names and labels without the rest: nodes are large, and their images and heartbeats are not wanted.
@@ -73,7 +73,7 @@ class KubeApi:
     async def watch(
         self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, until the server ends it; a line that was cut off is not given out.
+        """The lines of a watch, until the server ends it or is silent; no line that was cut off is given out.
 
         Raises:
             KubeError: anything but success, also in the middle.
@@ -164,8 +164,13 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def _line(response: aiohttp.ClientResponse) -> bytes:
+    """The next line of a watch, empty at its end."""
     try:
         return await response.content.readline()
+    except TimeoutError:
+        # API servers send no bookmarks before the first event, so silence is no failure. Where it is a dead
+        # connection, the next watch fails.
+        return b""
     except ValueError as error:  # longer than the library's buffer, which is larger than what etcd stores
         raise KubeError(Reason.MALFORMED, "an event of the watch is too long") from error
 

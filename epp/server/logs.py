@@ -18,10 +18,15 @@ _LEVELS = {"DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error"
 
 
 def configure(settings: LogSettings) -> None:
-    """Send the log to standard error in the form asked for; a second call changes it."""
+    """Send the log to standard error in the form asked for; a second call changes it.
+
+    Other libraries log from info on at most: at debug they write bodies and headers, credentials included.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(settings.time) if settings.json else TextLines(settings.time))
     logging.basicConfig(level=settings.level, handlers=[handler], force=True)
+    logging.getLogger("epp").setLevel(settings.level)
+    logging.root.setLevel(max(logging.root.level, logging.INFO))
 
 
 def stamp(seconds: float, form: str) -> str | float:

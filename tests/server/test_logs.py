@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from epp.server.logs import JsonLines, TextLines, stamp
+from epp.llmd.settings import LogSettings
+from epp.server.logs import JsonLines, TextLines, configure, stamp
 
 AT_S = 1785542400.25
 
@@ -58,3 +59,24 @@ def test_a_line_for_people() -> None:
         TextLines("iso8601").format(record())
         == "2026-08-01T00:00:00.250Z WARNING epp.pool: pool: 3 endpoints"
     )
+
+
+def test_at_debug_other_libraries_say_no_more_than_at_info(capsys: pytest.CaptureFixture[str]) -> None:
+    loggers = logging.getLogger(), logging.getLogger("epp")
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    try:
+        configure(LogSettings(level="DEBUG"))
+        for name in ("epp.server.pool", "kubernetes_asyncio.client.rest", "asyncio"):
+            logging.getLogger(name).debug("a debug line of %s", name)
+            logging.getLogger(name).info("an info line of %s", name)
+        lines = capsys.readouterr().err.splitlines()
+    finally:
+        for logger, level, handlers in before:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+    assert [line.partition(": ")[2] for line in lines] == [
+        "a debug line of epp.server.pool",
+        "an info line of epp.server.pool",
+        "an info line of kubernetes_asyncio.client.rest",
+        "an info line of asyncio",
+    ]
