@@ -14,10 +14,14 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a daemon thread of its own and return its result; raises what it raises.
+    """Run blocking work in a daemon thread of its own and return its result.
 
     File systems may never answer. The threads of `asyncio.to_thread` are few, shared, and joined when the
     interpreter exits, so work that hangs there would stop other work and the exit.
+
+    Raises:
+        OSError: no thread can be started.
+        BaseException: what the work raises.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a caller that is cancelled abandons the thread
@@ -30,5 +34,8 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         else:
             result.set_result(value)
 
-    threading.Thread(target=run, name="blocking", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="blocking", daemon=True).start()
+    except RuntimeError as error:  # a container's limit of processes, perhaps for a moment
+        raise OSError(str(error)) from error
     return await asyncio.wrap_future(result)

@@ -123,7 +123,7 @@ class WatchedFiles:
                 return None
             contents = tuple(map(read_file, self._paths))
         except OSError as error:
-            return self._fault(str(error))
+            return self.fault(str(error))
         again, self._problem = bool(self._problem), ""
         self._signature = signature
         if not again and contents == self._contents:
@@ -131,11 +131,12 @@ class WatchedFiles:
         self._contents = contents
         return partial(self._apply, contents)
 
-    def hang(self) -> None:
-        """Report that `look` does not return."""
-        report = self._fault(f"no answer within {HANG_S:g} s")
-        if report is not None:
-            report()
+    def fault(self, problem: str) -> Callable[[], None] | None:
+        """What reports a fault, None when the last look had the same."""
+        if problem == self._problem:
+            return None
+        self._problem = problem
+        return partial(self._report, problem)
 
     def check(self) -> bool:
         """Look at the files and apply what changed, in the caller's thread; returns whether anything did."""
@@ -143,13 +144,6 @@ class WatchedFiles:
         if change is not None:
             change()
         return change is not None
-
-    def _fault(self, problem: str) -> Callable[[], None] | None:
-        """What reports a fault, None when the last look had the same."""
-        if problem == self._problem:
-            return None
-        self._problem = problem
-        return partial(self._report, problem)
 
     def _report(self, problem: str) -> None:
         log.error("cannot read %s: %s; the last content stays in force", self._names, problem)
@@ -184,12 +178,19 @@ async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
 
 
 async def _watch(file: WatchedFiles, poll_s: float) -> None:
+    def report_hang() -> None:
+        report = file.fault(f"no answer within {HANG_S:g} s")
+        if report is not None:
+            report()
+
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(poll_s)
-        hang = loop.call_later(HANG_S, file.hang)
+        hang = loop.call_later(HANG_S, report_hang)
         try:
             change = await in_daemon_thread(file.look)
+        except OSError as error:  # no thread
+            change = file.fault(str(error))
         finally:
             hang.cancel()
         if change is not None:

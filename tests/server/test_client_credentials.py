@@ -6,7 +6,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
+from epp.server.app import App
+from epp.server.clock import SystemClock
 from epp.server.files import replace_file
 from tests.kit import certificates
 from tests.kit.rawpeer import until
@@ -74,3 +77,23 @@ async def test_credentials_that_are_no_regular_files_are_a_failure_and_block_not
         async with polling(spec.address, spec) as seen:
             await seen.until("failures", 1)
         assert f"{path} is a FIFO" in seen.failures[0]
+
+
+async def test_the_pool_reads_a_token_once_for_all_that_share_it_and_for_as_long_as_one_does(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "token").write_text("shared")
+    headers: list[dict[str, str]] = []
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    async with engine(headers=headers) as one, engine(headers=headers) as two:
+        entries = [f"{{address: '{address}', bearer_token_file: token}}" for address in (one, two)]
+        app._pool.content(f"endpoints: [{', '.join(entries)}]".encode())
+        await until(lambda: len({sent["Host"] for sent in headers}) == 2)
+        assert {sent.get("Authorization") for sent in headers} == {"Bearer shared"}
+        reads = f"read {tmp_path / 'token'}"
+        assert app.tasks.names().count(reads) == 1
+        app._pool.content(f"endpoints: [{entries[0]}]".encode())
+        assert reads in app.tasks.names()
+        app._pool.content(b"endpoints: []")
+        assert reads not in app.tasks.names()
+        await app.tasks.stop_all()

@@ -145,6 +145,25 @@ async def test_a_file_that_hangs_is_reported_and_delays_no_other(
     await tasks.stop_all()
 
 
+async def test_a_file_is_read_again_when_threads_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "pool.yaml"
+    path.write_text("good")
+    file, seen = watched(path)
+    tasks = Tasks()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        tasks.start("watch files", watch([file], poll_s=0.01))
+        await until(lambda: own_lines(caplog))
+    await until(lambda: seen == [b"good"])
+    assert not tasks.failed
+    await tasks.stop_all()
+
+
 def test_blocking_work_keeps_no_process_from_its_end() -> None:
     program = """
 import asyncio, functools, time
