@@ -74,7 +74,7 @@ IMPURE_IMPORTS = {
     "threading", "time", "urllib",
 }  # fmt: skip
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 
