@@ -102,6 +102,11 @@ class Metrics:
         )
         for listener in ("grpc", "http", "first_token"):
             self.connections_refused.labels(listener)
+        self.loop_stall_s = Counter(
+            "epp_event_loop_stall_seconds",
+            "Time by which heartbeats of the event loop came late, in all; requests waited as long.",
+            registry=registry,
+        )
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )

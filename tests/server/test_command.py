@@ -47,7 +47,7 @@ class Stumbling:
     def __init__(self) -> None:
         self.started = asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, _on_stall: object) -> None:
         self.started.set()
 
     async def stop(self) -> None:
@@ -60,7 +60,7 @@ class Steady:
     def __init__(self) -> None:
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, _on_stall: object) -> None:
         self.started.set()
 
     async def stop(self) -> None:
