@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from epp.cli import main
 from epp.server.app import App
@@ -32,7 +33,5 @@ class HangingApp(App):
 
 
 if __name__ == "__main__":
-    from epp.server import command
-
-    command.App = HangingApp  # type: ignore[misc]
-    sys.exit(main())
+    with mock.patch("epp.server.command.App", HangingApp):
+        sys.exit(main())

@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -97,7 +97,8 @@ async def test_probes_tell_of_a_loop_that_stands_still_and_of_one_that_goes_on(
     monkeypatch.setattr(health_thread, "_ANSWER_S", 0.1)
     stacks: list[str] = []
     await app.start(lambda _, stack: stacks.append(stack))
-    asker, seen, asked = Asker(app), {}, threading.Event()
+    seen: dict[str, Any] = {}
+    asker, asked = Asker(app), threading.Event()
 
     def ask() -> None:
         seen["not ready"] = asker.until("/readyz", 503)
