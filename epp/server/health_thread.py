@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 #: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
 _TICK_S = 0.25
-#: How long a route waits for the picker's loop.
-_ANSWER_S = 5.0
+#: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
+_ANSWER_S = 10.0
 #: Longest message of `listen.health`: its questions are names.
 _MESSAGE_BYTES = 4096
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
+_UNANSWERED_S = 5.0
+
 
 def build_app(
     *,
@@ -113,7 +116,7 @@ class HttpServer:
         max_connections: int,
         on_refused: Callable[[], None],
     ) -> None:
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_UNANSWERED_S)
         self._tls, self._max_connections, self._on_refused = tls, max_connections, on_refused
         self._acceptor: Acceptor[Watched] | None = None
 

@@ -13,12 +13,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from epp.config.listen import Listen
 from epp.config.load import parse_config
 from epp.server import health_thread
 from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.command import STALLED
-from epp.server.health_thread import StallClock
+from epp.server.health_thread import HealthThread, StallClock
+from epp.server.metrics import Metrics
 from tests.kit.hanging import HANGING, hang
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.transports import BOTH
@@ -51,6 +53,21 @@ def test_what_counts_as_a_stall(looks: list[tuple[float, float]], stalled_s: flo
     assert clock.stalled_s == pytest.approx(stalled_s)
     clock.beat()
     assert clock.stalled_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stalled_s", "ready", "live"),
+    [(2.4, True, True), (2.5, False, True), (4.9, False, True), (5.0, False, False)],
+)
+def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
+    tmp_path: Path, stalled_s: float, ready: bool, live: bool
+) -> None:
+    health = HealthThread(
+        Listen(stall_limit_s=5.0), tmp_path, "epp.yaml", metrics=Metrics(), max_connections=1
+    )
+    health._not_ready, health._clock = "", StallClock(0.25, 0.0, 0.0)
+    health._clock.stalled_s = stalled_s
+    assert (not health.not_ready(), not health.not_live()) == (ready, live)
 
 
 @pytest.fixture
