@@ -361,6 +361,7 @@ class App:
         self._learning.start(self.tasks)
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
+        self._publish_readiness()
         self.tasks.start("heartbeats", self._health.heartbeats(self._publish_readiness))
         log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
 

@@ -151,10 +151,10 @@ class HealthThread:
         """Call ``publish`` at every tick, which is to call `publish` here; no end."""
         time_s = asyncio.get_running_loop().time
         while True:
-            publish()
             due_s = time_s() + self._tick_s
             await asyncio.sleep(self._tick_s)
             self._metrics.loop_stall_s.inc(max(time_s() - due_s, 0.0))
+            publish()
 
     def publish(self, not_ready: str) -> None:
         """Take a heartbeat, and the reason why requests should not come here, ``""`` when they should.

@@ -137,10 +137,14 @@ class PickerProcess:
         except KeyError:
             return 0.0
 
-    async def ready(self) -> int:
-        """Status of the readiness page."""
-        async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
-            return answer.status
+    async def until_ready(self, status: int = 200) -> None:
+        """Wait until the readiness page has a status; ten seconds at most."""
+        async with asyncio.timeout(10), aiohttp.ClientSession() as http:
+            while True:
+                async with http.get(f"http://{self.http}/readyz") as answer:
+                    if answer.status == status:
+                        return
+                await asyncio.sleep(0.05)
 
     async def until_metric(self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str) -> None:
         """Wait until a metric has a value that is wanted; ten seconds at most."""
