@@ -69,7 +69,8 @@ class Steady:
 
 
 def test_a_log_that_nobody_reads_does_not_keep_a_stalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, statuses = threading.Event(), []
+    statuses: list[int] = []
+    read = threading.Event()
     monkeypatch.setattr("epp.server.command._LAST_ENTRY_S", 0.01)
     monkeypatch.setattr("epp.server.command.log.critical", lambda *_: read.wait())
     monkeypatch.setattr("os._exit", statuses.append)
