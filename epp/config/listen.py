@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.section import PositiveInt, Section
+from epp.config.section import Positive, PositiveInt, Section
 
 #: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
@@ -71,13 +71,17 @@ class Listen(Section, frozen=True):
         first_token: ``host:port``, or ``unix:/path`` of a socket, that Envoy tells first tokens to, for Envoy
             alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
         health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
-            service name is answered; none when empty. The picker's gRPC listener answers it too.
+            service name is answered, by the picker's own transport; none when empty. The picker's gRPC
+            listener answers it too.
         transport: who speaks gRPC there: ``builtin``, the picker's own transport, or ``grpcio``, the gRPC
             library's, which costs several times the CPU.
         tls: TLS of the gRPC side, plaintext when absent.
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
+        stall_limit_s: when the event loop has stood still for so long, `/livez` fails, and the process logs
+            the loop's stack and ends with status 70. Readiness fails after half of it. Time in which the
+            whole process was stopped does not count.
         max_connections: connections to each listener at once, handshakes included; those beyond are closed as
             they come, and so are those to ``http`` and ``first_token`` on which nothing was heard for two
             minutes. An Envoy has one or two for each of its workers, and eight for first tokens. Never more
@@ -95,6 +99,7 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
+    stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0
     max_send_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -64,10 +64,11 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def wait(self) -> None:
-        """Wait until it ends by itself."""
-        if self._process is not None:
-            await self._process.wait()
+    async def wait(self) -> int:
+        """Wait until it ends by itself; its status."""
+        if self._process is None:
+            raise RuntimeError(f"{self._name} is not running")
+        return await self._process.wait()
 
     def check(self) -> None:
         """Raise when it has ended.

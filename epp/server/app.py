@@ -29,7 +29,8 @@ from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
-from epp.server.http import HttpServer, build_app
+from epp.server.health_thread import HealthThread
+from epp.server.http import build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
 from epp.server.observation import Observation
@@ -113,6 +114,14 @@ class App:
         self._observation = Observation(config, self.core, self.metrics, clock)
         self._max_connections = allowed_connections(config.listen.max_connections)
         self._grpc = self._build_grpc()
+        self._health = HealthThread(
+            config.listen,
+            base,
+            source,
+            metrics=self.metrics,
+            max_connections=self._max_connections,
+            follow=self._certificates.append,
+        )
         kubernetes = config.pool.kubernetes
         self.metrics.registry.register(
             PickerCollector(
@@ -125,7 +134,6 @@ class App:
         )
         self.metrics.add_receiver("access-log", self._grpc.access_log)
         self._first_tokens = self._build_first_tokens()
-        self._http: HttpServer | None = None
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
     def _build_core(self, hasher: BlockHasher, counter: EstimateCounter) -> Core:
@@ -325,8 +333,11 @@ class App:
             return "rebuilding the prefix index"
         return ""
 
-    async def start(self) -> None:
+    async def start(self, on_stall: Callable[[float, str], None] | None = None) -> None:
         """Read the watched files, open the listeners, start the background work.
+
+        Args:
+            on_stall: see `HealthThread.start`.
 
         Raises:
             ConfigError: an address cannot be bound, or a certificate not be used.
@@ -334,22 +345,15 @@ class App:
         listen, source = self._config.listen, self._source
         for file in self._files:
             file.check()
-        app = build_app(
+        routes = build_app(
+            health=self._health,
             registry=self.metrics.registry,
-            not_ready=self.not_ready,
             decision=self.core.recent.get,
             verdict=self._recorder.verdict if self._config.records.folder else None,
         )
-        self._http = HttpServer(
-            app,
-            tls=http_context(listen.http_tls, self._base, source, self._certificates.append),
-            max_connections=self._max_connections,
-            on_refused=self.metrics.connections_refused.labels("http").inc,
-        )
-        with told_of(source, "listen.http", listen.http):
-            self.http_address = await self._http.start(listen.http)
+        await self._health.start(routes, on_stall)
+        self.http_address, self.health_address = self._health.addresses
         self.grpc_address = await self._grpc.start()
-        self.health_address = self._grpc.health_address
         if listen.first_token:
             tls = http_context(listen.first_token_tls, self._base, source, self._certificates.append)
             with told_of(source, "listen.first_token", listen.first_token):
@@ -365,32 +369,36 @@ class App:
         self._learning.start(self.tasks)
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
-        await self._grpc.set_serving(serving=not self.not_ready())
+        self._publish_readiness()
+        self.tasks.start("heartbeats", self._health.heartbeats(self._publish_readiness))
         log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
 
     async def _restored(self, restore: IndexRestore) -> None:
         await restore.run()
-        await self._grpc.set_serving(serving=not self.not_ready())
+        self._publish_readiness()
         await restore.forget_later()
 
     async def _housekeeping(self) -> None:
         while True:
             self.core.outcomes.expire()
-            await self._grpc.set_serving(serving=not self.not_ready())
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _publish_readiness(self) -> None:
+        reason = self.not_ready()
+        self._grpc.set_serving(serving=not reason)
+        self._health.publish(reason)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
-        await self._grpc.set_serving(serving=False)
+        self._publish_readiness()
         left_s = self._config.drain_s if drain_s is None else drain_s
         accept_s = min(self._config.drain_accept_s, left_s)
         await asyncio.sleep(accept_s)
         await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()
         self.core.outcomes.close()
+        await self._health.stop()
         await self.tasks.stop_all()
-        if self._http is not None:
-            await self._http.stop()
         self._tokenizers.close()
         self._recorder.close()

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from epp.llmd.settings import LogSettings
 
 log = logging.getLogger("epp")
+
+#: Status of a process that ended because its event loop stood still.
+STALLED = 70
+#: Longest wait for the log's last entry.
+_LAST_ENTRY_S = 1.0
 
 #: Keeps llm-d's flags apart from ours in a namespace.
 _DEST = "llm-d "
@@ -139,6 +145,16 @@ def _leave(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def _end_stalled(stalled_s: float, stack: str) -> NoReturn:
+    """Log the stack of the event loop's thread and end the process; the loop can do neither."""
+    # By a thread of its own: what the loop waits for may be the log, a pipe that nobody reads.
+    words = "the event loop has stood still for %.1f s, so the process ends; its thread is at\n%s"
+    entry = threading.Thread(target=log.critical, args=(words, stalled_s, stack), daemon=True)
+    entry.start()
+    entry.join(_LAST_ENTRY_S)
+    os._exit(STALLED)
+
+
 async def serve(app: App, ready_file: Path | None = None) -> None:
     """Run an application until a signal asks it to stop.
 
@@ -159,7 +175,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
     for number in stop_signals():
         loop.add_signal_handler(number, on_signal)
     try:
-        await app.start()
+        await app.start(_end_stalled)
         # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
         gc.collect()
         gc.freeze()

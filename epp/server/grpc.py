@@ -1,4 +1,4 @@
-"""The gRPC face: ext_proc, access log and health on one listener, health alone on another.
+"""The gRPC face: ext_proc, access log and health on one listener.
 
 Owns which transport serves (`listen.transport`), limits, and the order of a stop; the transports are
 `epp.server.rpc_server`, the picker's own, and `epp.server.grpcio_server`. A stream that ends in any way -
@@ -117,11 +117,7 @@ class GrpcServer:
         )
         self._watchers = services.watchers
         self._listener = self._listen(services, config.listen.tls, base, source)
-        health_alone = Services(metrics, HealthNames(self._health, any_name=True))
-        self._health_listener = self._listen(health_alone, None, base, source)
         self._started = False
-        #: Where the listener for health alone is, once it is open.
-        self.health_address = ""
 
     async def start(self) -> str:
         """Open the listener; its address with the port that it really has.
@@ -133,9 +129,6 @@ class GrpcServer:
         with told_of(self._source, "listen.grpc", listen.grpc):
             bound = await self._listener.start(listen.grpc)
         self._started = True
-        if listen.health:
-            with told_of(self._source, "listen.health", listen.health):
-                self.health_address = await self._health_listener.start(listen.health)
         return bound
 
     def _listen(self, services: Services, tls: ServerTls | None, base: Path, source: str) -> Listener:
@@ -163,9 +156,9 @@ class GrpcServer:
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
         )
 
-    async def set_serving(self, *, serving: bool) -> None:
-        """Tell the health service's clients."""
-        await self._health.set_serving(serving=serving)
+    def set_serving(self, *, serving: bool) -> None:
+        """Set what the health service answers."""
+        self._health.update(serving=serving)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new streams, give the open ones ``grace_s``, then cut them.
@@ -173,7 +166,6 @@ class GrpcServer:
         The access log's streams have no end of their own: they are ended once their last reports are in.
         """
         if not self._started:
-            await self._health_listener.stop(0)
             return
         stopping = asyncio.ensure_future(self._listener.stop(grace_s))
         deadline_s = asyncio.get_running_loop().time() + grace_s
@@ -185,8 +177,6 @@ class GrpcServer:
         for watcher in list(self._watchers):
             watcher.leave()
         await stopping
-        # Last, so that readiness is told for as long as the picker drains.
-        await self._health_listener.stop(0)
 
     def _new_exchange(self) -> Exchange:
         conformance = self._config.protocol.conformance

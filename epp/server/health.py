@@ -2,8 +2,9 @@
 
 Owns the state and its watchers, not the wire. Names (llm-d's and Envoy's, source [E]):
 
-* ``liveness``: SERVING as long as the process answers. llm-d without leader election lets it follow the pool
-  and the drain, so that a liveness probe kills a picker that waits for its pool or drains; not so here.
+* ``liveness``: SERVING until the event loop has stood still for `listen.stall_limit_s`. llm-d without leader
+  election lets it follow the pool and the drain, so that a liveness probe kills a picker that waits for its
+  pool or drains; not so here.
 * ``""``, ``readiness``, ``inference-extension``, ``envoy.service.ext_proc.v3.ExternalProcessor``: readiness.
 * Any other name: readiness on the listener for health alone, where llm-d answers any name; NOT_FOUND on the
   ext_proc listener, as the health protocol says.
@@ -30,24 +31,27 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthState:
-    """Whether requests should come here, and who waits to be told of a change."""
+    """Whether requests should come here and the process should live, and who watches the former.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
-        self.serving = False
-        self._changed = asyncio.Condition()
+        self.serving, self.live = False, True
+        self._changed = asyncio.Event()
 
-    async def set_serving(self, *, serving: bool) -> None:
-        """Tell everybody who watches."""
-        if serving == self.serving:
-            return
-        async with self._changed:
+    def update(self, *, serving: bool, live: bool = True) -> None:
+        """Set the state and wake everybody who watches."""
+        self.live = live
+        if serving != self.serving:
             self.serving = serving
-            self._changed.notify_all()
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     async def change_from(self, serving: bool) -> bool:
         """Wait until the state is another; the new one."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.serving != serving)
+        while self.serving == serving:
+            await self._changed.wait()
         return self.serving
 
 
@@ -86,13 +90,13 @@ class HealthNames:
         while True:
             status = self._status(name, serving=serving)
             yield _Response(status=_Response.SERVICE_UNKNOWN if status is None else status)
-            if name == LIVENESS or status is None:  # neither changes
+            if name == LIVENESS or status is None:  # a process whose liveness changes ends
                 await asyncio.Event().wait()
             serving = await self._state.change_from(serving)
 
     def _status(self, name: str, *, serving: bool) -> Any:
         if name == LIVENESS:
-            return _Response.SERVING
+            return _Response.SERVING if self._state.live else _Response.NOT_SERVING
         if name not in READINESS and not self._any_name:
             return None
         return _Response.SERVING if serving else _Response.NOT_SERVING

@@ -1,7 +1,8 @@
 """The HTTP face: /metrics, probes, the table behind a decision, and what evaluators say of its answer.
 
-Listens where configured, on loopback by default. Every route answers at once; so many connections as the gRPC
-listeners may have, and none that is silent for long.
+Listens where configured, on loopback by default, in the thread of `epp.server.health_thread`. Probes are
+answered there at once; the other routes read the picker's state, on its event loop. As many connections as
+the gRPC listener may have, and none that is silent for long.
 """
 
 from __future__ import annotations
@@ -30,23 +31,27 @@ if TYPE_CHECKING:
     from epp.decide.records import Decision
     from epp.decide.verdicts import Verdict
     from epp.server.accepting import Acceptor
+    from epp.server.health_thread import HealthThread
     from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)
 
+#: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
+_UNANSWERED_S = 5.0
+
 
 def build_app(
     *,
+    health: HealthThread,
     registry: CollectorRegistry,
-    not_ready: Callable[[], str],
     decision: Callable[[str], Decision | None],
     verdict: Callable[[Verdict, float], None] | None = None,
 ) -> web.Application:
     """The routes.
 
     Args:
+        health: the thread that serves the routes.
         registry: metrics to expose.
-        not_ready: reason why requests should not come here, ``""`` when they should.
         decision: a recent decision by id; ``"last"`` for the newest.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
     """
@@ -55,11 +60,10 @@ def build_app(
         return web.Response(body=await page(registry), headers={"content-type": CONTENT_TYPE})
 
     async def livez(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        return _probed(health.not_live())
 
     async def readyz(_: web.Request) -> web.Response:
-        reason = not_ready()
-        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+        return _probed(health.not_ready())
 
     async def explain(request: web.Request) -> web.Response:
         found = decision(request.match_info["id"])
@@ -80,14 +84,18 @@ def build_app(
     app = web.Application(client_max_size=MAX_VERDICT_BYTES)
     app.add_routes(
         [
-            web.get("/metrics", metrics),
+            web.get("/metrics", health.on_picker_loop(metrics)),
             web.get("/livez", livez),
             web.get("/readyz", readyz),
-            web.get("/decisions/{id}", explain),
-            web.post("/decisions/{id}/feedback", feedback),
+            web.get("/decisions/{id}", health.on_picker_loop(explain)),
+            web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
         ]
     )
     return app
+
+
+def _probed(failure: str) -> web.Response:
+    return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)
 
 
 class HttpServer:
@@ -108,7 +116,7 @@ class HttpServer:
         max_connections: int,
         on_refused: Callable[[], None],
     ) -> None:
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_UNANSWERED_S)
         self._tls, self._max_connections, self._on_refused = tls, max_connections, on_refused
         self._acceptor: Acceptor[Watched] | None = None
 

@@ -40,6 +40,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = RequestMetrics()
         self._streams()
+        self._losses()
         self._costs()
         self._files_and_endpoints()
         self.cluster = ClusterMetrics(self.registry)
@@ -102,6 +103,14 @@ class Metrics:
         )
         for listener in ("grpc", "http", "first_token"):
             self.connections_refused.labels(listener)
+        self.loop_stall_s = Counter(
+            "epp_event_loop_stall_seconds",
+            "Time by which heartbeats of the event loop came late, in all; requests waited as long.",
+            registry=registry,
+        )
+
+    def _losses(self) -> None:
+        registry = self.registry
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )

@@ -217,6 +217,17 @@ def test_one_replica_rolls_by_surge_without_a_disruption_budget() -> None:
     assert "PodDisruptionBudget" not in kinds(objects)
 
 
+def test_probes_end_a_stopped_picker_within_ten_seconds_and_are_values() -> None:
+    picker = container(example("gateway"), "picker")
+    probe = picker["livenessProbe"]
+    found_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+    assert found_s + probe["terminationGracePeriodSeconds"] <= 10
+    settings = [f"probes.{name}.periodSeconds=7" for name in ("startup", "liveness", "readiness")]
+    changed = container(rendered(APP, *settings), "picker")
+    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert changed[name] == picker[name] | {"periodSeconds": 7}
+
+
 def test_the_tuner_is_one_whatever_the_replicas() -> None:
     beside = example("tuned")
     assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "tuner"]

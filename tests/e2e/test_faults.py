@@ -11,7 +11,9 @@ import pytest
 
 from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
-from tests.kit.picker import CHAT, Serving
+from epp.server.command import STALLED
+from tests.kit.hanging import HANGING
+from tests.kit.picker import CHAT, CONFIG, Serving
 from tests.kit.replicas import MODEL, QUICK, quick_config
 
 if TYPE_CHECKING:
@@ -175,6 +177,26 @@ async def test_a_hung_picker_costs_its_timeout_and_no_request(tmp_path: Path) ->
         assert (await serving.chat("awake"))[0] == 200
 
 
+@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
+async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
+    tmp_path: Path, variant: Variant
+) -> None:
+    listen = {**CONFIG["listen"], "stall_limit_s": 1}
+    # As gateways have it: in full duplex nothing but the connection's end tells Envoy that the picker hangs.
+    envoy = {"message_timeout_ms": 250, "picker_keepalive_s": 3600.0}
+    options: dict[str, Any] = {"variant": variant, "envoy": envoy, "listen": listen, "program": HANGING}
+    async with Serving(tmp_path, **options) as serving:
+        serving.picker.hang()
+        wanted = 500 if variant is Variant.FULL_DUPLEX else 200
+        for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
+            assert status == wanted
+        assert await serving.picker.ended() == STALLED
+        await serving.picker.start()
+        async with asyncio.timeout(20):
+            while (await serving.chat("after"))[0] != 200:
+                await asyncio.sleep(0.1)
+
+
 async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
         picker, specs = serving.picker, [EndpointSpec(address=r.address) for r in serving.replicas]
@@ -190,7 +212,7 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
         status, body = await serving.chat()
         assert status == 503
         assert "no endpoints" in body["error"]["message"]
-        assert await picker.ready() == 503
+        await picker.until_ready(503)
         serving.write_pool(specs[:1])
         await picker.until_metric(
             "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=specs[0].address
@@ -199,7 +221,7 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
         for _ in range(5):
             assert (await serving.chat())[0] == 200
         assert serving.replicas[0].requests >= before + 5
-        assert await picker.ready() == 200
+        await picker.until_ready()
 
 
 async def test_weights_torn_mid_write_keep_the_last_good_values(tmp_path: Path) -> None:

@@ -112,9 +112,7 @@ async def restarted(tmp_path: Path, **records: Any) -> tuple[float, float]:
         await until(lambda: ended(tmp_path / "records") == CONVERSATIONS * TURNS)
         await serving.picker.kill()
         await serving.picker.start()
-        async with asyncio.timeout(10):
-            while await serving.picker.ready() != 200:
-                await asyncio.sleep(0.02)
+        await serving.picker.until_ready()
         for replica in serving.replicas:
             await serving.picker.until_metric(
                 "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=replica.address

@@ -46,11 +46,12 @@ class PickerProcess:
 
     Args:
         folder: holds its configuration and files.
+        program: what is run instead of `epp`.
         config: sections laid over `CONFIG`.
     """
 
-    def __init__(self, folder: Path, **config: Any) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, program: tuple[str, ...] = (), **config: Any) -> None:
+        self.folder, self._program = folder, program
         self._config: dict[str, Any] = {**CONFIG, **config}
         self._child: Child | None = None
         self.grpc = self.http = self.first_token = ""
@@ -73,7 +74,7 @@ class PickerProcess:
         config.write_text(json.dumps(self._config))
         ready.unlink(missing_ok=True)
         arguments = ["serve", "--config", str(config), "--ready-file", str(ready)]
-        self._child = await Child("picker", arguments, self.folder).__aenter__()
+        self._child = await Child("picker", arguments, self.folder, self._program).__aenter__()
         async with asyncio.timeout(20):
             while not ready.exists():
                 self._child.check()
@@ -87,6 +88,10 @@ class PickerProcess:
         if self._child is not None:
             os.kill(self._child.pid, signal.SIGKILL)
             await self.stop()
+
+    def hang(self) -> None:
+        """Let the event loop stand still for good; of a picker whose program is `HANGING`."""
+        os.kill(self.pid, signal.SIGUSR1)
 
     def freeze(self) -> None:
         """SIGSTOP: it hangs, its sockets stay."""
@@ -104,11 +109,11 @@ class PickerProcess:
         assert self._child is not None
         return self._child.pid
 
-    async def ended(self) -> None:
-        """Wait until it ends by itself; ten seconds at most."""
+    async def ended(self) -> int:
+        """Wait until it ends by itself, ten seconds at most; its status."""
         assert self._child is not None
         async with asyncio.timeout(10):
-            await self._child.wait()
+            return await self._child.wait()
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
@@ -132,10 +137,14 @@ class PickerProcess:
         except KeyError:
             return 0.0
 
-    async def ready(self) -> int:
-        """Status of the readiness page."""
-        async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
-            return answer.status
+    async def until_ready(self, status: int = 200) -> None:
+        """Wait until the readiness page has a status; ten seconds at most."""
+        async with asyncio.timeout(10), aiohttp.ClientSession() as http:
+            while True:
+                async with http.get(f"http://{self.http}/readyz") as answer:
+                    if answer.status == status:
+                        return
+                await asyncio.sleep(0.05)
 
     async def until_metric(self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str) -> None:
         """Wait until a metric has a value that is wanted; ten seconds at most."""
@@ -156,6 +165,7 @@ class Serving:
         replicas: one simulated replica each.
         variant: which Envoy configuration.
         envoy: fields laid over the Envoy settings.
+        program: see `PickerProcess`.
         config: sections laid over the picker's `CONFIG`.
     """
 
@@ -166,11 +176,12 @@ class Serving:
         replicas: Sequence[SimConfig] = (quick_config("a"), quick_config("b"), quick_config("c")),
         variant: Variant = Variant.STANDALONE,
         envoy: dict[str, Any] | None = None,
+        program: tuple[str, ...] = (),
         **config: Any,
     ) -> None:
         self._folder, self._variant, self._changes = folder, variant, envoy or {}
         self.replicas = [SimReplica(replica) for replica in replicas]
-        self.picker = PickerProcess(folder, **config)
+        self.picker = PickerProcess(folder, program=program, **config)
         self._exit = AsyncExitStack()
         self.url = ""
 

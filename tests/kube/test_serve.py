@@ -67,7 +67,7 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
         reasons = await deploying
         assert "install its CRD" in reasons[0]
         assert reasons[1] == "InferencePool llm/pool does not exist"
-        assert await readiness(serving) == "ok"
+        await serving.picker.until_ready()
         picker = serving.picker
         # Until its health check has seen the picker, Envoy balances by itself.
         async with asyncio.timeout(PATIENCE_S):

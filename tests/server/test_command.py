@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.cli import main
-from epp.server.command import serve
+from epp.server.command import STALLED, _end_stalled, serve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ class Stumbling:
     def __init__(self) -> None:
         self.started = asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, _on_stall: object) -> None:
         self.started.set()
 
     async def stop(self) -> None:
@@ -60,11 +61,22 @@ class Steady:
     def __init__(self) -> None:
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, _on_stall: object) -> None:
         self.started.set()
 
     async def stop(self) -> None:
         self.stopped.set()
+
+
+def test_a_log_that_nobody_reads_does_not_keep_a_stalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    read = threading.Event()
+    monkeypatch.setattr("epp.server.command._LAST_ENTRY_S", 0.01)
+    monkeypatch.setattr("epp.server.command.log.critical", lambda *_: read.wait())
+    monkeypatch.setattr("os._exit", statuses.append)
+    _end_stalled(5.0, "a stack")
+    assert statuses == [STALLED]
+    read.set()
 
 
 async def test_a_terminal_that_closes_is_drained_for() -> None:

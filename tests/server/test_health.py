@@ -69,9 +69,9 @@ async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
 @pytest.mark.parametrize("name", ["", "inference-extension", "readiness", EXT_PROC, "anything"])
 async def test_names_of_readiness_follow_the_state(alone: Listener, name: str) -> None:
     assert await alone.check(name) == NOT_SERVING
-    await alone.state.set_serving(serving=True)
+    alone.state.update(serving=True)
     assert await alone.check(name) == SERVING
-    await alone.state.set_serving(serving=False)
+    alone.state.update(serving=False)
     assert await alone.check(name) == NOT_SERVING
 
 
@@ -87,7 +87,7 @@ async def test_beside_ext_proc_an_unknown_name_is_unknown(shared: Listener) -> N
 
 
 async def test_list_tells_all_known_names(alone: Listener) -> None:
-    await alone.state.set_serving(serving=True)
+    alone.state.update(serving=True)
     answer = await alone.stub.List(health_pb2.HealthListRequest())
     assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
         (*READINESS, LIVENESS), SERVING
@@ -98,7 +98,7 @@ async def test_watchers_are_told_of_every_change(alone: Listener) -> None:
     call = alone.stub.Watch(health_pb2.HealthCheckRequest(service="inference-extension"))
     seen = [(await call.read()).status]
     for serving in (True, False):
-        await alone.state.set_serving(serving=serving)
+        alone.state.update(serving=serving)
         seen.append((await call.read()).status)
     call.cancel()
     assert seen == [NOT_SERVING, SERVING, NOT_SERVING]

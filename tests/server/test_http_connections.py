@@ -29,10 +29,11 @@ MOST = 3
 
 
 class Clock:
-    """The loop's time, which a test moves on."""
+    """The time of a listener's loop, which a test moves on."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, app: App, listener: str, patch: pytest.MonkeyPatch) -> None:
         self.later_s = 0.0
+        loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
         patch.setattr(loop, "time", lambda: time.monotonic() + self.later_s)
 
 
@@ -109,7 +110,7 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
 async def test_silent_connections_are_closed_and_make_room(
     app: App, listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(asyncio.get_running_loop(), monkeypatch)
+    clock = Clock(app, listener, monkeypatch)
     spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(MOST)]
     assert await spoken.answered()
     unfinished.writer.write(ASKED[listener][:20])
@@ -127,7 +128,7 @@ async def test_silent_connections_are_closed_and_make_room(
 
 
 async def test_a_body_that_never_comes_holds_no_connection(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(asyncio.get_running_loop(), monkeypatch)
+    clock = Clock(app, "http", monkeypatch)
     peer = await Peer.connect(app, "http")
     peer.writer.write(b"POST /decisions/one/feedback HTTP/1.1\r\nhost: picker\r\ncontent-length: 9\r\n\r\n{")
     other = await Peer.connect(app, "http")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -159,9 +160,8 @@ def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, trie
 
 
 def client(verdict: Any = None) -> TestClient[Any, Any]:
-    made = build_app(
-        registry=CollectorRegistry(), not_ready=lambda: "", decision=lambda _: None, verdict=verdict
-    )
+    health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler)
+    made = build_app(health=health, registry=CollectorRegistry(), decision=lambda _: None, verdict=verdict)
     return TestClient(TestServer(made))
 
 

@@ -1,0 +1,238 @@
+"""The thread that answers probes, whatever the picker's event loop does.
+
+Owns the listeners `listen.http` and `listen.health`, on an event loop of its own, and the verdict on the
+picker's loop: how long it has stood still, when readiness fails, when the process has to end. Routes that
+read the picker's state run on the picker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+
+from epp.server.health import HealthNames, HealthState
+from epp.server.http import HttpServer
+from epp.server.rpc_handlers import health_service
+from epp.server.rpc_server import RpcServer
+from epp.server.sockets import told_of
+from epp.server.sparse_log import SparseLog
+from epp.server.tls import http_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from epp.config.listen import Listen
+    from epp.server.metrics import Metrics
+    from epp.server.tls import Follow
+
+    _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
+
+log = logging.getLogger(__name__)
+
+#: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
+_TICK_S = 0.25
+#: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
+_ANSWER_S = 10.0
+#: Longest message of `listen.health`: its questions are names.
+_MESSAGE_BYTES = 4096
+
+T = TypeVar("T")
+
+
+class StallClock:
+    """Measures how long an event loop has stood still, from looks of a thread beside it.
+
+    Time in which the whole process was stopped (SIGSTOP, a paused machine) does not count. Of the time
+    between two looks counts one tick, or the CPU time that the process used meanwhile if that is more: C code
+    that holds the interpreter's lock keeps the looking thread from running.
+
+    Args:
+        tick_s: planned time between two looks.
+        now_s: monotonic time of the first look.
+        cpu_s: CPU time of the process at that look.
+
+    Attributes:
+        stalled_s: how long the loop has stood still, as of the last look.
+    """
+
+    def __init__(self, tick_s: float, now_s: float, cpu_s: float) -> None:
+        self._tick_s, self._now_s, self._cpu_s = tick_s, now_s, cpu_s
+        self.stalled_s = 0.0
+
+    def beat(self) -> None:
+        """Take a heartbeat of the loop."""
+        self.stalled_s = 0.0
+
+    def look(self, now_s: float, cpu_s: float) -> None:
+        """Count the time since the last look."""
+        self.stalled_s += min(now_s - self._now_s, max(self._tick_s, cpu_s - self._cpu_s))
+        self._now_s, self._cpu_s = now_s, cpu_s
+
+
+class HealthThread:
+    """The listeners for probes and metrics, and their thread.
+
+    Args:
+        listen: addresses, TLS and the stall limit.
+        base: folder that relative paths are relative to.
+        source: name of the configuration file, for errors.
+        metrics: counted into.
+        max_connections: to each listener at once; those beyond are closed as they come.
+        follow: takes the certificate's files, which are to be watched.
+
+    Attributes:
+        addresses: where `listen.http` and `listen.health` are, once they are open; ``""`` for what is not.
+    """
+
+    def __init__(
+        self,
+        listen: Listen,
+        base: Path,
+        source: str,
+        *,
+        metrics: Metrics,
+        max_connections: int,
+        follow: Follow,
+    ) -> None:
+        self._listen, self._base, self._source, self._follow = listen, base, source, follow
+        self._metrics, self._max_connections = metrics, max_connections
+        self._tick_s = min(_TICK_S, listen.stall_limit_s / 4)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._state = HealthState()
+        self._not_ready = "starting"
+        self._clock: StallClock | None = None
+        self.addresses = ("", "")
+
+    async def start(self, routes: web.Application, on_stall: Callable[[float, str], None] | None) -> None:
+        """Start the thread and open the listeners.
+
+        Args:
+            routes: of `listen.http`.
+            on_stall: called from the thread once the picker's loop has stood still for
+                `listen.stall_limit_s`, with the seconds and the stack of the loop's thread.
+
+        Raises:
+            ConfigError: an address cannot be bound, or a certificate not be used.
+        """
+        listen, source = self._listen, self._source
+        tls = http_context(listen.http_tls, self._base, source, self._follow)
+        self._on_stall = on_stall
+        self._picker_loop, self._picker_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(self._loop,), name="health", daemon=True)
+        self._thread.start()
+        refused = self._metrics.connections_refused
+        self._http = HttpServer(
+            routes, tls=tls, max_connections=self._max_connections, on_refused=refused.labels("http").inc
+        )
+        self._health = RpcServer(
+            health_service(HealthNames(self._state, any_name=True), set()),
+            max_receive_bytes=_MESSAGE_BYTES,
+            max_send_bytes=_MESSAGE_BYTES,
+            log=SparseLog(log),
+            max_connections=self._max_connections,
+            on_refused=refused.labels("grpc").inc,
+        )
+        with told_of(source, "listen.http", listen.http):
+            self.addresses = (await self._in_thread(self._http.start(listen.http)), "")
+        if listen.health:
+            with told_of(source, "listen.health", listen.health):
+                health = await self._in_thread(self._health.start(listen.health))
+            self.addresses = (self.addresses[0], health)
+
+    async def heartbeats(self, publish: Callable[[], None]) -> None:
+        """Call ``publish`` at every tick, which is to call `publish` here; no end."""
+        time_s = asyncio.get_running_loop().time
+        while True:
+            due_s = time_s() + self._tick_s
+            await asyncio.sleep(self._tick_s)
+            self._metrics.loop_stall_s.inc(max(time_s() - due_s, 0.0))
+            publish()
+
+    def publish(self, not_ready: str) -> None:
+        """Take a heartbeat, and the reason why requests should not come here, ``""`` when they should.
+
+        The first one begins the watch over the loop.
+        """
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._heard, not_ready)
+
+    async def stop(self) -> None:
+        """End the watch, close the listeners and end the thread."""
+        if self._loop is None:
+            return
+        await self._in_thread(self._close())
+        loop, self._loop = self._loop, None
+        loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def not_ready(self) -> str:
+        """Why requests should not come here, ``""`` when they should. In the thread."""
+        return self._stalled(self._listen.stall_limit_s / 2) or self._not_ready
+
+    def not_live(self) -> str:
+        """Why the process should end, ``""`` when it should not. In the thread."""
+        return self._stalled(self._listen.stall_limit_s)
+
+    def on_picker_loop(self, handler: _Handler) -> _Handler:
+        """A route's handler that runs on the picker's loop: 503 when the loop does not answer in time."""
+
+        async def answer(request: web.Request) -> web.Response:
+            await request.read()  # on the connection's loop; the request keeps the body
+            running = asyncio.run_coroutine_threadsafe(handler(request), self._picker_loop)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(running), _ANSWER_S)
+            except TimeoutError:
+                return web.Response(text="the picker's event loop does not answer\n", status=503)
+
+        return answer
+
+    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None  # noqa: S101  # it was started
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _close(self) -> None:
+        await self._http.stop()
+        # Last, so that readiness is told for as long as the picker drains.
+        await self._health.stop(0)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(self._watch())
+
+    async def _watch(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self._tick_s)
+            if self._clock is None:
+                continue
+            self._clock.look(time.monotonic(), time.process_time())
+            self._update()
+            if self._on_stall is not None and self.not_live():
+                stack = traceback.format_stack(sys._current_frames()[self._picker_thread])  # noqa: SLF001
+                self._on_stall(self._clock.stalled_s, "".join(stack))
+
+    def _heard(self, not_ready: str) -> None:
+        if self._clock is None:
+            self._clock = StallClock(self._tick_s, time.monotonic(), time.process_time())
+        self._clock.beat()
+        self._not_ready = not_ready
+        self._update()
+
+    def _update(self) -> None:
+        self._state.update(serving=not self.not_ready(), live=not self.not_live())
+
+    def _stalled(self, limit_s: float) -> str:
+        if self._clock is None or self._clock.stalled_s < limit_s:
+            return ""
+        return f"the event loop has stood still for {self._clock.stalled_s:.1f} s"
