@@ -13,7 +13,7 @@ from epp.config.strict import decode, salvage
 from epp.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def parse_config(text: str | bytes, source: str) -> Config:
@@ -50,6 +50,23 @@ def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigE
         fix = "a file each: the tuner writes the first and you the second, which wins"
         errors.append(ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix))
     return config, errors
+
+
+def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:
+    """Whether keys of a section say what the operator means: neither they nor any beside them are mistaken.
+
+    Args:
+        found: all mistakes of the file.
+        section: name of a section.
+        keys: keys in it.
+    """
+    wrong = {"", section, *(f"{section}.{key}" for key in keys)}
+    return not any(
+        error.key in wrong
+        or error.key.startswith(tuple(f"{section}.{key}." for key in keys))
+        or (error.problem == "unknown key" and error.key.rpartition(".")[0] in ("", section))
+        for error in found
+    )
 
 
 class WeightsFile(Section, frozen=True):

@@ -168,13 +168,13 @@ class Salvaged(Generic[T]):
         """
         lost = len(self.left_out)
         try:
-            msgspec.convert(value, kind)  # type: ignore[call-overload]  # any annotation is a type to it
+            msgspec.convert(value, kind)
         except msgspec.ValidationError:
             left = self._parts(value, kind, key)
         else:
             return value
         try:
-            msgspec.convert(left, kind)  # type: ignore[call-overload]  # as above
+            msgspec.convert(left, kind)
         except msgspec.ValidationError as error:
             # That something is missed which was left out, or told to be missing, is no other mistake.
             if len(self.left_out) == lost and not str(error).startswith(_MISSING):
