@@ -52,7 +52,8 @@ def mistakes(config: Config, base: Path, source: str, found: Sequence[ConfigErro
         checks.pool()
     # What has ended the start is found again.
     again = {(error.source, error.problem) for error in checks.errors}
-    return [*(error for error in found if (error.source, error.problem) not in again), *checks.errors]
+    before = [error for error in found if (error.source, error.problem) not in again]
+    return sorted([*before, *checks.errors], key=lambda error: error.source != source)
 
 
 class _Checks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -26,15 +25,13 @@ from tests.kit.chart import (
     example,
     find,
     kinds,
-    objects_of,
     pods,
     refused,
     rendered,
     require_helm,
-    require_oldest_helm,
 )
 from tools.gen_chart_files import contents
-from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, HelmError, helm, manifest, template
+from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -372,21 +369,6 @@ def test_the_script_that_sets_the_kernel_writes_what_it_is_told(tmp_path: Path) 
 def test_kernel_settings_that_would_reach_no_envoy_are_refused() -> None:
     assert "kernel.enabled=false" in refused("kernel.enabled=true", APP)
     refused(*STANDALONE, "kernel.enabled=true", r"kernel.sysctls.vm\.swappiness=1")
-
-
-@pytest.mark.parametrize("name", EXAMPLE_NAMES)
-def test_the_oldest_helm_renders_the_same(name: str) -> None:
-    text = template("--values", str(EXAMPLES / f"{name}.yaml"), binary=require_oldest_helm())
-    assert objects_of(text) == example(name)
-
-
-def test_a_helm_that_is_too_old_is_refused(tmp_path: Path) -> None:
-    require_helm()
-    chart = shutil.copytree(CHART, tmp_path / "chart")
-    helpers = chart / "templates" / "_helpers.tpl"
-    helpers.write_text(helpers.read_text().replace("<3.14.0-0", "<99.0.0-0"))
-    with pytest.raises(HelmError, match=r"Helm 3\.14 or newer is needed, and this is v"):
-        template("--set", APP, chart=chart)
 
 
 def test_decimals_on_the_command_line_are_given_as_the_documents_say() -> None:
