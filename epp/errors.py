@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+#: Mistakes told at once: a generated file may have one in each of its ten thousand endpoints.
+MOST_ERRORS = 100
+
+
 class EppError(Exception):
     """Base of every error that this package raises on purpose."""
 
@@ -45,11 +49,14 @@ class ConfigErrors(ConfigError):  # noqa: N818  # several of them
     """Several mistakes; ``source``, ``key``, ``problem`` and ``fix`` are those of the first.
 
     Args:
-        errors: the mistakes, two at least.
+        errors: the mistakes, two at least; those beyond `MOST_ERRORS` are only said to be there.
     """
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
+        if len(errors) > MOST_ERRORS:
+            more = ConfigError(first.source, "", "there are more mistakes", "correct these first")
+            errors = (*errors[:MOST_ERRORS], more)
         super().__init__(first.source, first.key, first.problem, first.fix)
         self.args = ("; ".join(map(str, errors)),)
         self._errors = tuple(errors)

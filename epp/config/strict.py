@@ -14,7 +14,7 @@ from typing import Annotated, Generic, TypeVar, Union, get_args, get_origin
 import msgspec
 import yaml
 
-from epp.errors import ConfigError, raise_all
+from epp.errors import MOST_ERRORS, ConfigError, raise_all
 
 T = TypeVar("T")
 
@@ -170,6 +170,8 @@ class Salvaged(Generic[T]):
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError:
+            if len(self.errors) > MOST_ERRORS:
+                return _Wrong
             left = self._parts(value, kind, key)
         else:
             return value

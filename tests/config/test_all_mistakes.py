@@ -79,6 +79,15 @@ def test_every_mistake_of_a_file_is_told_by_its_key(
     assert str(caught.value) == "; ".join(map(str, caught.value.errors)), "one entry of a log"
 
 
+def test_a_hundred_mistakes_are_told_and_that_there_are_more() -> None:
+    text = "endpoints:\n" + '- {address: "a:1", rtt_ms: -1}\n' * 200
+    with pytest.raises(ConfigError) as caught:
+        parse_pool(text, "endpoints.yaml")
+    told = caught.value.errors
+    assert (len(told), told[99].key) == (101, "endpoints[99].rtt_ms")
+    assert str(told[100]) == "endpoints.yaml: there are more mistakes (correct these first)"
+
+
 SERVED = "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0', first_token: ''"
 
 
@@ -151,7 +160,7 @@ def test_mistakes_of_a_watched_file_are_one_entry_of_the_log(
     with caplog.at_level("ERROR"):
         for file in app._files:
             file.check()
-    (entry,) = caplog.messages
+    (entry,) = (record.message for record in caplog.records if record.levelname == "ERROR")
     assert all(f"endpoints.yaml: {key}: " in entry for key in POOL_KEYS)
 
 
