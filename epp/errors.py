@@ -2,7 +2,7 @@
 
 EppError
 ├── ConfigError      an operator's file is wrong: names the file, the key and the fix
-│   └── ConfigErrors several mistakes at once, in the order of the files
+│   └── ConfigErrors several errors at once, in the order of the files
 ├── ClientError      a request is wrong: carries the HTTP status and words for the client
 └── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-#: Mistakes told at once: a generated file may have one in each of its ten thousand endpoints.
+#: Errors reported at once: a generated file may have one in each of its ten thousand endpoints.
 MOST_ERRORS = 100
 
 
@@ -41,21 +41,21 @@ class ConfigError(EppError):
 
     @property
     def errors(self) -> Sequence[ConfigError]:
-        """The mistakes one by one."""
+        """The errors one by one."""
         return (self,)
 
 
 class ConfigErrors(ConfigError):  # noqa: N818  # several of them
-    """Several mistakes; ``source``, ``key``, ``problem`` and ``fix`` are those of the first.
+    """Several errors; ``source``, ``key``, ``problem`` and ``fix`` are those of the first.
 
     Args:
-        errors: the mistakes, two at least; those beyond `MOST_ERRORS` are only said to be there.
+        errors: two at least; beyond `MOST_ERRORS` it is only reported that there are more.
     """
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
         if len(errors) > MOST_ERRORS:
-            more = ConfigError(first.source, "", "there are more mistakes", "correct these first")
+            more = ConfigError(first.source, "", "there are more errors", "correct these first")
             errors = (*errors[:MOST_ERRORS], more)
         super().__init__(first.source, first.key, first.problem, first.fix)
         self.args = ("; ".join(map(str, errors)),)
@@ -63,7 +63,7 @@ class ConfigErrors(ConfigError):  # noqa: N818  # several of them
 
     @property
     def errors(self) -> Sequence[ConfigError]:
-        """The mistakes one by one."""
+        """The errors one by one."""
         return self._errors
 
 

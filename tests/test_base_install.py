@@ -1,4 +1,4 @@
-"""The commands where only the base is installed: what needs an extra says which, in one line."""
+"""The commands where only the base is installed: what needs an extra names it in one line."""
 
 from __future__ import annotations
 

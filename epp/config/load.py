@@ -20,7 +20,7 @@ def parse_config(text: str | bytes, source: str) -> Config:
     """`epp.yaml` as text to a `Config`.
 
     Raises:
-        ConfigError: naming the file, the key and the fix of each mistake.
+        ConfigError: naming the file, the key and the fix of each error.
     """
     config, errors = salvage_config(text, source)
     raise_all(errors)
@@ -28,7 +28,7 @@ def parse_config(text: str | bytes, source: str) -> Config:
 
 
 def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigError]]:
-    """What can be used of `epp.yaml`, the rest at its defaults, and all mistakes in it.
+    """What can be used of `epp.yaml`, the rest at its defaults, and all errors in it.
 
     Raises:
         ConfigError: the text is not YAML.
@@ -53,10 +53,10 @@ def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigE
 
 
 def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:
-    """Whether keys of a section say what the operator means: neither they nor any beside them are mistaken.
+    """Whether keys of a section say what the operator means: no error casts doubt on them.
 
     Args:
-        found: all mistakes of the file.
+        found: all errors of the file.
         section: name of a section.
         keys: keys in it.
     """

@@ -1,6 +1,6 @@
 """Strict decoding of YAML or JSON text into msgspec structs.
 
-Owns how mistakes in a file are told, all of them at once: the file, the dotted key, what is wrong and, for a
+Owns how errors in a file are reported, all at once: the file, the dotted key, what is wrong and, for a
 misspelt key, the nearest right one. Never reads a disk; callers bring the text.
 """
 
@@ -105,7 +105,7 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
     """Text to a value of a msgspec type; an empty file counts as an empty mapping.
 
     Raises:
-        ConfigError: naming the file, the key and the fix of each mistake.
+        ConfigError: naming the file, the key and the fix of each error.
     """
     return convert(_loaded(text, source), kind, source)
 
@@ -114,7 +114,7 @@ def convert(value: object, kind: type[T], source: str) -> T:
     """Plain values, as a file spells them, to a value of a msgspec type.
 
     Raises:
-        ConfigError: naming the file, the key and the fix of each mistake.
+        ConfigError: naming the file, the key and the fix of each error.
     """
     found = Salvaged(value, kind, source)
     raise_all(found.errors)
@@ -123,7 +123,7 @@ def convert(value: object, kind: type[T], source: str) -> T:
 
 
 def salvage(text: str | bytes, kind: type[T], source: str) -> Salvaged[T]:
-    """Text to what can be used of it, and to its mistakes, for callers with further checks to make.
+    """Text to what can be used of it, and to its errors, for callers with further checks to make.
 
     Raises:
         ConfigError: the text is not YAML.
@@ -141,7 +141,7 @@ class _Wrong:
 
 
 class Salvaged(Generic[T]):
-    """Plain values converted, each mistake left out and told.
+    """Plain values converted, each error left out and reported.
 
     Args:
         value: plain values, as a file spells them.
@@ -150,7 +150,7 @@ class Salvaged(Generic[T]):
 
     Attributes:
         value: what is left, None when that is not of the type.
-        errors: the mistakes, in the file's order.
+        errors: what is wrong, in the file's order.
         left_out: dotted keys of the values that `value` lacks; unknown keys are not among them.
     """
 
@@ -164,7 +164,7 @@ class Salvaged(Generic[T]):
     def _part(self, value: object, kind: object, key: str) -> object:
         """The value without what is wrong in it, or `_Wrong`.
 
-        msgspec stops at the first mistake, so its parts are converted one by one.
+        msgspec stops at the first error, so its parts are converted one by one.
         """
         lost = len(self.left_out)
         try:
@@ -178,7 +178,7 @@ class Salvaged(Generic[T]):
         try:
             msgspec.convert(left, kind)
         except msgspec.ValidationError as error:
-            # That something is missed which was left out, or told to be missing, is no other mistake.
+            # That something is missing which was left out, or reported as missing, is no other error.
             if len(self.left_out) == lost and not str(error).startswith(_MISSING):
                 self.errors += _explain(str(error), kind, self._source, key)
         else:
@@ -216,7 +216,7 @@ class Salvaged(Generic[T]):
 
 
 def _explain(text: str, kind: object, source: str, key: str) -> list[ConfigError]:
-    """What msgspec says of a value whose parts are right; a section's own check may say several things."""
+    """The errors of a value whose parts are right; a section's own check may find several."""
     parts = _AT.match(text)
     problem, path = (parts["problem"], parts["path"] or "") if parts else (text, "")
     fix = _fix(problem, kind)

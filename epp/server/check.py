@@ -1,6 +1,6 @@
-"""The mistakes of a configuration that cannot be served, all of them: its values and the files it names.
+"""All errors of a configuration that cannot be served: its values and the files it names.
 
-Runs only once a start has failed: a start ends at its first mistake, and after it others may wait.
+Runs only once a start has failed: a start ends at its first error, and after it others may wait.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
 
 
-def mistakes(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> list[ConfigError]:
+def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> list[ConfigError]:
     """Those found so far, and all that a start with this configuration would come to after them.
 
     Args:
         config: what can be used of the configuration.
         base: folder that its paths are relative to.
         source: its name, for errors.
-        found: mistakes so far. What hangs on a key that they name is not looked at.
+        found: errors so far. What hangs on a key that they name is not looked at.
     """
     checks = _Checks(config, base, source)
     if config.prefix.secret_file:
@@ -57,7 +57,7 @@ def mistakes(config: Config, base: Path, source: str, found: Sequence[ConfigErro
 
 
 class _Checks:
-    """Checks that do not hang on each other; their mistakes are gathered."""
+    """Checks that do not hang on each other; their errors are gathered."""
 
     def __init__(self, config: Config, base: Path, source: str) -> None:
         self._config, self._base, self._source = config, base, source
@@ -73,7 +73,7 @@ class _Checks:
         self.run(partial(create, source=self._source), section.name, section.params)
         if section.name not in POLICIES:
             return
-        # Without parameters, so that a mistake among them hides none of the weights.
+        # Without parameters, so that an error among them hides none of the weights.
         specs = create(section.name).weight_specs
         bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
         with gather(self.errors):

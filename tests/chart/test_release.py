@@ -160,7 +160,7 @@ async def test_an_upgrade_between_ways_of_serving_leaves_nothing_behind(installe
 def kit_only(request: pytest.FixtureRequest) -> None:
     """One is enough: nothing gets as far as a server's own checks."""
     if "[kit]" not in request.node.name:
-        pytest.skip("told by the chart, whatever the server")
+        pytest.skip("refused by the chart, whatever the server")
 
 
 async def test_the_notes_tell_three_commands(kit_only: None, installed: Installed) -> None:

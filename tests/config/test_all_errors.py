@@ -1,4 +1,4 @@
-"""All mistakes of a configuration are told at once, and none that only follow from others."""
+"""All errors of a configuration are reported at once, and none that only follow from others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def weights(text: str, source: str) -> object:
         (parse_capability, CAPABILITY, ["models.m[1]", "models.m[2].bucket_tokens"]),
     ],
 )
-def test_every_mistake_of_a_file_is_told_by_its_key(
+def test_every_error_of_a_file_is_reported_by_its_key(
     parse: Callable[[str, str], object], text: str, keys: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -79,20 +79,20 @@ def test_every_mistake_of_a_file_is_told_by_its_key(
     assert str(caught.value) == "; ".join(map(str, caught.value.errors)), "one entry of a log"
 
 
-def test_a_hundred_mistakes_are_told_and_that_there_are_more() -> None:
+def test_a_hundred_errors_are_reported_and_that_there_are_more() -> None:
     text = "endpoints:\n" + '- {address: "a:1", rtt_ms: -1}\n' * 200
     with pytest.raises(ConfigError) as caught:
         parse_pool(text, "endpoints.yaml")
-    told = caught.value.errors
-    assert (len(told), told[99].key) == (101, "endpoints[99].rtt_ms")
-    assert str(told[100]) == "endpoints.yaml: there are more mistakes (correct these first)"
+    errors = caught.value.errors
+    assert (len(errors), errors[99].key) == (101, "endpoints[99].rtt_ms")
+    assert str(errors[100]) == "endpoints.yaml: there are more errors (correct these first)"
 
 
 SERVED = "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0', first_token: ''"
 
 
 def served(folder: Path, text: str) -> list[str]:
-    """What `epp serve` says of a configuration, without its log."""
+    """Lines that `epp serve` writes for a configuration, without its log."""
     (folder / "epp.yaml").write_text(text)
     done = subprocess.run(
         (sys.executable, "-m", "epp", "serve", "--config", "epp.yaml", "--log-level", "error"),
@@ -127,7 +127,7 @@ START_KEYS = [
 
 
 @pytest.mark.parametrize("first", [[], ["scrape.interval_s", "drain_s"]], ids=["values", "and types"])
-def test_a_start_tells_the_mistakes_of_all_files(tmp_path: Path, first: list[str]) -> None:
+def test_a_start_reports_the_errors_of_all_files(tmp_path: Path, first: list[str]) -> None:
     (tmp_path / "short").write_text("x")
     (tmp_path / "overrides.yaml").write_text("weights: {w: 1, v: 1}")
     (tmp_path / "capability.yaml").write_text("models: 1")
@@ -146,13 +146,13 @@ def test_a_start_tells_the_mistakes_of_all_files(tmp_path: Path, first: list[str
         ("tokens: {models: {m: {source: 5}}}", ["tokens.models.m.source"]),
     ],
 )
-def test_what_only_follows_from_a_mistake_is_not_told(tmp_path: Path, text: str, keys: list[str]) -> None:
+def test_what_only_follows_from_an_error_is_not_reported(tmp_path: Path, text: str, keys: list[str]) -> None:
     if "pool" not in text and "pol:" not in text:
         (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     assert of_keys(served(tmp_path, f"{SERVED}}}\n{text}")) == [f"epp.yaml: {key}" for key in keys]
 
 
-def test_mistakes_of_a_watched_file_are_one_entry_of_the_log(
+def test_errors_of_a_watched_file_are_one_entry_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(parse_config("", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
@@ -165,7 +165,7 @@ def test_mistakes_of_a_watched_file_are_one_entry_of_the_log(
 
 
 @pytest.mark.parametrize("command", ["doctor", "envoy render"])
-def test_commands_that_read_the_configuration_tell_them_all(
+def test_commands_that_read_the_configuration_report_them_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     (tmp_path / "epp.yaml").write_text("drain_s: -1\nscrape: {interval_s: -1}")
