@@ -62,7 +62,7 @@ $(KUBE)/etcd:
 	cd $(KUBE)/package && apt-get download etcd-server && dpkg -x etcd-server_*.deb .
 	cp $(KUBE)/package/usr/bin/etcd $@
 
-helm: ## Helm, and the CRDs that the chart is checked against, into a cache outside the tree (wants Go, or npm)
+helm: ## Helm, and the CRDs that the chart is checked against, into a cache outside the tree (wants Go)
 	tools/install_helm.sh
 
 test-chart: setup helm ## the Helm chart: rendered, checked, installed, upgraded, rolled back

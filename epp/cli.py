@@ -12,7 +12,7 @@ from importlib import import_module
 
 from epp import __version__
 from epp.compiled import core
-from epp.errors import EppError
+from epp.errors import ConfigError, EppError
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,15 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; errors meant for people, and files', are one line on standard error and status 2."""
+    """Run a command; errors meant for people, and files', are a line each on standard error and status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to stop
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except EppError as error:
-        print(f"epp: {error}", file=sys.stderr)
+        for each in error.errors if isinstance(error, ConfigError) else (error,):
+            print(f"epp: {each}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -2,11 +2,22 @@
 
 EppError
 ├── ConfigError      an operator's file is wrong: names the file, the key and the fix
+│   └── ConfigErrors several errors at once, in the order of the files
 ├── ClientError      a request is wrong: carries the HTTP status and words for the client
 └── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
 """
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+#: Errors reported at once: a generated file may have one in each of its ten thousand endpoints.
+MOST_ERRORS = 100
 
 
 class EppError(Exception):
@@ -27,6 +38,52 @@ class ConfigError(EppError):
         self.source, self.key, self.problem, self.fix = source, key, problem, fix
         place = f"{source}: {key}" if key else source
         super().__init__(f"{place}: {problem}" + (f" ({fix})" if fix else ""))
+
+    @property
+    def errors(self) -> Sequence[ConfigError]:
+        """The errors one by one."""
+        return (self,)
+
+
+class ConfigErrors(ConfigError):  # noqa: N818  # several of them
+    """Several errors; ``source``, ``key``, ``problem`` and ``fix`` are those of the first.
+
+    Args:
+        errors: two at least; beyond `MOST_ERRORS` it is only reported that there are more.
+    """
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        if len(errors) > MOST_ERRORS:
+            more = ConfigError(first.source, "", "there are more errors", "correct these first")
+            errors = (*errors[:MOST_ERRORS], more)
+        super().__init__(first.source, first.key, first.problem, first.fix)
+        self.args = ("; ".join(map(str, errors)),)
+        self._errors = tuple(errors)
+
+    @property
+    def errors(self) -> Sequence[ConfigError]:
+        """The errors one by one."""
+        return self._errors
+
+
+@contextmanager
+def gather(errors: list[ConfigError]) -> Iterator[None]:
+    """Add a `ConfigError` of the block to the list instead of raising it: more may be wrong after it."""
+    try:
+        yield
+    except ConfigError as error:
+        errors.extend(error.errors)
+
+
+def raise_all(errors: Sequence[ConfigError]) -> None:
+    """Raise what was gathered, if anything.
+
+    Raises:
+        ConfigError: the only one, or `ConfigErrors`.
+    """
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
 class ClientError(EppError):

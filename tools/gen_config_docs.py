@@ -27,8 +27,8 @@ TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
 `epp serve --config epp.yaml`. Everything has a default; an empty file is a valid configuration. Unknown keys
-are errors that name the file, the key and the nearest right one. Paths are relative to the configuration
-file.
+are errors. All errors are reported at once, those in the files that the configuration names included: a line
+each with the file, the key and what to write instead. Paths are relative to the configuration file.
 
 This page is generated from the schema by `python tools/gen_config_docs.py`; a test keeps it fresh.
 """

@@ -29,14 +29,19 @@ class HelmError(RuntimeError):
 
 def cache() -> Path:
     """The folder that `tools/install_helm.sh` fills."""
-    text = (Path(__file__).parent / "install_helm.sh").read_text()
-    version = re.search(r"^helm_version=(.*)$", text, re.MULTILINE)
-    if version is None:
-        raise HelmError("tools/install_helm.sh names no version")
     if named := os.environ.get("EPP_HELM_CACHE"):
         return Path(named)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "gorgo-epp" / f"helm-{version[1]}"
+    return Path(home) / "gorgo-epp" / f"helm-{_version('helm')}"
+
+
+def _version(name: str) -> str:
+    """``helm`` or ``oldest``, as `tools/install_helm.sh` pins them."""
+    text = (Path(__file__).parent / "install_helm.sh").read_text()
+    version = re.search(rf"^{name}_version=(.*)$", text, re.MULTILINE)
+    if version is None:
+        raise HelmError(f"tools/install_helm.sh names no {name} version")
+    return version[1]
 
 
 def find_helm() -> Path:
@@ -52,8 +57,20 @@ def find_helm() -> Path:
     return Path(found)
 
 
-def helm(*words: str, kubeconfig: Path | None = None) -> str:
-    """Run it; what it printed.
+def find_oldest_helm() -> Path:
+    """The binary of the oldest Helm that the chart works with.
+
+    Raises:
+        HelmError: `tools/install_helm.sh` has not installed it.
+    """
+    installed = cache() / _version("oldest") / "helm"
+    if not installed.is_file():
+        raise HelmError("no oldest Helm: run `make helm`, which installs it outside the tree")
+    return installed
+
+
+def helm(*words: str, kubeconfig: Path | None = None, binary: Path | None = None) -> str:
+    """Run it, or another binary of it; what it printed.
 
     Raises:
         HelmError: it is not there, or ended with an error.
@@ -61,7 +78,7 @@ def helm(*words: str, kubeconfig: Path | None = None) -> str:
     # Nobody's own cluster is ever spoken to.
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig or os.devnull)}
     done = subprocess.run(  # noqa: S603  # our own words
-        [str(find_helm()), *words],
+        [str(binary or find_helm()), *words],
         check=False,
         capture_output=True,
         text=True,
@@ -73,15 +90,14 @@ def helm(*words: str, kubeconfig: Path | None = None) -> str:
     return done.stdout
 
 
-def template(*words: str) -> str:
+def template(*words: str, chart: Path = CHART, binary: Path | None = None) -> str:
     """The chart's objects, as YAML.
 
     Raises:
         HelmError: as `helm`.
     """
-    return helm(
-        "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION, *words
-    )
+    place = (str(chart), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION)
+    return helm("template", RELEASE, *place, *words, binary=binary)
 
 
 def manifest(name: str) -> str:

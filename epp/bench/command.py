@@ -29,6 +29,7 @@ from epp.bench import (
 from epp.bench.cpu import PREFER_VARIABLE, cpu_s, instructions_offered, prefer
 from epp.bench.figures import Figures
 from epp.envoy.launch import tied_to_parent
+from epp.envoy.process import find_envoy
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     names: Sequence[str] = ALL if arguments.name == "all" else (arguments.name,)
     if arguments.name == "all" and arguments.tokenizer is not None:
         names = (*ALL, TOKENS)
+    if "envoy" in names:
+        find_envoy()  # now: without one, all that was measured until then would be lost
     begun_s = time.monotonic()
     if arguments.prefer:
         os.environ[PREFER_VARIABLE] = "1"

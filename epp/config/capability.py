@@ -12,7 +12,7 @@ import msgspec
 
 from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Share
 from epp.config.strict import decode
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 from epp.signals.capability import Cell
 from epp.view import SHORTEST_BUCKET_TOKENS, length_bucket
 
@@ -99,10 +99,13 @@ def parse_capability(text: str | bytes, source: str) -> CapabilityFile:
         )
     if sum(map(len, parsed.models.values())) > MAX_CELLS:
         raise ConfigError(source, "models", f"more than {MAX_CELLS} cells")
+    errors: list[ConfigError] = []
     for model, entries in parsed.models.items():
         seen: set[Cell] = set()
         for position, entry in enumerate(entries):
-            _check(entry, source, f"models.{model}[{position}]", seen)
+            with gather(errors):
+                _check(entry, source, f"models.{model}[{position}]", seen)
+    raise_all(errors)
     return parsed
 
 

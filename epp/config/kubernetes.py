@@ -52,15 +52,21 @@ class Kubernetes(Section, frozen=True):
 
     def __post_init__(self) -> None:
         """One source, complete, and a selector that the API server would accept."""
+        wrong = []
         if sum(map(bool, (self.pool_name, self.selector, self.service))) != 1:
-            raise ValueError("set exactly one of pool_name, selector and service")
+            wrong.append("set exactly one of pool_name, selector and service")
         if self.pool_group not in POOL_VERSIONS:
-            raise ValueError(f"pool_group is {self.pool_group!r}; write one of {', '.join(POOL_VERSIONS)}")
+            wrong.append(f"pool_group is {self.pool_group!r}; write one of {', '.join(POOL_VERSIONS)}")
         if self.selector:
-            check_selector(self.selector)
+            try:
+                check_selector(self.selector)
+            except ValueError as error:
+                wrong.append(str(error))
             if not self.target_ports:
-                raise ValueError("selector needs target_ports, e.g. [8000]")
+                wrong.append("selector needs target_ports, e.g. [8000]")
         if self.pool_name and self.target_ports:
-            raise ValueError("target_ports come from the InferencePool; drop them or use selector")
+            wrong.append("target_ports come from the InferencePool; drop them or use selector")
         if len(set(self.target_ports)) != len(self.target_ports):
-            raise ValueError("target_ports names a port twice")
+            wrong.append("target_ports names a port twice")
+        if wrong:
+            raise ValueError("\n".join(wrong))

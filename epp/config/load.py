@@ -9,20 +9,32 @@ from typing import TYPE_CHECKING
 from epp.config.address import UNIX, split_address
 from epp.config.schema import Config
 from epp.config.section import Section
-from epp.config.strict import decode
-from epp.errors import ConfigError
+from epp.config.strict import decode, salvage
+from epp.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def parse_config(text: str | bytes, source: str) -> Config:
     """`epp.yaml` as text to a `Config`.
 
     Raises:
-        ConfigError: naming the file, the key and the fix.
+        ConfigError: naming the file, the key and the fix of each error.
     """
-    config = decode(text, Config, source)
+    config, errors = salvage_config(text, source)
+    raise_all(errors)
+    return config
+
+
+def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigError]]:
+    """What can be used of `epp.yaml`, the rest at its defaults, and all errors in it.
+
+    Raises:
+        ConfigError: the text is not YAML.
+    """
+    found = salvage(text, Config, source)
+    config, errors = found.value or Config(), found.errors
     for key in ("grpc", "http", "first_token", "health"):
         address = getattr(config.listen, key)
         if key == "first_token" and address.startswith(UNIX) and address != UNIX:
@@ -32,12 +44,29 @@ def parse_config(text: str | bytes, source: str) -> Config:
         try:
             split_address(address)
         except ValueError as error:
-            raise ConfigError(source, f"listen.{key}", str(error), "e.g. 127.0.0.1:9002") from error
+            errors.append(ConfigError(source, f"listen.{key}", str(error), "e.g. 127.0.0.1:9002"))
     weights, overrides = config.weights_file, config.overrides_file
     if weights and overrides and normpath(weights) == normpath(overrides):
         fix = "a file each: the tuner writes the first and you the second, which wins"
-        raise ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix)
-    return config
+        errors.append(ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix))
+    return config, errors
+
+
+def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:
+    """Whether keys of a section say what the operator means: no error casts doubt on them.
+
+    Args:
+        found: all errors of the file.
+        section: name of a section.
+        keys: keys in it.
+    """
+    wrong = {"", section, *(f"{section}.{key}" for key in keys)}
+    return not any(
+        error.key in wrong
+        or error.key.startswith(tuple(f"{section}.{key}." for key in keys))
+        or (error.problem == "unknown key" and error.key.rpartition(".")[0] in ("", section))
+        for error in found
+    )
 
 
 class WeightsFile(Section, frozen=True):
@@ -84,13 +113,17 @@ def check_weights(
     """Weights whose names are known and whose values lie within their bounds.
 
     Raises:
-        ConfigError: naming the weight.
+        ConfigError: naming each weight that is wrong.
     """
+    errors = []
     for name, value in weights.items():
         if name not in bounds:
             known = ", ".join(sorted(bounds)) or "none; this policy has no weights"
-            raise ConfigError(source, f"{key}.{name}", "unknown weight", f"known: {known}")
+            errors.append(ConfigError(source, f"{key}.{name}", "unknown weight", f"known: {known}"))
+            continue
         low, high = bounds[name]
         if not math.isfinite(value) or not low <= value <= high:
-            raise ConfigError(source, f"{key}.{name}", f"{value} is out of bounds", f"{low} to {high}")
+            problem = f"{value} is out of bounds"
+            errors.append(ConfigError(source, f"{key}.{name}", problem, f"{low} to {high}"))
+    raise_all(errors)
     return dict(weights)

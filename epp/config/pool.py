@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from epp.config.address import normalise_address
 from epp.config.section import Section
-from epp.config.strict import decode
-from epp.errors import ConfigError
+from epp.config.strict import salvage
+from epp.errors import ConfigError, gather, raise_all
 from epp.signals.endpoint import MAX_RTT_MS, Endpoint
 from epp.view import MAX_MODEL_CHARS
 
@@ -106,22 +107,36 @@ def parse_pool(text: str | bytes | None, source: str) -> dict[str, EndpointSpec]
         raise ConfigError(source, "", "the file is missing", "deploy/endpoints.example.yaml is one")
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "write 'endpoints: []' for an empty pool")
-    pool = decode(text, PoolFile, source)
+    found = salvage(text, PoolFile, source)
+    errors = found.errors
     specs: dict[str, EndpointSpec] = {}
-    for position, spec in enumerate(pool.endpoints):
-        key = f"endpoints[{position}].address"
-        try:
-            address = normalise_address(spec.address)
-        except ValueError as error:
-            raise ConfigError(source, key, str(error)) from error
-        if address.endswith(":0"):
-            raise ConfigError(source, key, "port 0 is not a place to send requests to")
-        if address in specs:
-            raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
-        if wrong := misnamed(spec.models, spec.adapters):
-            raise ConfigError(source, f"endpoints[{position}].{wrong.key}", wrong.problem, wrong.fix)
-        specs[address] = spec
+    endpoints = found.value.endpoints if found.value is not None else []
+    positions = (place for place in count() if f"endpoints[{place}]" not in found.left_out)
+    for position, spec in zip(positions, endpoints, strict=False):
+        with gather(errors):
+            _check(spec, source, f"endpoints[{position}]", specs)
+    raise_all(errors)
     return specs
+
+
+def _check(spec: EndpointSpec, source: str, place: str, specs: dict[str, EndpointSpec]) -> None:
+    """Add an endpoint to those before it.
+
+    Raises:
+        ConfigError: its address or its models cannot be used.
+    """
+    key = f"{place}.address"
+    try:
+        address = normalise_address(spec.address)
+    except ValueError as error:
+        raise ConfigError(source, key, str(error)) from error
+    if address.endswith(":0"):
+        raise ConfigError(source, key, "port 0 is not a place to send requests to")
+    if address in specs:
+        raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
+    if wrong := misnamed(spec.models, spec.adapters):
+        raise ConfigError(source, f"{place}.{wrong.key}", wrong.problem, wrong.fix)
+    specs[address] = spec
 
 
 def _named(names: list[str] | dict[str, str]) -> dict[str, str]:

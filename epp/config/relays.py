@@ -67,23 +67,30 @@ class Relays(Section, frozen=True):
     def __post_init__(self) -> None:
         """Addresses with room for the ports of all connections, and certificates, once there are relays."""
         taken: dict[str, str] = {}
-        for region, address in self.regions.items():
-            if not region or not region.isprintable():
-                raise ValueError(f"{region!r} is not a region's name")
-            try:
-                port = split_address(address)[1]
-            except ValueError as error:
-                raise ValueError(f"regions.{region}: {error}") from error
-            if not 0 < port <= 65_536 - self.connections:
-                raise ValueError(f"{address} of {region} leaves no room for {self.connections} ports")
-            for own in self.addresses(region):
-                # Who answers there knows one of the two regions' endpoints alone.
-                if (other := taken.setdefault(own, region)) != region:
-                    raise ValueError(f"{own} is a port of {other}'s relay and of {region}'s")
+        wrong = [text for region in self.regions if (text := self._wrong(region, taken))]
         if self.regions and not (self.ca_file and self.cert_file and self.key_file):
-            raise ValueError("ca_file, cert_file and key_file are needed: relays serve nobody without them")
+            wrong.append("ca_file, cert_file and key_file are needed: relays serve nobody without them")
         if len(self.congestion_control) > 15:  # TCP_CA_NAME_MAX of the kernel, with its end
-            raise ValueError("congestion_control is the short name of a kernel's, e.g. bbr")
+            wrong.append("congestion_control is the short name of a kernel's, e.g. bbr")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+
+    def _wrong(self, region: str, taken: dict[str, str]) -> str:
+        """What is wrong with a region's relay, ``""`` for nothing; its addresses are taken afterwards."""
+        address = self.regions[region]
+        if not region or not region.isprintable():
+            return f"{region!r} is not a region's name"
+        try:
+            port = split_address(address)[1]
+        except ValueError as error:
+            return f"regions.{region}: {error}"
+        if not 0 < port <= 65_536 - self.connections:
+            return f"{address} of {region} leaves no room for {self.connections} ports"
+        for own in self.addresses(region):
+            # Who answers there knows one of the two regions' endpoints alone.
+            if (other := taken.setdefault(own, region)) != region:
+                return f"{own} is a port of {other}'s relay and of {region}'s"
+        return ""
 
     def addresses(self, region: str) -> tuple[str, ...]:
         """All addresses of a region's relay as Envoy spells them, one a connection; none without a relay."""

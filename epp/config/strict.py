@@ -1,23 +1,23 @@
 """Strict decoding of YAML or JSON text into msgspec structs.
 
-Owns how a mistake in a file is told: the file, the dotted key, what is wrong and, for a misspelt key, the
-nearest right one. Never reads a disk; callers bring the text.
+Owns how errors in a file are reported, all at once: the file, the dotted key, what is wrong and, for a
+misspelt key, the nearest right one. Never reads a disk; callers bring the text.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import TypeVar
+import types
+from typing import Annotated, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
 
-from epp.errors import ConfigError
+from epp.errors import MOST_ERRORS, ConfigError, raise_all
 
 T = TypeVar("T")
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 #: What to write where something else stands: `100ms`, `32MiB`, `1e6` (a text in YAML), `"yes"`, nothing.
 _FIXES = {
@@ -28,8 +28,8 @@ _FIXES = {
     "object": "keys and values, e.g. {name: value}",
     "str": 'a text, in quotes where it looks like something else, e.g. "1"',
 }
-_AT = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-
+_MISSING = "Object missing required field"
+_AT = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 
 _MERGE = "tag:yaml.org,2002:merge"
 #: Sections within sections. Composing descends on the process's stack, and far enough down ends the process.
@@ -105,56 +105,144 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
     """Text to a value of a msgspec type; an empty file counts as an empty mapping.
 
     Raises:
-        ConfigError: naming the file, the key and the fix.
+        ConfigError: naming the file, the key and the fix of each error.
     """
-    value = load_yaml(text, source)
-    return convert({} if value is None else value, kind, source)
+    return convert(_loaded(text, source), kind, source)
 
 
 def convert(value: object, kind: type[T], source: str) -> T:
     """Plain values, as a file spells them, to a value of a msgspec type.
 
     Raises:
-        ConfigError: naming the file, the key and the fix.
+        ConfigError: naming the file, the key and the fix of each error.
     """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), value, kind, source) from error
+    found = Salvaged(value, kind, source)
+    raise_all(found.errors)
+    assert found.value is not None  # noqa: S101  # nothing was left out
+    return found.value
 
 
-def _explain(text: str, value: object, kind: type, source: str) -> ConfigError:
-    unknown = _UNKNOWN.match(text)
-    if unknown:
-        path, field = unknown["path"] or "$", unknown["field"]
-        known = _fields_at(kind, path)
-        path = _name_entry(path, text, value, kind)
-        near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-        fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return ConfigError(source, _dotted(path, field), "unknown key", fix)
+def salvage(text: str | bytes, kind: type[T], source: str) -> Salvaged[T]:
+    """Text to what can be used of it, and to its errors, for callers with further checks to make.
+
+    Raises:
+        ConfigError: the text is not YAML.
+    """
+    return Salvaged(_loaded(text, source), kind, source)
+
+
+def _loaded(text: str | bytes, source: str) -> object:
+    value = load_yaml(text, source)
+    return {} if value is None else value
+
+
+class _Wrong:
+    """Stands for what cannot be used."""
+
+
+class Salvaged(Generic[T]):
+    """Plain values converted, each error left out and reported.
+
+    Args:
+        value: plain values, as a file spells them.
+        kind: the msgspec type.
+        source: name of the file, for errors.
+
+    Attributes:
+        value: what is left, None when that is not of the type.
+        errors: what is wrong, in the file's order.
+        left_out: dotted keys of the values that `value` lacks; unknown keys are not among them.
+    """
+
+    def __init__(self, value: object, kind: type[T], source: str) -> None:
+        self._source = source
+        self.errors: list[ConfigError] = []
+        self.left_out: set[str] = set()
+        left = self._part(value, kind, "")
+        self.value: T | None = None if left is _Wrong else msgspec.convert(left, kind)
+
+    def _part(self, value: object, kind: object, key: str) -> object:
+        """The value without what is wrong in it, or `_Wrong`.
+
+        msgspec stops at the first error, so its parts are converted one by one.
+        """
+        lost = len(self.left_out)
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            if len(self.errors) > MOST_ERRORS:
+                return _Wrong
+            left = self._parts(value, kind, key)
+        else:
+            return value
+        try:
+            msgspec.convert(left, kind)
+        except msgspec.ValidationError as error:
+            # That something is missing which was left out, or reported as missing, is no other error.
+            if len(self.left_out) == lost and not str(error).startswith(_MISSING):
+                self.errors += _explain(str(error), kind, self._source, key)
+        else:
+            return left
+        self.left_out.add(key)
+        return _Wrong
+
+    def _parts(self, value: object, kind: object, key: str) -> object:
+        for option in _alternatives(kind):
+            if isinstance(value, dict) and isinstance(option, type) and issubclass(option, msgspec.Struct):
+                return self._fields(value, option, key)
+            items = get_args(option)
+            if isinstance(value, dict) and get_origin(option) is dict:
+                parts = {name: self._part(part, items[1], _join(key, name)) for name, part in value.items()}
+                return {name: part for name, part in parts.items() if part is not _Wrong}
+            if isinstance(value, list) and get_origin(option) is list:
+                listed = [self._part(part, items[0], f"{key}[{place}]") for place, part in enumerate(value)]
+                return [part for part in listed if part is not _Wrong]
+        return value
+
+    def _fields(self, value: dict[str, object], kind: type[msgspec.Struct], key: str) -> object:
+        fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        left = {}
+        for name, part in value.items():
+            if name in fields:
+                left[name] = self._part(part, fields[name].type, _join(key, name))
+                continue
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
+            self.errors.append(ConfigError(self._source, _join(key, name), "unknown key", fix))
+        for name, field in fields.items():
+            if field.required and name not in value:
+                self.errors.append(ConfigError(self._source, key, f"missing required field {name!r}"))
+        return {name: part for name, part in left.items() if part is not _Wrong}
+
+
+def _explain(text: str, kind: object, source: str, key: str) -> list[ConfigError]:
+    """The errors of a value whose parts are right; a section's own check may find several."""
     parts = _AT.match(text)
-    problem, path = (parts["problem"], parts["path"] or "$") if parts else (text, "$")
-    fix = _fix(problem, kind, path)
-    path = _name_entry(path, text, value, kind)
+    problem, path = (parts["problem"], parts["path"] or "") if parts else (text, "")
+    fix = _fix(problem, kind)
     if fix and "matching regex" in problem:
         problem = "no such value"  # the fix says in words what the expression does
-    problem = problem.replace("`", "'").replace("Object missing", "missing").replace("Expected", "expected")
-    return ConfigError(source, _dotted(path), problem[0].lower() + problem[1:], fix)
+    problem = problem.replace("`", "'").replace("Expected", "expected")
+    return [
+        ConfigError(source, f"{key}{path}".removeprefix("."), line[0].lower() + line[1:], fix)
+        for line in problem.splitlines()
+    ]
 
 
-def _fix(problem: str, kind: type, path: str) -> str:
+def _fix(problem: str, kind: object) -> str:
     """What to write instead, where that can be told from the type."""
+    info = msgspec.inspect.type_info(kind)
     if problem.startswith("Invalid enum value"):
-        words = [word for option in _options(_type_at(kind, path)) for word in _words(option)]
+        words = [word for option in _options(info) for word in _words(option)]
         return f"one of: {', '.join(words)}" if words else ""
     wrong = _WRONG_TYPE.match(problem)
     wanted = wrong["wanted"].split(" | ") if wrong else []
     usual = "; or ".join(_FIXES[name] for name in wanted if name in _FIXES)
-    if "object" in wanted and (known := _fields_at(kind, path)):
+    if "object" in wanted and (known := _known(info)):
         usual = f"a section: keys under it, or leave it out; known keys: {', '.join(sorted(known))}"
-    if (wrong and wrong["got"] == "str") or problem.startswith("Object"):
+    if wrong and wrong["got"] == "str":
         return usual
-    stated = (str(option.extra["fix"]) for option in _stated(_type_at(kind, path)) if option.extra)
+    stated = (str(option.extra["fix"]) for option in _stated(info) if option.extra)
     return next(stated, usual)
 
 
@@ -166,47 +254,23 @@ def _words(info: msgspec.inspect.Type) -> list[str]:
     return []
 
 
-def _name_entry(path: str, text: str, value: object, kind: type) -> str:
-    """Msgspec writes ``[...]`` for any entry of a mapping: find which ones by trying them alone."""
-    before, marker, after = path.partition("[...]")
-    here = value
-    for name, position in re.findall(r"\.([^.\[]+)|\[(\d+)\]", before):
-        try:
-            here = here[name or int(position)]  # type: ignore[index]  # failing is answered below
-        except (KeyError, IndexError, TypeError):
-            return path
-    if not marker or not isinstance(here, dict):
-        return path
-    entries = dict(here)
-    for name, entry in entries.items():
-        here.clear()
-        here[name] = entry
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            if str(error) == text:
-                return _name_entry(f"{before}.{name}{after}", text, value, kind)
-    return path
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
 
 
-def _dotted(path: str, field: str = "") -> str:
-    inner = path.removeprefix("$").removeprefix(".")
-    return ".".join(part for part in (inner, field) if part)
-
-
-def _fields_at(kind: object, path: str) -> list[str]:
-    """Names of the keys that are allowed at a msgspec path such as ``$.pool.endpoints[...]``."""
-    for option in _options(_type_at(kind, path)):
+def _known(info: msgspec.inspect.Type) -> list[str]:
+    """Names of the keys that a section may have."""
+    for option in _options(info):
         if isinstance(option, msgspec.inspect.StructType):
             return [field.encode_name for field in option.fields]
     return []
 
 
-def _type_at(kind: object, path: str) -> msgspec.inspect.Type:
-    here = msgspec.inspect.type_info(kind)
-    for step in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
-        here = _descend(here, step[0])
-    return here
+def _alternatives(kind: object) -> tuple[object, ...]:
+    """The alternatives of an annotation, or itself, without what is stated beside it."""
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _options(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
@@ -223,16 +287,3 @@ def _stated(info: msgspec.inspect.Type) -> list[msgspec.inspect.Metadata]:
 
 def _union(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
     return info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
-
-
-def _descend(info: msgspec.inspect.Type, name: str) -> msgspec.inspect.Type:
-    for option in _options(info):
-        if name and isinstance(option, msgspec.inspect.StructType):
-            for field in option.fields:
-                if field.encode_name == name:
-                    return field.type
-        if not name and isinstance(option, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
-            return option.item_type
-        if isinstance(option, msgspec.inspect.DictType):
-            return option.value_type
-    return msgspec.inspect.AnyType()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from epp.config.load import check_weights, parse_weights
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 from epp.tuner.plan import INCUMBENT, Plan, Split, assign, parse_plan
 
 if TYPE_CHECKING:
@@ -51,16 +51,18 @@ def effective_bounds(
         ConfigError: unknown weight, reversed bounds, or bounds wider than the policy's own.
     """
     bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
+    errors = []
     for name, (low, high) in configured.items():
         key = f"policy.bounds.{name}"
         if name not in bounds:
             known = ", ".join(sorted(bounds)) or "none; this policy has no weights"
-            raise ConfigError(source, key, "unknown weight", f"known: {known}")
-        if not bounds[name][0] <= low <= high <= bounds[name][1]:
-            raise ConfigError(
-                source, key, f"[{low}, {high}] is not within the policy's {list(bounds[name])}", "low <= high"
-            )
-        bounds[name] = (low, high)
+            errors.append(ConfigError(source, key, "unknown weight", f"known: {known}"))
+        elif not bounds[name][0] <= low <= high <= bounds[name][1]:
+            problem = f"[{low}, {high}] is not within the policy's {list(bounds[name])}"
+            errors.append(ConfigError(source, key, problem, "low <= high"))
+        else:
+            bounds[name] = (low, high)
+    raise_all(errors)
     return bounds
 
 
@@ -88,7 +90,12 @@ class WeightBook:
         source: str,
     ) -> None:
         self._policy = policy
-        self.bounds = effective_bounds(specs, bounds, source)
+        errors: list[ConfigError] = []
+        self.bounds: Mapping[str, tuple[float, float]] = {
+            name: (spec.low, spec.high) for name, spec in specs.items()
+        }
+        with gather(errors):
+            self.bounds = effective_bounds(specs, bounds, source)
         base = {name: spec.default for name, spec in specs.items()}
         for (
             name,
@@ -96,7 +103,10 @@ class WeightBook:
         ) in base.items():  # a default outside tightened bounds moves to the nearest allowed value
             base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
         self._base = base
-        self._configured = check_weights(configured, source, "policy.weights", self.bounds)
+        self._configured: Mapping[str, float] = {}
+        with gather(errors):
+            self._configured = check_weights(configured, source, "policy.weights", self.bounds)
+        raise_all(errors)
         self._plan = _NO_PLAN
         self._overrides: Mapping[str, float] = {}
         self.current = self._merge(self._plan.weights)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
-        return 1
+        return 2
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:

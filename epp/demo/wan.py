@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except EppError as error:
-        console.print(str(error))
-        return 1
+        print(f"epp: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, is_ip, split_address
-from epp.config.load import parse_config
+from epp.config.load import salvage_config, stated
 from epp.config.pool import parse_pool
 from epp.envoy.render import render, render_endpoints, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
+    from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
     from epp.signals.endpoint import Endpoint
 
@@ -232,23 +233,28 @@ def _configured(config_file: Path, variant: str) -> EnvoySettings:
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    config = parse_config(_read(config_file), str(config_file))
+    config, errors = salvage_config(_read(config_file), str(config_file))
+    pool: dict[str, EndpointSpec] = {}
+    with gather(errors):
+        _check_renderable(config, variant, str(config_file))
+    if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
+        pool_file = config_file.parent / config.pool.file
+        with gather(errors):
+            pool = parse_pool(_read(pool_file), str(pool_file))
+    raise_all(errors)
+    return settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+
+
+def _check_renderable(config: Config, variant: str, source: str) -> None:
     if config.pool.kubernetes is not None:
         raise ConfigError(
-            str(config_file), "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
+            source, "pool.kubernetes", "an Envoy cannot be rendered for endpoints of a cluster",
             "the Helm chart has one, standalone.enabled; or list endpoints in pool.file",
         )  # fmt: skip
     if config.listen.tls is not None and config.listen.tls.self_signed:
         problem = "Envoy verifies the picker, and nobody knows this certificate"
         fix = "cert_file and key_file; or no tls on loopback"
-        raise ConfigError(str(config_file), "listen.tls.self_signed", problem, fix)
-    _check_fallbacks(config, variant, str(config_file))
-    pool_file = config_file.parent / config.pool.file
-    pool = parse_pool(_read(pool_file), str(pool_file))
-    return settings_from_config(config, (spec.endpoint() for spec in pool.values()))
-
-
-def _check_fallbacks(config: Config, variant: str, source: str) -> None:
+        raise ConfigError(source, "listen.tls.self_signed", problem, fix)
     count = config.policy.fallbacks
     if variant == Variant.ORIGINAL_DST and count:
         problem = f"{variant} takes a single endpoint, and answers 503 to a pick with {count} more behind it"

@@ -4,16 +4,20 @@ Owns the import of `envoy_data_plane`, nothing else. Importing its modules makes
 they were generated; those warnings are about generated code that we neither own nor can change, so they are
 silenced during the import and only then.
 
-All builders of this folder import the API from here.
+All builders of this folder import the API from here. Without the extra ``envoy`` the import succeeds and the
+first use raises: commands that may render nothing, and every ``--help``, work all the same.
 """
 
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-with warnings.catch_warnings():
+from epp.errors import EppError
+
+with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
     from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap
@@ -108,6 +112,19 @@ __all__ = [
     "tracing",
     "upstream_http",
 ]
+
+if not TYPE_CHECKING:  # a misspelt name stays an error of types
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise for whatever the import above has not brought.
+
+        Raises:
+            AttributeError: one of Python's own names, which is looked for without being needed.
+            EppError: the extra is not installed.
+        """
+        if name not in __all__:
+            raise AttributeError(name)
+        raise EppError("Envoy's API (envoy-data-plane) is not installed: pip install 'gorgo-epp[envoy]'")
 
 
 def pack(message: betterproto2.Message) -> protobuf.Any:

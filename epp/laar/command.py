@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="checked answers as JSON Lines, or a folder of flight records with feedback",
     )
-    parser.add_argument("--out", type=Path, default=Path("capability.yaml"), help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the halves (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("capability.yaml"), help="file (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is held out (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from epp.errors import ConfigError
+from epp.errors import ConfigError, raise_all
 from epp.policies.dynamo import Dynamo, DynamoSoftmax
 from epp.policies.gorgo import Gorgo
 from epp.policies.gorgo_ms import GorgoMs
@@ -115,10 +115,16 @@ def create(
     known: list[str] = []
     if dataclasses.is_dataclass(factory):
         known = [field.name for field in dataclasses.fields(factory)]
-    for param in params or {}:
-        if param not in known:
-            problem = f"policy {name} has no parameter {param!r}"
-            raise ConfigError(source, f"{_PARAMS}.{param}", problem, _nearest(param, known))
+    raise_all([
+        ConfigError(
+            source,
+            f"{_PARAMS}.{param}",
+            f"policy {name} has no parameter {param!r}",
+            _nearest(param, known),
+        )
+        for param in params or {}
+        if param not in known
+    ])  # fmt: skip
     try:
         return factory(**(params or {}))
     except ValueError as error:

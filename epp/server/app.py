@@ -39,6 +39,7 @@ from epp.server.pool import PoolFeed
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
+from epp.server.secret import hash_secret
 from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
@@ -84,7 +85,7 @@ class App:
         self._draining = False
         self.metrics = Metrics()
         self.tasks = Tasks()
-        hasher = BlockHasher(self._secret(source), config.prefix.block_bytes)
+        hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
         self._recorder = self._build_recorder(hasher)
         self._index = WarmIndex(
             capacity_tokens=config.prefix.capacity_tokens,
@@ -266,24 +267,6 @@ class App:
             window_s=records.restore_s,
             clock=self._clock,
         )
-
-    def _secret(self, source: str) -> bytes:
-        key, name = "prefix.secret_file", self._config.prefix.secret_file
-        if not name:
-            lost = ["conversations move to other endpoints when it restarts, and between pickers"]
-            if self._config.records.folder and self._config.records.restore_s:
-                lost.append("the prefix index cannot be restored from records")
-            log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
-            return secrets.token_bytes(32)
-        try:
-            secret = (self._base / name).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(
-                source, "prefix.secret_file", str(error), "create it, e.g. 32 random bytes"
-            ) from error
-        if len(secret) < 16:
-            raise ConfigError(source, key, f"{name} holds fewer than 16 bytes")
-        return secret
 
     def _watched_files(self) -> list[WatchedFile]:
         files: list[WatchedFile] = []

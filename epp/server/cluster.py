@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 _LIBRARY = "kubernetes_asyncio"
 
 
+def require_library(source: str) -> None:
+    """Refuse `pool.kubernetes` without its client library.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec(_LIBRARY) is None:
+        problem = f"needs the library {_LIBRARY}, which is not installed"
+        raise ConfigError(source, "pool.kubernetes", problem, "pip install 'gorgo-epp[kubernetes]'")
+
+
 class ClusterFeed:
     """Keeps the pool as a cluster says, while `run` runs.
 
@@ -50,13 +61,7 @@ class ClusterFeed:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        if importlib.util.find_spec(_LIBRARY) is None:
-            raise ConfigError(
-                source,
-                "pool.kubernetes",
-                f"needs the library {_LIBRARY}, which is not installed",
-                "pip install 'gorgo-epp[kubernetes]'",
-            )
+        require_library(source)
         self._pool = pool
         around = Surroundings.here(base)
         self._api = KubeApi(settings, around, clock)

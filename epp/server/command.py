@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import uvloop
 
 from epp.compiled import core
-from epp.config.load import parse_config
-from epp.errors import ConfigError
+from epp.config.load import salvage_config
+from epp.errors import ConfigError, raise_all
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.server.accepting import allow_files
 from epp.server.app import App
+from epp.server.check import all_errors
 from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
@@ -48,7 +49,8 @@ _DEST = "llm-d "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command: ours, and llm-d's."""
     parser.allow_abbrev = False
-    parser.add_argument("--config", type=Path, help="configuration file, e.g. epp.yaml")
+    parser.usage = "%(prog)s --config FILE [options]\n       %(prog)s [llm-d's flags]"
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file, e.g. epp.yaml")
     parser.add_argument(
         "--ready-file", type=Path, help="written once the listeners are open: their addresses, as JSON"
     )
@@ -91,7 +93,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
     """The two ways to call the command: ``--config``, or llm-d's flags.
 
     Raises:
-        ConfigError: naming the file or flag, the key and the fix.
+        ConfigError: naming the file or flag, the key and the fix of each error.
     """
     named = vars(arguments)
     given = {flag.name: value for flag in FLAGS if (value := named.get(_DEST + flag.name)) is not None}
@@ -103,10 +105,12 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         raise ConfigError("command line", "", "no configuration", fix)
     if arguments.config is not None:
         path = arguments.config
-        text = required_file(path, "see deploy/epp.example.yaml")
+        config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), str(path))
+        base = path.resolve().parent
+        raise_all(errors and all_errors(config, base, str(path), errors))
         setup = Setup(
-            parse_config(text, str(path)),
-            path.resolve().parent,
+            config,
+            base,
             str(path),
             log_settings(flags),
             flags.warnings,
@@ -134,6 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         app = App(setup.config, setup.base, setup.source, SystemClock())
         uvloop.run(serve(app, arguments.ready_file))
+    except ConfigError as error:
+        raise_all(all_errors(setup.config, setup.base, setup.source, error.errors))
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0

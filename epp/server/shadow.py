@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.decide.records import Basis
 from epp.decide.rerun import rerun
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
@@ -215,8 +215,12 @@ def shadows(names: Sequence[str], source: str) -> list[Policy]:
     Raises:
         ConfigError: one is not registered, or told twice.
     """
-    made = [create(name, source=source, key=f"shadow[{place}]") for place, name in enumerate(names)]
+    made: list[Policy] = []
+    errors: list[ConfigError] = []
     for place, name in enumerate(names):
-        if name in names[:place]:
-            raise ConfigError(source, f"shadow[{place}]", f"{name} is told twice", "name each once")
+        with gather(errors):
+            made.append(create(name, source=source, key=f"shadow[{place}]"))
+            if name in names[:place]:
+                raise ConfigError(source, f"shadow[{place}]", f"{name} is told twice", "name each once")
+    raise_all(errors)
     return made

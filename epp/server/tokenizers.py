@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from epp.errors import ConfigError, gather, raise_all
 from epp.prompt.arguments import with_first
 from epp.prompt.canonical import exact_tokens
 
@@ -165,7 +166,11 @@ def load_tokenizers(
     if tokens.models:
         from epp.tokenizer.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
 
-        models = {name: load_model(name, section, base, source) for name, section in tokens.models.items()}
+        errors: list[ConfigError] = []
+        for name, section in tokens.models.items():
+            with gather(errors):
+                models[name] = load_model(name, section, base, source)
+        raise_all(errors)
         from epp.tokenizer.model import NotCountableError  # noqa: PLC0415  # as above
 
         not_countable = (NotCountableError,)

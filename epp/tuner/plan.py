@@ -26,7 +26,7 @@ from epp.config.load import check_weights
 from epp.config.section import Section
 from epp.config.strict import decode
 from epp.draw import draw
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 from epp.tuner.bounds import tuner_bounds
 
 if TYPE_CHECKING:
@@ -231,9 +231,11 @@ def parse_plan(
     if (plan.policy or plan.trial is not None) and plan.policy != policy:
         raise ConfigError(source, "policy", f"made for {plan.policy!r}, but {policy!r} is in force")
     allowed = tuner_bounds(policy, bounds)
-    check_weights(plan.weights, source, "weights", allowed)
-    if plan.trial is not None:
-        check_weights(plan.trial.weights, source, "trial.weights", allowed)
+    errors: list[ConfigError] = []
+    for key, arm in (("weights", plan), ("trial.weights", plan.trial)):
+        with gather(errors):
+            check_weights(arm.weights if arm is not None else {}, source, key, allowed)
+    raise_all(errors)
     return plan
 
 

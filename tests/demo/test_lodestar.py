@@ -81,14 +81,14 @@ def test_its_configuration_is_one(policy: str, tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").write_text("kept")
-    assert main(["--out", str(tmp_path)]) == 1
+    assert main(["--out", str(tmp_path)]) == 2
     assert "not the output of a demo" in capsys.readouterr().err
     assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_a_load_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_envoy()
-    assert main(["--out", str(tmp_path / "out"), "--seconds", "0.001"]) == 1
+    assert main(["--out", str(tmp_path / "out"), "--seconds", "0.001"]) == 2
     assert "the load is empty" in capsys.readouterr().err
 
 
@@ -104,6 +104,6 @@ def test_flags_that_make_no_sense_are_refused_before_anything_runs(
     flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_envoy()
-    assert main(["--out", str(tmp_path / "out"), *flags]) == 1
+    assert main(["--out", str(tmp_path / "out"), *flags]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

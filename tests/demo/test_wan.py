@@ -18,8 +18,8 @@ def test_a_folder_with_files_of_others_is_not_emptied(
 ) -> None:
     require_network()
     (tmp_path / "thesis.tex").write_text("years")
-    assert main(["--out", str(tmp_path)]) == 1
-    assert "is not the output of a demo" in capsys.readouterr().out
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "is not the output of a demo" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from tools.helm import EXAMPLES, HelmError, find_helm, template
+from tools.helm import EXAMPLES, HelmError, find_helm, find_oldest_helm, template
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Object = dict[str, Any]
 EXAMPLE_NAMES = tuple(sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
@@ -19,6 +22,17 @@ def require_helm() -> None:
     """Skip the calling test without Helm, saying so; on CI that is a failure."""
     try:
         find_helm()
+    except HelmError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+def require_oldest_helm() -> Path:
+    """The oldest Helm that the chart works with; without it as `require_helm`."""
+    require_helm()
+    try:
+        return find_oldest_helm()
     except HelmError as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))

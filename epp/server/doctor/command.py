@@ -15,11 +15,11 @@ import aiohttp
 import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
-from epp.config.load import parse_config
+from epp.config.load import salvage_config, stated
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.decide.record_check import whole_records
 from epp.decide.record_files import record_files
-from epp.errors import EppError
+from epp.errors import EppError, gather, raise_all
 from epp.server.doctor.engines import SKEW_S, check_engines
 from epp.server.doctor.envoy import LOOPBACK, check_envoy
 from epp.server.doctor.fetch import fetch
@@ -138,13 +138,15 @@ def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
     Raises:
         ConfigError: either cannot be read.
     """
-    text = required_file(path)
-    config, base = parse_config(text, str(path)), path.resolve().parent
+    config, errors = salvage_config(required_file(path), str(path))
+    base = path.resolve().parent
     config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
-    if config.pool.kubernetes is not None:
-        return config, {}
-    pool = base / config.pool.file
-    specs = parse_pool(required_file(pool), str(pool))
+    specs: dict[str, EndpointSpec] = {}
+    if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
+        pool = base / config.pool.file
+        with gather(errors):
+            specs = parse_pool(required_file(pool), str(pool))
+    raise_all(errors)
     return config, {address: with_credentials_of(spec, base) for address, spec in specs.items()}
 
 

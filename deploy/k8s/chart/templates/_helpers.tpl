@@ -106,6 +106,9 @@ seccompProfile: {type: RuntimeDefault}
 
 {{/* What cannot work is refused while it is rendered, with what to do instead. */}}
 {{- define "gorgo-epp.check" -}}
+{{- if semverCompare "<3.14.0-0" .Capabilities.HelmVersion.Version -}}
+{{- fail (printf "Helm 3.14 or newer is needed, and this is %s: older ones do not know a container's sleep before its end, and fail when an upgrade changes it" .Capabilities.HelmVersion.Version) -}}
+{{- end -}}
 {{- $e := .Values.endpoints -}}
 {{- if and (has $e.from (list "inferencePool" "selector")) (not $e.matchLabels) (or (eq $e.from "selector") .Values.inferencePool.create) -}}
 {{- fail "endpoints.matchLabels is empty: write the labels of the engines' pods, e.g. --set endpoints.matchLabels.app=vllm, or inferencePool.create=false and inferencePool.name to follow a pool that exists" -}}

@@ -1,0 +1,144 @@
+"""All errors of a configuration that cannot be served: its values and the files it names.
+
+Runs only once a start has failed: a start ends at its first error, and after it others may wait.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from epp.config.capability import parse_capability
+from epp.config.load import parse_weights, stated
+from epp.config.pool import parse_pool
+from epp.config.reward_model import parse_reward_model
+from epp.decide.weights import WeightBook
+from epp.errors import ConfigError, gather
+from epp.policies.registry import POLICIES, create
+from epp.server.cluster import require_library
+from epp.server.files import read_file
+from epp.server.secret import hash_secret
+from epp.server.shadow import shadows
+from epp.server.tls import http_context, rpc_context
+from epp.server.tokenizers import load_tokenizers
+from epp.tuner.plan import parse_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from epp.config.schema import Config
+
+
+def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> list[ConfigError]:
+    """Those found so far, and all that a start with this configuration would come to after them.
+
+    Args:
+        config: what can be used of the configuration.
+        base: folder that its paths are relative to.
+        source: its name, for errors.
+        found: errors so far. What hangs on a key that they name is not looked at.
+    """
+    checks = _Checks(config, base, source)
+    if config.prefix.secret_file:
+        checks.run(hash_secret, config, base, source)
+    if stated(found, "policy", "name"):
+        checks.policy()
+    checks.run(shadows, config.shadow, source)
+    checks.listeners()
+    checks.tokenizers()
+    checks.files()
+    if stated(found, "pool", "file", "kubernetes"):
+        checks.pool()
+    # What has ended the start is found again.
+    again = {(error.source, error.problem) for error in checks.errors}
+    before = [error for error in found if (error.source, error.problem) not in again]
+    return sorted([*before, *checks.errors], key=lambda error: error.source != source)
+
+
+class _Checks:
+    """Checks that do not hang on each other; their errors are gathered."""
+
+    def __init__(self, config: Config, base: Path, source: str) -> None:
+        self._config, self._base, self._source = config, base, source
+        self.errors: list[ConfigError] = []
+
+    def run(self, check: Callable[..., object], *arguments: object) -> None:
+        with gather(self.errors):
+            check(*arguments)
+
+    def policy(self) -> None:
+        """The policy, its weights and the files that hold some."""
+        config, section = self._config, self._config.policy
+        self.run(partial(create, source=self._source), section.name, section.params)
+        if section.name not in POLICIES:
+            return
+        # Without parameters, so that an error among them hides none of the weights.
+        specs = create(section.name).weight_specs
+        bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
+        with gather(self.errors):
+            bounds = dict(
+                WeightBook(
+                    policy=section.name,
+                    specs=specs,
+                    configured=section.weights,
+                    bounds=section.bounds,
+                    source=self._source,
+                ).bounds
+            )
+        for file, parse in ((config.weights_file, parse_plan), (config.overrides_file, parse_weights)):
+            self._file(file, parse, policy=section.name, bounds=bounds)
+
+    def listeners(self) -> None:
+        """Certificates."""
+        listen = self._config.listen
+        self.run(rpc_context, listen.tls, self._base, self._source)
+        for key in ("http_tls", "first_token_tls"):
+            found: list[ConfigError] = []
+            with gather(found):
+                http_context(getattr(listen, key), self._base, self._source)
+            # Contexts are made without knowing whose they are.
+            self.errors += [
+                ConfigError(
+                    each.source, each.key.replace("listen.tls", f"listen.{key}"), each.problem, each.fix
+                )
+                for each in found
+            ]
+
+    def tokenizers(self) -> None:
+        """Models' tokenizers."""
+        with gather(self.errors):
+            load_tokenizers(
+                self._config.tokens,
+                self._base,
+                self._source,
+                block_bytes=self._config.prefix.block_bytes,
+                on_estimate=lambda _: None,
+            ).close()
+
+    def files(self) -> None:
+        """Watched files that stand for themselves."""
+        self._file(self._config.policy.model_file, parse_reward_model)
+        self._file(self._config.capability.file, parse_capability)
+
+    def pool(self) -> None:
+        """Where endpoints come from."""
+        if self._config.pool.kubernetes is not None:
+            self.run(require_library, self._source)
+            return
+        path = self._base / self._config.pool.file
+        with gather(self.errors):
+            parse_pool(self._read(path), str(path))
+
+    def _file(self, name: str, parse: Callable[..., object], **arguments: object) -> None:
+        """Check a file that may be missing."""
+        path = self._base / name
+        with gather(self.errors):
+            if name and (text := self._read(path)) is not None:
+                parse(text, str(path), **arguments)
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            return read_file(path)
+        except OSError as error:
+            raise ConfigError(str(path), "", str(error)) from error

@@ -1,0 +1,98 @@
+"""The commands where only the base is installed: what needs an extra names it in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The time that installing may take.
+INSTALL_S = 300
+LISTEN = "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0', first_token: ''"
+
+
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The scripts of a virtual environment without extras, kept until the dependencies change."""
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / f"base-{digest}"
+    installed = folder / "installed"
+    if not installed.exists():
+        subprocess.run((sys.executable, "-m", "venv", "--clear", folder), check=True, timeout=INSTALL_S)
+        pip = (folder / "bin" / "pip", "install", "--quiet", "--retries", "1", "--editable", ROOT)
+        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=INSTALL_S)
+        if done.returncode and "onnection" in done.stderr and not os.environ.get("CI"):
+            pytest.skip("no package index can be reached")
+        assert done.returncode == 0, done.stderr
+        installed.touch()
+    return folder / "bin"
+
+
+def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command's end, in a folder with a configuration of each extra's; no Envoy is on the PATH."""
+    (folder / "endpoints.yaml").write_text("endpoints: [{address: '192.0.2.1:8000'}]")
+    for name, text in {
+        "plain": f"{LISTEN}}}",
+        "tls": f"{LISTEN}, tls: {{self_signed: true}}}}",
+        "kubernetes": f"{LISTEN}}}\npool: {{kubernetes: {{service: engines}}}}",
+        "tokenizers": f"{LISTEN}}}\ntokens: {{models: {{m: {{source: .}}}}}}",
+        "zstd": f"{LISTEN}}}\nrecords: {{folder: records, compress: zstd}}",
+    }.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return subprocess.run(
+        (base / words[0], *words[1:]),
+        cwd=folder,
+        env={"PATH": str(base), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.timeout(2 * INSTALL_S)
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("epp demo", "envoy"),
+        ("epp bench all", "envoy"),
+        ("epp bench envoy", "envoy"),
+        ("epp bench tokens --tokenizer .", "tokenizers"),
+        ("epp envoy render --config plain.yaml", "envoy"),
+        ("epp replay --workload kv-retry", "laar"),
+        ("python -m epp.demo.lodestar", "envoy"),
+        ("epp serve --config tls.yaml", "tls"),
+        ("epp serve --config kubernetes.yaml", "kubernetes"),
+        ("epp serve --config tokenizers.yaml", "tokenizers"),
+        ("epp serve --config zstd.yaml", "zstd"),
+    ],
+)
+def test_what_needs_an_extra_names_it_in_one_line(base: Path, tmp_path: Path, words: str, extra: str) -> None:
+    done = called(base, tmp_path, *words.split())
+    # The picker's log has times before its lines.
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
+    assert (done.returncode, len(lines)) == (2, 1), done.stderr
+    assert lines[0].startswith("epp: ")
+    assert f"pip install 'gorgo-epp[{extra}]'" in lines[0]
+
+
+@pytest.mark.timeout(2 * INSTALL_S)
+def test_what_needs_none_works(base: Path, tmp_path: Path) -> None:
+    commands = subprocess.run(
+        (base / "python", "-c", "from epp.cli import COMMANDS\nfor c in COMMANDS: print(*c.words)"),
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert "envoy render" in commands
+    for words in (
+        *(f"epp {command} --help" for command in commands),
+        "epp replay --list",
+        "epp replay --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random",
+        "epp bench core --rounds 1 --sizes 200 --endpoints 3",
+    ):
+        done = called(base, tmp_path, *words.split())
+        assert (done.returncode, done.stderr) == (0, ""), words
