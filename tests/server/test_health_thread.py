@@ -68,7 +68,7 @@ def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
         "epp.yaml",
         metrics=Metrics(),
         max_connections=1,
-        follow=[].append,
+        follow=lambda _: None,
     )
     health._not_ready, health._clock = "", StallClock(0.25, 0.0, 0.0)
     health._clock.stalled_s = stalled_s
