@@ -141,7 +141,7 @@ class Picker:
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
         output = settings.default_output_tokens if ask.max_output_tokens is None else ask.max_output_tokens
         wants = Wants(ask.model, tokens + output, ask.regions, ask.subset)
-        found = self._eligibility.candidates(wants, fleet.healthy(now_s))
+        found = self._eligibility.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
         success = success_of(fleet.capability, ask, found, tokens)
@@ -240,6 +240,7 @@ class Picker:
         self._sequence += 1
         seen = decision.fleet.at(decision.chosen)
         sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
+        self.fleet.retry_after.sent(slot, decision.id, now_s)
         prompt_tokens = decision.request.prompt_tokens
         self.fleet.ledger.reserve(
             decision.id,
@@ -264,17 +265,17 @@ class Picker:
         self.fleet.ledger.first_token(decision_id, now_s)
         return True
 
-    def response_started(self, decision_id: str, status: int, served: str = "") -> bool:
-        """Response headers came, of the endpoint ``served`` where that is told.
+    def response_started(self, decision_id: str, status: int, served: str = "") -> str:
+        """Note response headers; the address of who answers, "" when the decision is unknown or ended.
 
-        False when the decision is unknown or ended.
+        ``served`` is who answers where that is told.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
-            return False
+            return ""
         entry.status = status or None
         self._served(decision_id, entry, served)
-        return True
+        return entry.served or entry.endpoint
 
     def observed(
         self,

@@ -19,6 +19,7 @@ from epp.extproc.types import Cause
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
 from epp.signals.paths import Travelled
+from epp.signals.retry_after import STATUSES, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,9 +83,29 @@ class Outcomes:
 
         Where the stream shows answers and Envoy calls as well, the second of them tells nothing new.
         """
+        self._picker.fleet.retry_after.answered(decision_id)
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
         if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
             self._late(decision_id)
+
+    def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
+        """Leave an endpoint alone that asks for it, or end its pause; both ways of learning headers call this.
+
+        Args:
+            decision_id: the request.
+            where: address of who answered.
+            status: HTTP status.
+            retry_after: the answer's ``Retry-After``, ``""`` without one.
+        """
+        pauses = self._picker.fleet.retry_after
+        if status in STATUSES:
+            slot, asked_s = self._picker.fleet.slot_of(where), retry_after_s(retry_after, self._clock.wall_s())
+            if slot is None or asked_s <= 0.0:
+                return
+            if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
+                log.info("endpoint %s answers %d and is left alone for %.0f s", where, status, asked_s)
+        elif 0 < status < _SERVER_ERROR:
+            pauses.answered(decision_id)
 
     def observed(
         self,
@@ -136,6 +157,9 @@ class Outcomes:
             self._metrics.late_reports.inc()
             return
         self._judge(report, self._unreported.get(report.decision_id, before))
+        if report.decision_id not in self._finished:  # else the stream showed the headers
+            served = self._resolver.endpoint_of(report.served)
+            self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
             self._metrics.compressed.inc()
         if report.served:

@@ -25,6 +25,7 @@ from epp.signals.measured import Measured
 from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
+from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.view import NUMERIC_COLUMNS, FleetView
@@ -93,6 +94,7 @@ class Fleet:
         self.capability = Capability()
         self._measured = Measured(self.rtt, self.engine)
         self.paths = PathTable()
+        self.retry_after = RetryAfter()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -196,6 +198,7 @@ class Fleet:
         self.rates.assign(slot, endpoint.engine_class)
         self.paths.close(slot)
         self.health.admit(slot)
+        self.retry_after.forget(slot)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
 
@@ -289,7 +292,7 @@ class Fleet:
         slot, _ = self._members.pop(address)
         for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
                        self.health.forget, self.calibration.forget, self.rates.forget,
-                       self.paths.forget):  # fmt: skip
+                       self.paths.forget, self.retry_after.forget):  # fmt: skip
             forget(slot)
         self._learned_tokens.pop(slot, None)
         self._fresh_s[slot] = -math.inf
