@@ -17,7 +17,7 @@ import numpy as np
 from epp.decide.arms import Arms
 from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.feedback import DONE, learn_from, with_cached
+from epp.decide.feedback import DONE, is_absurd, learn_from, with_cached
 from epp.decide.in_flight import Ask, InFlight, outcome_of, sent_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
@@ -266,10 +266,7 @@ class Picker:
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
-        """Note response headers; the address of who answers, "" when the decision is unknown or ended.
-
-        ``served`` is who answers where that is told.
-        """
+        """Note response headers, of ``served`` if told; who answers, "" for an unknown or ended decision."""
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return ""
@@ -302,7 +299,9 @@ class Picker:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
         entry.streamed = streamed
-        return usage == NO_USAGE or self.usage(decision_id, usage)
+        if usage != NO_USAGE:
+            self.usage(decision_id, usage)
+        return True
 
     def served(self, decision_id: str, address: str) -> None:
         """Who really answers or answered; an unknown decision is fine."""
@@ -333,9 +332,12 @@ class Picker:
             entry.travelled = told
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
-        """The engine's own count; corrects the prefix index, once. False when it is unknown or settled."""
+        """Take the engine's count, once into the prefix index; False when absurd, unknown or settled."""
         entry, fleet = self._known(decision_id), self.fleet
         if entry is None:
+            return False
+        if is_absurd(entry, usage, fleet):
+            entry.usage_refused = True
             return False
         entry.usage = usage
         # Not of a restarted engine, nor of another one that took its slot while the request was elsewhere.

@@ -256,6 +256,7 @@ class Outcome:
         sources: fact -> where it comes from; facts by their names in the record.
         unsent_ms: of the times that Envoy tells, what passed before all of the request was there to be sent:
             its client's upload, for the most part. Not recorded.
+        usage_refused: the engine reported counts that cannot be, which are not in `usage`. Not recorded.
     """
 
     id: str
@@ -273,6 +274,7 @@ class Outcome:
     streamed: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     unsent_ms: float = 0.0
+    usage_refused: bool = False
 
     @property
     def where(self) -> str:

@@ -130,8 +130,14 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
 
 
 def _engines_headers(settings: EnvoySettings) -> list[str]:
-    """Name the response headers that only the picker and Envoy set; a relay's are removed once they are read."""
-    names = [DECISION_HEADER, *TOLD, DESTINATION_KEY, f"{DESTINATION_KEY}-subset", f"{DESTINATION_KEY}-scores"]
+    """Name the response headers that only the picker and Envoy set; a relay's go once they are read."""
+    names = [
+        DECISION_HEADER,
+        *TOLD,
+        DESTINATION_KEY,
+        f"{DESTINATION_KEY}-subset",
+        f"{DESTINATION_KEY}-scores",
+    ]
     return names if settings.relays else [*names, SERVED_HEADER, UNSERVED_HEADER]
 
 

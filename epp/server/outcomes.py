@@ -89,7 +89,7 @@ class Outcomes:
             self._late(decision_id)
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
-        """Leave an endpoint alone that asks for it, or end its pause; both ways of learning headers call this.
+        """Leave an endpoint alone that asks for it, or end its pause, however its headers were learned.
 
         Args:
             decision_id: the request.
@@ -99,7 +99,10 @@ class Outcomes:
         """
         pauses = self._picker.fleet.retry_after
         if status in STATUSES:
-            slot, asked_s = self._picker.fleet.slot_of(where), retry_after_s(retry_after, self._clock.wall_s())
+            slot, asked_s = (
+                self._picker.fleet.slot_of(where),
+                retry_after_s(retry_after, self._clock.wall_s()),
+            )
             if slot is None or asked_s <= 0.0:
                 return
             if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
@@ -164,8 +167,8 @@ class Outcomes:
             self._metrics.compressed.inc()
         if report.served:
             self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
-        if report.usage != NO_USAGE:
-            self._picker.usage(report.decision_id, report.usage)
+        # What is refused or comes too late goes into no outcome.
+        counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
             told = Travelled(report.connected_anew, report.opened_ms, report.first_byte_ms)
             self._picker.travelled(report.decision_id, told)
@@ -181,7 +184,7 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
-        outcome = self._merged(outcome, report)
+        outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
         self._picker.settle(outcome)
         self._tell(outcome)
 
@@ -220,8 +223,8 @@ class Outcomes:
         self._picker.settle(outcome)
         self._tell(outcome)
 
-    def _merged(self, outcome: Outcome, report: Report) -> Outcome:
-        """What Envoy saw goes before what the stream told."""
+    def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
+        """What Envoy saw goes before what the stream told; ``reported`` is its usage unless refused."""
         # Field by field: `replace` costs ten times as much, and every request comes by here.
         envoy, sources = Source.ENVOY, {**outcome.sources, "cause": Source.ENVOY}
         served, attempts = outcome.served, outcome.attempts
@@ -239,8 +242,8 @@ class Outcomes:
             ttft_ms, sources["ttft_ms"] = report.ttft_ms, envoy
         if not math.isnan(report.e2e_ms):
             e2e_ms, sources["e2e_ms"] = report.e2e_ms, envoy
-        if report.usage != NO_USAGE:
-            usage = report.usage
+        if reported != NO_USAGE:
+            usage = reported
             sources |= usage_sources(usage, envoy)
         streamed, itl_ms = outcome.streamed if report.streamed is None else report.streamed, outcome.itl_ms
         if streamed and not math.isnan(report.ttft_ms):
@@ -263,6 +266,7 @@ class Outcomes:
             streamed=streamed,
             sources=sources,
             unsent_ms=report.unsent_ms,
+            usage_refused=outcome.usage_refused or reported != report.usage,
         )
 
     def _judge(self, report: Report, before: _Verdict) -> None:

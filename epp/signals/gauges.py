@@ -41,7 +41,10 @@ _GAUGES = (
     ("error_share", "Share of its requests of late that failed; none without requests."),
     ("ejected", "1 while the endpoint is ejected."),
     ("draining", "1 while the endpoint takes no new requests."),
-    ("retry_after_ms", "Time for which the endpoint asked to be left alone (Retry-After); 0 when it did not."),
+    (
+        "retry_after_ms",
+        "Time for which the endpoint asked to be left alone (Retry-After); 0 when it did not.",
+    ),
 )
 
 

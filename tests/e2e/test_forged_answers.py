@@ -14,9 +14,8 @@ from tests.kit.replicas import MODEL
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORGED = {
-    name: "evil"
-    for name in (
+FORGED = dict.fromkeys(
+    (
         "x-gateway-destination-endpoint",
         "x-gateway-destination-endpoint-served",
         "x-gateway-destination-endpoint-subset",
@@ -25,8 +24,9 @@ FORGED = {
         "x-epp-served-model",
         "x-epp-untried-models",
         "x-epp-relay-unserved",
-    )
-}
+    ),
+    "evil",
+)
 
 
 @pytest.mark.parametrize("variant", list(Variant))
@@ -35,7 +35,9 @@ async def test_an_engines_own_reserved_headers_reach_no_client(tmp_path: Path, v
         return Answered([b"{}"], headers={**FORGED, "x-served-by": "engine"})
 
     policy: dict[str, Any] = {"policy": {"fallbacks": 0}} if variant is Variant.ORIGINAL_DST else {}
-    async with EngineServing(tmp_path, [Engine([MODEL], answer=answer)], variant=variant, **policy) as serving:
+    async with EngineServing(
+        tmp_path, [Engine([MODEL], answer=answer)], variant=variant, **policy
+    ) as serving:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         async with serving.http.post(serving.url + CHAT, json=body) as got:
             assert got.status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,15 @@ import pytest
 from epp.decide.explain import explain
 from epp.decide.record_verify import verify
 from epp.decide.records import to_record
-from epp.extproc.types import Cause
+from epp.extproc.types import Cause, HttpRequest
+from epp.prompt.usage import NO_USAGE, Usage
+from epp.server.core import Decided
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.records import Decision
+    from epp.decide.records import Decision, Outcome
 
 QUESTION = [{"role": "user", "content": WORDS}]
 
@@ -98,3 +101,53 @@ def test_an_endpoint_that_leaves_and_returns_is_not_left_alone(deployment: Deplo
     )
     deployment.app.picker.set_pool(POOL, deployment.clock.now_s)
     assert deployment.decide(QUESTION).excluded == {}
+
+
+@pytest.mark.parametrize(
+    ("usage", "known"),
+    [
+        (Usage(100, 5, None), "tokens"),
+        (Usage(-100, 5, None), "refused"),
+        (Usage(100, -5, None), "refused"),
+        (Usage(100, 5, -1), "refused"),
+        (Usage(9000, 5, None), "refused"),
+        (Usage(100, 9000, None), "refused"),
+    ],
+)
+@pytest.mark.parametrize("by_stream", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+def test_counts_below_zero_or_above_the_context_are_refused(
+    deployment: Deployment, usage: Usage, known: str, by_stream: bool, listed: bool
+) -> None:
+    """By the context that engines list, else by the configured one."""
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    pool = [replace(endpoint, context_tokens=100_000 if listed else 8192) for endpoint in POOL]
+    deployment.app.picker.set_pool(pool, deployment.clock.now_s)
+    if listed:
+        for endpoint in POOL:
+            deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192, "a": None})
+    expected = deployment.fleet.answers.expected("m")
+    decision = deployment.decide(QUESTION)
+    if by_stream:
+        deployment.core.outcomes.observed(decision.id, usage=usage, response_bytes=300)
+        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    else:
+        deployment.ended(decision, usage=usage, chunks=None)
+    assert [outcome.usage for outcome in outcomes] == [usage if known == "tokens" else NO_USAGE]
+    registry = deployment.app.metrics.registry
+    assert registry.get_sample_value("epp_usage_total", {"known": known}) == 1
+    assert (deployment.fleet.answers.expected("m") == expected) is (known == "refused")
+
+
+def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment: Deployment) -> None:
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    for endpoint in POOL:
+        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192})
+    body = json.dumps({"model": "m", "input": ["one", "two"]}).encode()
+    request = HttpRequest("POST", "/v1/embeddings", {"content-type": "application/json"}, body)
+    decided = deployment.core.decide(request)
+    assert isinstance(decided, Decided)
+    deployment.ended(decided.decision, usage=Usage(9000, 0, None))
+    assert outcomes[0].usage == Usage(9000, 0, None)
