@@ -70,7 +70,7 @@ def learn_from(
         learn: told of model, canonical bytes and the engine's count of tokens.
     """
     ask, usage = entry.ask, outcome.usage
-    if ask.prompt is None:
+    if ask.prompt is None or outcome.empty:
         return
     if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
         learn(ask.model, ask.text_bytes, usage.prompt_tokens)

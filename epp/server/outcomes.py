@@ -48,6 +48,7 @@ _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 #: An endpoint, and whether a request failed there.
 _Verdict = tuple[str, bool]
+_EMPTY = "an empty answer"
 #: Of a request that says nothing of anybody, and of one that Envoy has reported.
 _NOTHING, _REPORTED = ("", False), ("reported", False)
 
@@ -159,7 +160,6 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._metrics.late_reports.inc()
             return
-        self._judge(report, self._unreported.get(report.decision_id, before))
         if report.decision_id not in self._finished:  # else the stream showed the headers
             served = self._resolver.endpoint_of(report.served)
             self.answered(report.decision_id, served, report.status, report.retry_after)
@@ -176,7 +176,12 @@ class Outcomes:
         if outcome is None:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
-        if outcome is None:
+        merged = (
+            None if outcome is None else self._merged(outcome, report, report.usage if counted else NO_USAGE)
+        )
+        before = self._unreported.get(report.decision_id, before)
+        self._judge(report, before, empty=merged is not None and merged.empty)
+        if merged is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
             else:
@@ -184,9 +189,8 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
-        outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
-        self._picker.settle(outcome)
-        self._tell(outcome)
+        self._picker.settle(merged)
+        self._tell(merged)
 
     def _late(self, decision_id: str) -> None:
         """The stream or a first token tells of a request that is not in flight.
@@ -267,23 +271,25 @@ class Outcomes:
             sources=sources,
             unsent_ms=report.unsent_ms,
             usage_refused=outcome.usage_refused or reported != report.usage,
+            generates=outcome.generates,
         )
 
-    def _judge(self, report: Report, before: _Verdict) -> None:
+    def _judge(self, report: Report, before: _Verdict, *, empty: bool) -> None:
         """Count what the request says of the endpoints that it was tried on, less what was counted before.
 
         A response that the stream showed is in Envoy's report as well: counted twice, three failures would
         eject an endpoint for five.
         """
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
-        for verdict, how in self._verdicts(report).items():
-            if verdict != before:
+        for verdict, how in self._verdicts(report, empty=empty).items():
+            # What the stream showed to be empty is a good answer to Envoy.
+            if verdict not in (before, (before[0], False)):
                 self._count(*verdict, how, now_s)
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
-    def _verdicts(self, report: Report) -> dict[_Verdict, str]:
+    def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
         """What it says of whom, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
@@ -299,17 +305,17 @@ class Outcomes:
         elif report.status >= _SERVER_ERROR:
             found[served, True] = f"status {report.status}"
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
-            found[served, False] = ""
+            found[served, empty] = _EMPTY if empty else ""
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """The same of a response that passed through the stream, or its headers alone; what was counted."""
         where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
-        if status >= _SERVER_ERROR:
+        if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
         elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
-        self._count(*verdict, f"status {status}", self._clock.mono_s())
+        self._count(*verdict, _EMPTY if outcome.empty else f"status {status}", self._clock.mono_s())
         return verdict
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter, deque
 from dataclasses import replace
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -151,3 +153,88 @@ def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment
     assert isinstance(decided, Decided)
     deployment.ended(decided.decision, usage=Usage(9000, 0, None))
     assert outcomes[0].usage == Usage(9000, 0, None)
+
+
+EMPTY = (
+    {"usage": Usage(100, 0, None), "response_bytes": 300},
+    {"usage": NO_USAGE, "response_bytes": 2},
+    {"usage": NO_USAGE, "response_bytes": 0, "chunks": 0, "ttft_ms": math.nan},
+)
+
+
+def answered_empty(
+    deployment: Deployment, decision: Decision, facts: dict[str, Any], *, by_stream: bool
+) -> None:
+    """The endpoint answers 200 with nothing in it; Envoy reports what the ext_proc stream showed as well."""
+    outcomes = deployment.core.outcomes
+    if by_stream:
+        deployment.core.response_started(decision.id, 200)
+        outcomes.observed(
+            decision.id, usage=facts["usage"], chunks=1, response_bytes=facts["response_bytes"], streamed=True
+        )
+        outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    else:
+        outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+    outcomes.finished(report(decision, **{"ttft_ms": 0.5, "e2e_ms": 1.0, **facts}))
+
+
+@pytest.mark.parametrize("facts", EMPTY)
+@pytest.mark.parametrize("by_stream", [True, False])
+def test_an_endpoint_that_turns_to_fast_empty_answers_gets_no_more_than_its_share(
+    deployment: Deployment, facts: dict[str, Any], by_stream: bool
+) -> None:
+    broken, picks = POOL[0].address, Counter[str]()
+    answering: deque[tuple[float, Decision]] = deque()
+    for _ in range(300):
+        deployment.clock.now_s += 0.1
+        while answering and answering[0][0] <= deployment.clock.now_s:
+            ended = answering.popleft()[1]
+            deployment.core.outcomes.stream_ended(ended.id, Cause.STREAM_END.value)
+            deployment.core.outcomes.finished(report(ended, usage=Usage(100, 50, None)))
+        decision = deployment.decide(QUESTION, stream=True)
+        picks[decision.endpoint] += 1
+        if decision.endpoint == broken:
+            answered_empty(deployment, decision, facts, by_stream=by_stream)
+        else:
+            answering.append((deployment.clock.now_s + 1.0, decision))
+    assert 0 < picks[broken] <= 100
+
+
+@pytest.mark.parametrize("facts", EMPTY)
+@pytest.mark.parametrize("by_stream", [True, False])
+def test_nothing_is_learned_from_an_empty_answer(
+    deployment: Deployment, facts: dict[str, Any], by_stream: bool
+) -> None:
+    def learned() -> tuple[object, ...]:
+        fleet = deployment.fleet
+        return (
+            fleet.rates.block().tolist(),
+            fleet.answers.expected("m"),
+            deployment.decide(QUESTION).text_bytes,
+        )
+
+    before = learned()
+    decision = deployment.decide(QUESTION, stream=True)
+    answered_empty(deployment, decision, facts, by_stream=by_stream)
+    assert learned() == before
+    assert deployment.fleet.health.error_share(deployment.slot(decision.endpoint)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 0}, 200),
+        ("/v1/embeddings", {"input": "one"}, 200),
+        ("/v1/messages/count_tokens", {"messages": QUESTION}, 200),
+        ("/v1/chat/completions", {"messages": QUESTION}, 204),
+    ],
+)
+def test_an_answer_that_need_not_have_tokens_is_no_failure(
+    deployment: Deployment, path: str, body: dict[str, Any], status: int
+) -> None:
+    data = json.dumps({"model": "m", **body}).encode()
+    decided = deployment.core.decide(HttpRequest("POST", path, {"content-type": "application/json"}, data))
+    assert isinstance(decided, Decided)
+    deployment.ended(decided.decision, status=status, usage=NO_USAGE, response_bytes=2)
+    slot = deployment.slot(decided.decision.endpoint)
+    assert deployment.fleet.health.error_share(slot) == 0.0
