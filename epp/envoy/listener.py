@@ -138,7 +138,7 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
         f"{DESTINATION_KEY}-subset",
         f"{DESTINATION_KEY}-scores",
     ]
-    return names if settings.relays else [*names, SERVED_HEADER, UNSERVED_HEADER]
+    return names if settings.relays else [*names, SERVED_HEADER]
 
 
 def to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:

@@ -23,7 +23,6 @@ FORGED = dict.fromkeys(
         "x-epp-decision-id",
         "x-epp-served-model",
         "x-epp-untried-models",
-        "x-epp-relay-unserved",
     ),
     "evil",
 )
