@@ -1,7 +1,7 @@
 """Who may serve a request at all: rules before cost, each with a name that errors and records carry.
 
 Rules that depend only on the endpoint and on few request properties are evaluated once per pool generation
-and remembered; the rules on health and context length are a mask per request.
+and remembered; the rules on health, context length and Retry-After are a mask per request.
 """
 
 from __future__ import annotations
@@ -116,19 +116,26 @@ class Eligibility:
         """Endpoints of the pool that a subset names, in its order."""
         return tuple(subset.addresses(self._hosts))
 
-    def candidates(self, wants: Wants, healthy: NDArray[np.bool_] | None) -> Candidates:
+    def candidates(
+        self,
+        wants: Wants,
+        healthy: NDArray[np.bool_] | None,
+        retry_after: Mapping[int, float] | None = None,
+    ) -> Candidates:
         """Endpoints that pass every rule.
 
         Args:
             wants: what the request asks for.
             healthy: mask by slot, None when nobody is ejected.
+            retry_after: end of the pause of each slot that asked to be left alone, None when nobody did. They
+                serve where no other may: then the one whose pause ends first.
 
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
         static = self._static(wants)
         slots, names = static.slots, static.names
-        if healthy is None and static.context_tokens is None and wants.subset is None:
+        if healthy is None and static.context_tokens is None and wants.subset is None and retry_after is None:
             return static.found(slots, static.excluded)
         excluded = dict(static.excluded)
         if static.context_tokens is not None:
@@ -150,6 +157,12 @@ class Eligibility:
             slots, names = _keep(slots, names, healthy[slots], "health", excluded)
             if not len(slots):
                 raise NoEndpointError("health", "every endpoint that could serve the request is ejected")
+        if retry_after is not None:
+            free = [slot not in retry_after for slot in slots.tolist()]
+            if not any(free):
+                first = min(slots.tolist(), key=retry_after.__getitem__)
+                free = [slot == first for slot in slots.tolist()]
+            slots, names = _keep(slots, names, np.array(free), "retry-after", excluded)
         return static.found(slots, excluded)
 
     def _static(self, wants: Wants) -> _Static:

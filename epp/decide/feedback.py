@@ -22,10 +22,26 @@ if TYPE_CHECKING:
 #: Ends at which an engine has done all of a request's work.
 DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
 _FIRST_ERROR = 400
+#: APIs whose requests are one prompt.
+_ONE_PROMPT = frozenset({"openai-chat", "anthropic-messages"})
+#: More than any model's context or batch holds.
+_ABSURD_TOKENS = 100_000_000
 #: Share of a time to first token that is the engine's at least, however slow the network seems.
 _LEAST = 0.1
 #: Tokens of the shortest answer that tells a time between tokens.
 _LEAST_ANSWER = 8
+
+
+def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
+    """Tell whether an engine's counts cannot be: below 0, or more than the model's context holds.
+
+    The counts of several prompts are sums, and so are those of a server-side loop of tools (OpenAI
+    responses): only `_ABSURD_TOKENS` bounds them, as it does where the context is not known.
+    """
+    slot = fleet.slot_of(entry.served or entry.endpoint) if entry.ask.api in _ONE_PROMPT else None
+    limit = (None if slot is None else fleet.context_tokens(slot)) or _ABSURD_TOKENS
+    counts = (usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0)
+    return min(counts) < 0 or max(counts) > limit
 
 
 def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
@@ -54,7 +70,7 @@ def learn_from(
         learn: told of model, canonical bytes and the engine's count of tokens.
     """
     ask, usage = entry.ask, outcome.usage
-    if ask.prompt is None:
+    if ask.prompt is None or outcome.empty:
         return
     if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
         learn(ask.model, ask.text_bytes, usage.prompt_tokens)

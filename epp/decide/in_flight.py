@@ -102,6 +102,7 @@ class InFlight:
     last_chunk_s: float = math.nan
     status: int | None = None
     usage: Usage = NO_USAGE
+    usage_refused: bool = False
     confirmed: bool = False
     served: str = ""
     chunks: int | None = None
@@ -140,6 +141,8 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         ttft_ms=ttft_ms,
         e2e_ms=(now_s - entry.picked_s) * 1e3,
         usage=entry.usage,
+        usage_refused=entry.usage_refused,
+        generates=entry.prompt is not None and entry.ask.max_output_tokens != 0,
         served=entry.served,
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,

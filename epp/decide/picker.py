@@ -17,7 +17,7 @@ import numpy as np
 from epp.decide.arms import Arms
 from epp.decide.capable import success_of, words_of
 from epp.decide.eligibility import Eligibility, Wants
-from epp.decide.feedback import DONE, learn_from, with_cached
+from epp.decide.feedback import DONE, is_absurd, learn_from, with_cached
 from epp.decide.in_flight import Ask, InFlight, outcome_of, sent_of
 from epp.decide.records import Basis, Decision, Source
 from epp.decide.select import select
@@ -141,7 +141,7 @@ class Picker:
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
         output = settings.default_output_tokens if ask.max_output_tokens is None else ask.max_output_tokens
         wants = Wants(ask.model, tokens + output, ask.regions, ask.subset)
-        found = self._eligibility.candidates(wants, fleet.healthy(now_s))
+        found = self._eligibility.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
         success = success_of(fleet.capability, ask, found, tokens)
@@ -240,6 +240,7 @@ class Picker:
         self._sequence += 1
         seen = decision.fleet.at(decision.chosen)
         sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
+        self.fleet.retry_after.sent(slot, decision.id, now_s)
         prompt_tokens = decision.request.prompt_tokens
         self.fleet.ledger.reserve(
             decision.id,
@@ -264,17 +265,14 @@ class Picker:
         self.fleet.ledger.first_token(decision_id, now_s)
         return True
 
-    def response_started(self, decision_id: str, status: int, served: str = "") -> bool:
-        """Response headers came, of the endpoint ``served`` where that is told.
-
-        False when the decision is unknown or ended.
-        """
+    def response_started(self, decision_id: str, status: int, served: str = "") -> str:
+        """Note response headers, of ``served`` if told; who answers, "" for an unknown or ended decision."""
         entry = self._in_flight.get(decision_id)
         if entry is None:
-            return False
+            return ""
         entry.status = status or None
         self._served(decision_id, entry, served)
-        return True
+        return entry.served or entry.endpoint
 
     def observed(
         self,
@@ -301,7 +299,9 @@ class Picker:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
         entry.streamed = streamed
-        return usage == NO_USAGE or self.usage(decision_id, usage)
+        if usage != NO_USAGE:
+            self.usage(decision_id, usage)
+        return True
 
     def served(self, decision_id: str, address: str) -> None:
         """Who really answers or answered; an unknown decision is fine."""
@@ -332,9 +332,12 @@ class Picker:
             entry.travelled = told
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
-        """The engine's own count; corrects the prefix index, once. False when it is unknown or settled."""
+        """Take the engine's count, once into the prefix index; False when absurd, unknown or settled."""
         entry, fleet = self._known(decision_id), self.fleet
         if entry is None:
+            return False
+        if is_absurd(entry, usage, fleet):
+            entry.usage_refused = True
             return False
         entry.usage = usage
         # Not of a restarted engine, nor of another one that took its slot while the request was elsewhere.

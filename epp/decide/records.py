@@ -31,6 +31,13 @@ SCHEMA_VERSION = 2
 READABLE_VERSIONS = frozenset({1, SCHEMA_VERSION})
 
 
+#: Ends of answers that came whole.
+_COMPLETE = frozenset({"completed", "retried-elsewhere"})
+#: Bytes of the shortest answer with a token in it: a JSON object of any API has more, ``{}`` and a stream of
+#: the end mark alone have fewer.
+_LEAST_ANSWER_BYTES = 32
+
+
 class Basis(Enum):
     """What a decision rests on."""
 
@@ -256,6 +263,8 @@ class Outcome:
         sources: fact -> where it comes from; facts by their names in the record.
         unsent_ms: of the times that Envoy tells, what passed before all of the request was there to be sent:
             its client's upload, for the most part. Not recorded.
+        usage_refused: the engine reported counts that cannot be, which are not in `usage`. Not recorded.
+        generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
     """
 
     id: str
@@ -273,6 +282,18 @@ class Outcome:
     streamed: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     unsent_ms: float = 0.0
+    usage_refused: bool = False
+    generates: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether a complete answer of status 200 has no token where tokens were asked for."""
+        if not self.generates or self.status != 200 or self.cause not in _COMPLETE:
+            return False
+        tokens = self.usage.completion_tokens
+        if tokens is not None:
+            return tokens == 0
+        return self.response_bytes is not None and self.response_bytes < _LEAST_ANSWER_BYTES
 
     @property
     def where(self) -> str:

@@ -84,5 +84,6 @@ def _reports(settings: EnvoySettings) -> api.grpc_log.HttpGrpcAccessLogConfig:
             buffer_flush_interval=api.ms(settings.report_interval_ms),
             buffer_size_bytes=_REPORTS_BUFFER_BYTES,
             custom_tags=tags,
-        )
+        ),
+        additional_response_headers_to_log=["retry-after"],
     )

@@ -13,7 +13,7 @@ from epp.envoy.addresses import REPLICAS, known_as
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
 from epp.envoy.observe import DECISION_HEADER, decision_header
-from epp.envoy.relays import UNSERVED_HEADER
+from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
 from epp.envoy.retry import ASKED, TOLD, retry_headers
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.envoy.sockets import downstream_tls
@@ -117,7 +117,7 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 domains=["*"],
                 routes=routes,
                 # Removed first: what an upstream calls so is not ours.
-                response_headers_to_remove=[DECISION_HEADER, *TOLD],
+                response_headers_to_remove=_engines_headers(settings),
                 response_headers_to_add=[
                     *([decision_header()] if settings.decision_id_header else []),
                     *retry_headers(settings),
@@ -127,6 +127,18 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
         ],
         validate_clusters=True,
     )
+
+
+def _engines_headers(settings: EnvoySettings) -> list[str]:
+    """Name the response headers that only the picker and Envoy set; a relay's go once they are read."""
+    names = [
+        DECISION_HEADER,
+        *TOLD,
+        DESTINATION_KEY,
+        f"{DESTINATION_KEY}-subset",
+        f"{DESTINATION_KEY}-scores",
+    ]
+    return names if settings.relays else [*names, SERVED_HEADER]
 
 
 def to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:

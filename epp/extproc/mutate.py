@@ -20,7 +20,7 @@ from epp.pb.core_pb2 import HeaderValueOption
 from epp.pb.ext_proc_pb2 import CommonResponse, ImmediateResponse, ProcessingResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epp.extproc.types import Pick, Refusal
     from epp.pb.ext_proc_pb2 import HeaderMutation
@@ -32,6 +32,9 @@ DESTINATION_HEADER = "x-gateway-destination-endpoint"
 SCORES_KEY = "x-gateway-destination-endpoint-scores"
 #: Response header that tells the conformance suite who served.
 SERVED_HEADER = "x-conformance-test-served-endpoint"
+#: Response headers of these names are the picker's and the proxy's; an engine's never reach a client.
+RESERVED_PREFIXES = (DESTINATION_HEADER, "x-epp-")
+DECISION_HEADER = "x-epp-decision-id"
 DECISION_NAMESPACE = "epp"
 DECISION_KEY = "decision_id"
 
@@ -126,19 +129,18 @@ def immediate(refusal: Refusal) -> ProcessingResponse:
     return ProcessingResponse(immediate_response=response)
 
 
-def response_headers(values: Mapping[str, str], *, drop_length: bool = False) -> ProcessingResponse:
-    """A reply to response headers that sets further ones.
+def response_headers(values: Mapping[str, str], remove: Sequence[str] = ()) -> ProcessingResponse:
+    """Build the reply to response headers.
 
     Args:
-        values: by name.
-        drop_length: remove content-length, because the body will change.
+        values: headers to set, by name.
+        remove: names of headers to remove.
     """
     reply = ProcessingResponse()
     mutation = reply.response_headers.response.header_mutation
     for name, value in values.items():
         set_header(mutation, name, value)
-    if drop_length:
-        mutation.remove_headers.append("content-length")
+    mutation.remove_headers.extend(remove)
     return reply
 
 
@@ -151,12 +153,6 @@ def _empty(part: str) -> ProcessingResponse:
     reply = ProcessingResponse()
     message = getattr(reply, part)
     (message if part.endswith("trailers") else message.response).SetInParent()
-    return reply
-
-
-def _without_length() -> ProcessingResponse:
-    reply = ProcessingResponse()
-    reply.response_headers.response.header_mutation.remove_headers.append("content-length")
     return reply
 
 
@@ -173,4 +169,3 @@ EMPTY_REQUEST_TRAILERS = _empty("request_trailers")
 EMPTY_RESPONSE_HEADERS = _empty("response_headers")
 EMPTY_RESPONSE_BODY = _empty("response_body")
 EMPTY_RESPONSE_TRAILERS = _empty("response_trailers")
-RESPONSE_WITHOUT_LENGTH = _without_length()

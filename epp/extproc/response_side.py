@@ -57,6 +57,8 @@ class ResponseSide:
         self.rewrite: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
         #: Response headers to set; see `Pick.response_headers`.
         self.add_headers: Mapping[str, str] = {}
+        #: Of the pick; the proxy may have set its header on the response already.
+        self.decision_id = ""
         self._rewriter: BodyRewriter | None = None
         self.phase = ResponsePhase.WAITING
         self._trailers_seen = False
@@ -76,16 +78,26 @@ class ResponseSide:
             headers=headers,
             served=served_endpoint(told),
         )
+        remove = self._forged(headers)
         if self._tell_served:
-            return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}), started]
+            return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}, remove), started]
         if self.rewrite is not None and not message.end_of_stream:
             self._rewriter = self.rewrite(headers)
-        if self.add_headers:
-            drop = self._rewriter is not None
-            return [mutate.response_headers(self.add_headers, drop_length=drop), started]
-        # A body that changes has another length than its headers say.
-        reply = mutate.EMPTY_RESPONSE_HEADERS if self._rewriter is None else mutate.RESPONSE_WITHOUT_LENGTH
-        return [reply, started]
+        if self._rewriter is not None:
+            remove.append("content-length")  # a body that changes has another length than its headers say
+        if self.add_headers or remove:
+            return [mutate.response_headers(self.add_headers, remove), started]
+        return [mutate.EMPTY_RESPONSE_HEADERS, started]
+
+    def _forged(self, headers: Mapping[str, str]) -> list[str]:
+        """List the reserved headers that neither the picker nor the proxy has set."""
+        return [
+            name
+            for name, value in headers.items()
+            if name.startswith(mutate.RESERVED_PREFIXES)
+            and name not in self.add_headers
+            and not (name == mutate.DECISION_HEADER and value == self.decision_id)
+        ]
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:
         """A piece of the response body."""

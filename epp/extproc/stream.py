@@ -156,6 +156,8 @@ class Stream:
     def picked(self, pick: Pick) -> list[Output]:
         """Answer `PickNeeded` with a destination."""
         observe = pick.observe_response
+        if self._response is not None:
+            self._response.decision_id = pick.decision_id
         if self._request is not None and self._request.early and pick.body is not None:
             pick = replace(pick, body=None)  # what has not come cannot be replaced
         if self._response is not None and pick.response_headers:

@@ -149,16 +149,25 @@ class HTTPRequestProperties(_message.Message):
     def __init__(self, request_headers_bytes: _Optional[int] = ..., request_body_bytes: _Optional[int] = ...) -> None: ...
 
 class HTTPResponseProperties(_message.Message):
-    __slots__ = ("response_code", "response_headers_bytes", "response_body_bytes", "response_code_details")
+    __slots__ = ("response_code", "response_headers_bytes", "response_body_bytes", "response_headers", "response_code_details")
+    class ResponseHeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RESPONSE_CODE_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_CODE_DETAILS_FIELD_NUMBER: _ClassVar[int]
     response_code: _wrappers_pb2.UInt32Value
     response_headers_bytes: int
     response_body_bytes: int
+    response_headers: _containers.ScalarMap[str, str]
     response_code_details: str
-    def __init__(self, response_code: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., response_headers_bytes: _Optional[int] = ..., response_body_bytes: _Optional[int] = ..., response_code_details: _Optional[str] = ...) -> None: ...
+    def __init__(self, response_code: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., response_headers_bytes: _Optional[int] = ..., response_body_bytes: _Optional[int] = ..., response_headers: _Optional[_Mapping[str, str]] = ..., response_code_details: _Optional[str] = ...) -> None: ...
 
 class Address(_message.Message):
     __slots__ = ("socket_address",)

@@ -49,7 +49,7 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}]', re.DOTALL)
 
 @fast_dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine says a request cost; None is unknown, never zero.
+    """What the engine says a request cost; None is unknown, never zero, and a count below 0 as it was sent.
 
     Attributes:
         prompt_tokens: all tokens of the prompt, cached or not.
@@ -101,7 +101,7 @@ def _count(fields: Mapping[str, object], name: str) -> int | None:
     value = fields.get(name)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_COUNT < value < _MAX_COUNT:
         return None
     return value
 
@@ -116,7 +116,8 @@ def _input_tokens(fields: Mapping[str, object]) -> int | None:
     if tokens is None:
         return None
     apart = (_count(fields, name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-    return tokens + sum(count or 0 for count in apart)
+    counts = [tokens, *(count or 0 for count in apart)]
+    return min(counts) if min(counts) < 0 else sum(counts)
 
 
 def parse_usage(text: str | bytes) -> Usage:

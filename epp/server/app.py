@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from epp.decide.picker import Picker, PickerSettings
@@ -25,6 +23,7 @@ from epp.server.accepting import allowed_connections
 from epp.server.capability import CapabilityFeed
 from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
+from epp.server.decision_ids import DecisionIds
 from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
@@ -60,13 +59,6 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 1.0
 
 
-def decision_ids() -> Callable[[], str]:
-    """Ids that nobody can guess, unique over processes: a random prefix and a counter."""
-    prefix = secrets.token_hex(8)
-    numbers = count(1)
-    return lambda: f"{prefix}-{next(numbers):x}"
-
-
 class App:
     """One picker process.
 
@@ -83,6 +75,7 @@ class App:
     def __init__(self, config: Config, base: Path, source: str, clock: Clock) -> None:
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
+        self._decision_ids = DecisionIds()
         self.metrics = Metrics()
         self.tasks = Tasks()
         hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
@@ -131,6 +124,7 @@ class App:
                 pool=kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default",
                 bytes_per_token=lambda: counter.learned,
                 saturation=self._shedding.saturation,
+                models=self.metrics.requests.models,
             )
         )
         self.metrics.add_receiver("access-log", self._grpc.access_log)
@@ -237,7 +231,7 @@ class App:
                 warmup_s=config.pool.warmup_s,
                 default_output_tokens=config.request.default_output_tokens,
             ),
-            new_id=decision_ids(),
+            new_id=self._decision_ids,
             name_block=hasher.export_id,
             learn=counter.observe,
         )
@@ -332,6 +326,7 @@ class App:
             health=self._health,
             registry=self.metrics.registry,
             decision=self.core.recent.get,
+            decided=self._decision_ids.__contains__,
             verdict=self._recorder.verdict if self._config.records.folder else None,
         )
         await self._health.start(routes, on_stall)

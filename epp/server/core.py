@@ -325,10 +325,15 @@ class Core:
         self._metrics.refused(refusal.status, refusal.details, priority=self._priority(request))
         return refusal
 
-    def response_started(self, decision_id: str, status: int, served: str = "") -> None:
+    def response_started(
+        self, decision_id: str, status: int, served: str = "", retry_after: str = ""
+    ) -> None:
         """Response headers came, of the endpoint ``served`` where the proxy tells it."""
         known = self.resolver.endpoint_of(served) if served else ""
-        if not self.picker.response_started(decision_id, status, known):
+        where = self.picker.response_started(decision_id, status, known)
+        if where:
+            self.outcomes.answered(decision_id, where, status, retry_after)
+        else:
             self._metrics.late_reports.inc()
 
 

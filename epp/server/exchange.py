@@ -148,7 +148,12 @@ class Exchange:
                     marker = self._act(further, replies) or marker
                 case ResponseStarted():
                     if self._decision_id:
-                        self._core.response_started(self._decision_id, output.status, output.served)
+                        self._core.response_started(
+                            self._decision_id,
+                            output.status,
+                            output.served,
+                            output.headers.get("retry-after", ""),
+                        )
                     if self._watch is not None:
                         self._watch.started(output.status, output.headers)
                 case ResponseData():

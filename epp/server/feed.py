@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from epp.server.metrics import Metrics
     from epp.signals.calibration import TokenRatio
@@ -81,10 +81,13 @@ class SignalFeed:
         if ratio is not None and self._learn is not None:
             self._learn(ratio)
 
-    def models_listed(self, address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
+    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
         """An engine lists its models: say once which names it is asked for and does not know."""
-        if self._fleet.slot_of(address) is None:
+        slot = self._fleet.slot_of(address)
+        if slot is None:
             return
+        self._metrics.requests.models.keep(listed)
+        self._fleet.learn_context(slot, max((tokens or 0 for tokens in listed.values()), default=0))
         self._metrics.model_mismatch.labels(address).set(len(unknown))
         if unknown and self._unknown.get(address) != unknown:
             log.error(

@@ -45,6 +45,7 @@ def build_app(
     health: HealthThread,
     registry: CollectorRegistry,
     decision: Callable[[str], Decision | None],
+    decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
 ) -> web.Application:
     """The routes.
@@ -53,6 +54,7 @@ def build_app(
         health: the thread that serves the routes.
         registry: metrics to expose.
         decision: a recent decision by id; ``"last"`` for the newest.
+        decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
     """
 
@@ -78,6 +80,9 @@ def build_app(
             told = parse_verdict(request.match_info["id"], await request.read())
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
+        if not decided(told.id):
+            words = "unknown decision: this picker process has not made it; ask the one that did"
+            return web.json_response({"error": words}, status=404)
         verdict(told, time.time())
         return web.json_response({"recorded": told.id}, status=202)
 

@@ -7,6 +7,7 @@ import msgspec
 
 class _Model(msgspec.Struct):
     id: str
+    max_model_len: object = None
 
 
 class _Models(msgspec.Struct):
@@ -16,9 +17,18 @@ class _Models(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Models)
 
 
-def listed_names(body: bytes) -> frozenset[str]:
-    """The names that requests may give, adapters among them; empty when the body tells none."""
+def listed_models(body: bytes) -> dict[str, int | None]:
+    """Read the names that requests may give, adapters among them; empty when the body tells none.
+
+    Each has its context length in tokens, prompt and answer together, where the engine tells it: vLLM and
+    SGLang do, as ``max_model_len``.
+    """
     try:
-        return frozenset(model.id for model in _DECODER.decode(body).data)
+        models = _DECODER.decode(body).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return frozenset()
+        return {}
+    return {model.id: _tokens(model.max_model_len) for model in models}
+
+
+def _tokens(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 and value is not True else None

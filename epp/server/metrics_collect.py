@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from epp.server.metrics_hot import Capped
 from epp.server.metrics_paths import path_families
-from epp.server.metrics_requests import FAIRNESS_ID, MAX_MODELS, PRIORITY
+from epp.server.metrics_requests import FAIRNESS_ID, MAX_STRANGE_MODELS, PRIORITY
 from epp.server.metrics_weights import weight_families
 from epp.signals.rates import Rates
 
@@ -82,6 +82,7 @@ class PickerCollector(Collector):
         pool: name of the pool, for llm-d's gauges of it.
         bytes_per_token: what was learned by model, the last observed last.
         saturation: how saturated the pool is at an instant; not shown when None.
+        models: those that are labels.
     """
 
     def __init__(
@@ -91,10 +92,12 @@ class PickerCollector(Collector):
         pool: str = "default",
         bytes_per_token: Callable[[], Mapping[str, float]] | None = None,
         saturation: Callable[[float], float] | None = None,
+        *,
+        models: Capped | None = None,
     ) -> None:
         self._picker, self._mono_s, self._pool = picker, mono_s, pool
         self._bytes_per_token, self._saturation = bytes_per_token, saturation
-        self._models = Capped(MAX_MODELS)
+        self._models = Capped(MAX_STRANGE_MODELS) if models is None else models
 
     def describe(self) -> list[Metric]:
         """Nothing to describe before the first scrape."""

@@ -194,10 +194,10 @@ class FamilyCollector(Collector):
 
 
 class Capped:
-    """Limits how many distinct values something a client sends can give a label.
+    """Bound of the distinct values that clients can give a label.
 
     Args:
-        limit: distinct values; what comes after them is `OTHER`.
+        limit: distinct values beside those to keep; what comes after them is `OTHER`.
     """
 
     OTHER = "other"
@@ -206,10 +206,15 @@ class Capped:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._seen: set[str] = set()
+        self._kept: set[str] = set()
+
+    def keep(self, values: Iterable[str]) -> None:
+        """Let these values be labels whatever clients send: an operator or an engine has named them."""
+        self._kept.update(value for value in values if len(value) <= self.MAX_LENGTH)
 
     def __call__(self, value: str) -> str:
         """The value itself, or `OTHER` when there are enough or it is absurdly long."""
-        if value in self._seen:
+        if value in self._kept or value in self._seen:
             return value
         if len(self._seen) >= self._limit or len(value) > self.MAX_LENGTH:
             return self.OTHER

@@ -4,7 +4,8 @@ Owns the metrics of requests and what must be remembered of an open one to count
 calls, `decided` and `finished`, each one dictionary look-up and a handful of list increments.
 
 Labels: llm-d's four (R) are ``model_name``, ``target_model_name``, ``fairness_id`` and ``priority``. Names of
-models come from clients, so only the first `MAX_MODELS` become labels and the rest are ``other``; priorities
+models come from clients: those that the pool serves are labels, of others only the first
+`MAX_STRANGE_MODELS`, since one model has some 400 series, and the rest are ``other``; priorities
 are those of InferenceObjectives, of which the first `MAX_PRIORITIES` become labels; endpoints
 are addresses of the pool, and their series go when they go.
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from epp.server.metrics_hot import Family, Histogram, Value
     from epp.signals.duration import Duration
 
-MAX_MODELS = 100
+MAX_STRANGE_MODELS = 20
 MAX_PRIORITIES = 16
 #: What llm-d says where a request names neither.
 FAIRNESS_ID, PRIORITY = "default-flow", "0"
@@ -125,7 +126,9 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._llm_d_families()
         self._own_families()
-        self._cap, self._cap_priority = Capped(MAX_MODELS), Capped(MAX_PRIORITIES)
+        #: Models that are labels.
+        self.models = Capped(MAX_STRANGE_MODELS)
+        self._cap_priority = Capped(MAX_PRIORITIES)
         self._routes: dict[tuple[str, int | str], _Route] = {}
         self._decisions: dict[tuple[str, Basis], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
@@ -133,7 +136,7 @@ class RequestMetrics:
         hit = self.hit_ratio.child("prefix-index", "prefix-index")
         self._hit, self._tied = hit, self.tied.child()
         self._shares = [self.cache_tokens.child(kind) for kind in ("prompt", "believed", "reported")]
-        self._usage = [self.usage.child(known) for known in ("cached_tokens", "tokens", "nothing")]
+        self._usage = [self.usage.child(known) for known in ("cached_tokens", "tokens", "nothing", "refused")]
         self._too_few = self.uncached_error.child("too_few")
         self._too_many = self.uncached_error.child("too_many")
         self._ttft_ratio, self._ttft_error = self.ttft_ratio.child(), self.ttft_error.child()
@@ -202,7 +205,10 @@ class RequestMetrics:
             "epp_tied_endpoints", "Endpoints so equal in cost that the draw chose among them.", TIED
         )
         self.usage = Counters(
-            "epp_usage_total", "Requests ended, by what the engine told of their tokens.", ("known",)
+            "epp_usage_total",
+            "Requests ended, by what the engine told of their tokens; refused counts were below 0 or above "
+            "the model's context.",
+            ("known",),
         )
         self.cache_tokens = Counters(
             "epp_cache_tokens_total",
@@ -320,7 +326,7 @@ class RequestMetrics:
         cached = usage.cached_tokens
         if cached is None:
             told = usage.prompt_tokens is not None or usage.completion_tokens is not None
-            self._usage[1 if told else 2].value += 1.0
+            self._usage[1 if told else 3 if outcome.usage_refused else 2].value += 1.0
             return
         self._usage[0].value += 1.0
         route.cached.observe(cached)
@@ -351,7 +357,7 @@ class RequestMetrics:
                 self.attempts.forget(endpoint_name=host, port=port)
 
     def _route(self, model: str, priority: int) -> _Route:
-        label, shown = self._cap(model), self._cap_priority(str(priority))
+        label, shown = self.models(model), self._cap_priority(str(priority))
         key = (label, Capped.OTHER if shown == Capped.OTHER else priority)
         route = self._routes.get(key)
         if route is None:

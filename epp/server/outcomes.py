@@ -19,6 +19,7 @@ from epp.extproc.types import Cause
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Termination
 from epp.signals.paths import Travelled
+from epp.signals.retry_after import STATUSES, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 #: An endpoint, and whether a request failed there.
 _Verdict = tuple[str, bool]
+_EMPTY = "an empty answer"
 #: Of a request that says nothing of anybody, and of one that Envoy has reported.
 _NOTHING, _REPORTED = ("", False), ("reported", False)
 
@@ -82,9 +84,32 @@ class Outcomes:
 
         Where the stream shows answers and Envoy calls as well, the second of them tells nothing new.
         """
+        self._picker.fleet.retry_after.answered(decision_id)
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
         if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
             self._late(decision_id)
+
+    def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
+        """Leave an endpoint alone that asks for it, or end its pause, however its headers were learned.
+
+        Args:
+            decision_id: the request.
+            where: address of who answered.
+            status: HTTP status.
+            retry_after: the answer's ``Retry-After``, ``""`` without one.
+        """
+        pauses = self._picker.fleet.retry_after
+        if status in STATUSES:
+            slot, asked_s = (
+                self._picker.fleet.slot_of(where),
+                retry_after_s(retry_after, self._clock.wall_s()),
+            )
+            if slot is None or asked_s <= 0.0:
+                return
+            if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
+                log.info("endpoint %s answers %d and is left alone for %.0f s", where, status, asked_s)
+        elif 0 < status < _SERVER_ERROR:
+            pauses.answered(decision_id)
 
     def observed(
         self,
@@ -135,13 +160,15 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._metrics.late_reports.inc()
             return
-        self._judge(report, self._unreported.get(report.decision_id, before))
+        if report.decision_id not in self._finished:  # else the stream showed the headers
+            served = self._resolver.endpoint_of(report.served)
+            self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
             self._metrics.compressed.inc()
         if report.served:
             self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
-        if report.usage != NO_USAGE:
-            self._picker.usage(report.decision_id, report.usage)
+        # What is refused or comes too late goes into no outcome.
+        counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
             told = Travelled(report.connected_anew, report.opened_ms, report.first_byte_ms)
             self._picker.travelled(report.decision_id, told)
@@ -149,7 +176,12 @@ class Outcomes:
         if outcome is None:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
-        if outcome is None:
+        merged = (
+            None if outcome is None else self._merged(outcome, report, report.usage if counted else NO_USAGE)
+        )
+        before = self._unreported.get(report.decision_id, before)
+        self._judge(report, before, empty=merged is not None and merged.empty)
+        if merged is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
             else:
@@ -157,9 +189,8 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
-        outcome = self._merged(outcome, report)
-        self._picker.settle(outcome)
-        self._tell(outcome)
+        self._picker.settle(merged)
+        self._tell(merged)
 
     def _late(self, decision_id: str) -> None:
         """The stream or a first token tells of a request that is not in flight.
@@ -196,8 +227,8 @@ class Outcomes:
         self._picker.settle(outcome)
         self._tell(outcome)
 
-    def _merged(self, outcome: Outcome, report: Report) -> Outcome:
-        """What Envoy saw goes before what the stream told."""
+    def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
+        """What Envoy saw goes before what the stream told; ``reported`` is its usage unless refused."""
         # Field by field: `replace` costs ten times as much, and every request comes by here.
         envoy, sources = Source.ENVOY, {**outcome.sources, "cause": Source.ENVOY}
         served, attempts = outcome.served, outcome.attempts
@@ -215,8 +246,8 @@ class Outcomes:
             ttft_ms, sources["ttft_ms"] = report.ttft_ms, envoy
         if not math.isnan(report.e2e_ms):
             e2e_ms, sources["e2e_ms"] = report.e2e_ms, envoy
-        if report.usage != NO_USAGE:
-            usage = report.usage
+        if reported != NO_USAGE:
+            usage = reported
             sources |= usage_sources(usage, envoy)
         streamed, itl_ms = outcome.streamed if report.streamed is None else report.streamed, outcome.itl_ms
         if streamed and not math.isnan(report.ttft_ms):
@@ -239,23 +270,26 @@ class Outcomes:
             streamed=streamed,
             sources=sources,
             unsent_ms=report.unsent_ms,
+            usage_refused=outcome.usage_refused or reported != report.usage,
+            generates=outcome.generates,
         )
 
-    def _judge(self, report: Report, before: _Verdict) -> None:
+    def _judge(self, report: Report, before: _Verdict, *, empty: bool) -> None:
         """Count what the request says of the endpoints that it was tried on, less what was counted before.
 
         A response that the stream showed is in Envoy's report as well: counted twice, three failures would
         eject an endpoint for five.
         """
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
-        for verdict, how in self._verdicts(report).items():
-            if verdict != before:
+        for verdict, how in self._verdicts(report, empty=empty).items():
+            # What the stream showed to be empty is a good answer to Envoy.
+            if verdict not in (before, (before[0], False)):
                 self._count(*verdict, how, now_s)
         slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
-    def _verdicts(self, report: Report) -> dict[_Verdict, str]:
+    def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
         """What it says of whom, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
@@ -271,17 +305,17 @@ class Outcomes:
         elif report.status >= _SERVER_ERROR:
             found[served, True] = f"status {report.status}"
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
-            found[served, False] = ""
+            found[served, empty] = _EMPTY if empty else ""
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """The same of a response that passed through the stream, or its headers alone; what was counted."""
         where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
-        if status >= _SERVER_ERROR:
+        if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
         elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
-        self._count(*verdict, f"status {status}", self._clock.mono_s())
+        self._count(*verdict, _EMPTY if outcome.empty else f"status {status}", self._clock.mono_s())
         return verdict
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from epp.draw import draw
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
-from epp.server.listed import listed_names
+from epp.server.listed import listed_models
 from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
@@ -67,8 +67,8 @@ class Sink(Protocol):
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""
 
-    def models_listed(self, address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
-        """An engine lists its models; ``unknown`` are names that it is asked for and does not list."""
+    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
+        """An engine lists its models, with context lengths; it is asked for ``unknown`` in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Poller:
         ):
             if interval_s:
                 works.append(partial(self._kept, partial(self._every, interval_s, salt, once, beat), failed))
-        if self._probe.interval_s and self._target.engine_names:
+        if self._probe.interval_s:
             works.append(partial(self._kept, self._check_models, None))
         if self._token is not None:
             await self._token.first_read()
@@ -312,16 +312,16 @@ class Poller:
         self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
     async def _check_models(self, connection: Connection) -> None:
-        """Once the engine is up, and now and then: does it know the names that it is asked for?"""
+        """Ask for the engine's models once it is up, and now and then."""
         while True:
             listed = await self._listed(connection)
             if listed:
-                unknown = self._target.engine_names - listed
+                unknown = self._target.engine_names - listed.keys()
                 self._sink.models_listed(self._target.address, unknown, listed)
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
-    async def _listed(self, connection: Connection) -> frozenset[str] | None:
-        """Names that the engine lists, none when it does not tell; None when it is not up."""
+    async def _listed(self, connection: Connection) -> dict[str, int | None] | None:
+        """Models that the engine lists, none when it does not tell; None when it is not up."""
         try:
             answer = await connection.get("/v1/models", self._headers(), self._scrape.timeout_s)
         except (OSError, TimeoutError, ValueError):
@@ -329,7 +329,7 @@ class Poller:
         connection.close()  # it is not asked again soon
         if answer.status >= 500:
             return None
-        return listed_names(answer.body) if answer.status == 200 else frozenset()
+        return listed_models(answer.body) if answer.status == 200 else {}
 
     def _failed_probe(self, problem: str) -> None:
         self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())

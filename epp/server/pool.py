@@ -117,6 +117,8 @@ class PoolFeed:
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.new_endpoint(address)
+        for endpoint in endpoints:
+            self._metrics.requests.models.keep(endpoint.models)
         self._run_pollers(targets)
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 

@@ -93,6 +93,7 @@ class Report:
         encoding: content-encoding of the answer: its usage cannot be known.
         chunks: body chunks of the complete answer; None when it did not complete.
         usage: what the engine reported.
+        retry_after: the answer's ``Retry-After``, ``""`` without one.
     """
 
     decision_id: str
@@ -119,6 +120,7 @@ class Report:
     chunks: int | None
     usage: Usage
     opened_ms: float = math.nan
+    retry_after: str = ""
 
     @property
     def first_byte_ms(self) -> float:
@@ -198,6 +200,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         chunks=chunks,
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
         opened_ms=sent_ms - fresh_ms,
+        retry_after=response.response_headers.get("retry-after", ""),
     )
 
 

@@ -25,6 +25,7 @@ from epp.signals.measured import Measured
 from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
+from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.view import NUMERIC_COLUMNS, FleetView
@@ -93,12 +94,14 @@ class Fleet:
         self.capability = Capability()
         self._measured = Measured(self.rtt, self.engine)
         self.paths = PathTable()
+        self.retry_after = RetryAfter()
         self._slots = SlotMap()
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
         self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
         self._last_fresh_s = -math.inf
         self._learned_tokens: dict[int, int] = {}
+        self._contexts: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
         for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
@@ -196,6 +199,8 @@ class Fleet:
         self.rates.assign(slot, endpoint.engine_class)
         self.paths.close(slot)
         self.health.admit(slot)
+        self.retry_after.forget(slot)
+        self._contexts.pop(slot, None)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
 
@@ -212,6 +217,17 @@ class Fleet:
             return
         self._learned_tokens[slot] = tokens
         self._size_index(slot, self._members[address][1])
+
+    def learn_context(self, slot: int, tokens: int) -> None:
+        """Take the longest context of the models that an engine lists, 0 where it does not tell."""
+        self._contexts[slot] = tokens
+
+    def context_tokens(self, slot: int) -> int | None:
+        """Longest prompt plus answer of an endpoint: as its engine lists it, else as configured."""
+        address = self._slots.address_of(slot)
+        if address is None:
+            return None
+        return self._contexts.get(slot) or self._members[address][1].context_tokens
 
     def healthy(self, now_s: float) -> NDArray[np.bool_] | None:
         """Mask by slot of endpoints that may be chosen, None when that is everybody."""
@@ -289,9 +305,10 @@ class Fleet:
         slot, _ = self._members.pop(address)
         for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
                        self.health.forget, self.calibration.forget, self.rates.forget,
-                       self.paths.forget):  # fmt: skip
+                       self.paths.forget, self.retry_after.forget):  # fmt: skip
             forget(slot)
         self._learned_tokens.pop(slot, None)
+        self._contexts.pop(slot, None)
         self._fresh_s[slot] = -math.inf
         self._slots.release(address)
 

@@ -41,6 +41,10 @@ _GAUGES = (
     ("error_share", "Share of its requests of late that failed; none without requests."),
     ("ejected", "1 while the endpoint is ejected."),
     ("draining", "1 while the endpoint takes no new requests."),
+    (
+        "retry_after_ms",
+        "Time for which the endpoint asked to be left alone (Retry-After); 0 when it did not.",
+    ),
 )
 
 
@@ -62,8 +66,9 @@ def gauges(fleet: Fleet, now_s: float) -> Iterator[Gauge]:
     failing = [(address, share) for address, share in shares if not math.isnan(share)]
     ejected = [(e.address, float(health.state(slot) is State.EJECTED)) for slot, e in members]
     draining = [(endpoint.address, float(endpoint.draining)) for _, endpoint in members]
+    paused = [(endpoint.address, fleet.retry_after.left_s(slot, now_s) * 1e3) for slot, endpoint in members]
     for (name, text), column in zip(_GAUGES, columns, strict=False):
         values = ((endpoint.address, float(column[slot])) for slot, endpoint in members)
         yield name, text, [(address, value) for address, value in values if not math.isnan(value)]
-    for (name, text), pairs in zip(_GAUGES[-3:], (failing, ejected, draining), strict=True):
+    for (name, text), pairs in zip(_GAUGES[-4:], (failing, ejected, draining, paused), strict=True):
         yield name, text, pairs

@@ -17,6 +17,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             begun keeps its pace when this changes.
         error_rate: share of completions answered with ``error_status``.
         error_status: HTTP status of those answers.
+        error_retry_after_s: their ``Retry-After``, none when None.
         reset_after_tokens: streams are cut with a TCP reset after so many tokens.
         die: the listener closes, every connection is reset, and cache and counters are lost.
         revive_after_s: with ``die``: start again, cold, on the same port after so long.
@@ -26,6 +27,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slow_factor: float = 1.0
     error_rate: float = 0.0
     error_status: int = 503
+    error_retry_after_s: int | None = None
     reset_after_tokens: int | None = None
     die: bool = False
     revive_after_s: float | None = None
@@ -46,3 +48,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("error_status must be within 400 and 599")
         if self.reset_after_tokens is not None and self.reset_after_tokens < 1:
             raise ValueError("reset_after_tokens must be at least 1")
+
+    @property
+    def error_headers(self) -> dict[str, str]:
+        """Headers of answers with ``error_status``."""
+        return {} if self.error_retry_after_s is None else {"retry-after": str(self.error_retry_after_s)}

@@ -33,7 +33,7 @@ from epp.sim.job import Job, Snapshot
 from epp.sim.network import SendWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import Self
 
     from epp.sim.lookup import Lookup
@@ -289,7 +289,7 @@ class SimReplica:
         number, fault, config = self.requests, self.fault, self.config
         if fault.error_rate and draw(config.seed, f"{config.name}-{number}", "error") < fault.error_rate:
             error = sse.error_body(fault.error_status, "The replica was told to fail.")
-            return _json(fault.error_status, error)
+            return _json(fault.error_status, error, fault.error_headers)
         asked = api.parse(await request.read(), chat=chat)
         if asked.model not in config.models:
             message = f"The model `{asked.model}` does not exist."
@@ -395,5 +395,5 @@ class SimReplica:
         return _json(200, msgspec.json.encode(fault))
 
 
-def _json(status: int, body: bytes) -> web.Response:
-    return web.Response(status=status, body=body, content_type="application/json")
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

@@ -48,6 +48,22 @@ def test_health_is_a_mask_by_slot(filters: Eligibility) -> None:
 
 
 @pytest.mark.parametrize(
+    ("retry_after", "slots", "excluded"),
+    [
+        ({1: 130.0}, [0, 2], ("b:1",)),
+        ({0: 140.0, 1: 130.0, 2: 150.0}, [1], ("a:1", "c:1")),
+        ({3: 130.0}, [0, 1, 2], None),
+    ],
+)
+def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
+    filters: Eligibility, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
+) -> None:
+    found = filters.candidates(Wants(), None, retry_after)
+    assert found.slots.tolist() == slots
+    assert found.excluded.get("retry-after") == excluded
+
+
+@pytest.mark.parametrize(
     ("wants", "healthy", "rule"),
     [
         (Wants(regions=frozenset({"mars"})), None, "region"),

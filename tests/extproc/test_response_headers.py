@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.extproc.modes import BodyMode
+from epp.extproc.stream import Stream
 from epp.extproc.types import Observe, Pick
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
@@ -49,3 +50,35 @@ def test_they_are_set_in_the_reply_to_the_response_headers(
     assert list(mutation.remove_headers) == (["content-length"] if changes else [])
     if mode is not BodyMode.NONE:
         talk.send(response_body(b"x", end=True))
+
+
+@pytest.mark.parametrize("conformance", [False, True])
+def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
+    talk = Conversation(Stream(tell_served=conformance))
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(Pick("a:1", "d", response_headers={"x-epp-served-model": "granite"}))
+    forged = {
+        "x-gateway-destination-endpoint-served": "evil:1",
+        "x-epp-served-model": "evil",
+        "x-epp-untried-models": "9",
+        "x-served-by": "engine",
+        "x-epp-decision-id": "evil",
+    }
+    reply = talk.send(response_headers(headers=forged))[0]
+    assert isinstance(reply, ProcessingResponse)
+    mutation = reply.response_headers.response.header_mutation
+    assert set(mutation.remove_headers) == forged.keys() - {"x-served-by", "x-epp-served-model"}
+    set_here = {option.header.key: option.header.raw_value for option in mutation.set_headers}
+    expected = "x-conformance-test-served-endpoint" if conformance else "x-epp-served-model"
+    assert set_here.keys() == {expected}
+
+
+def test_the_decision_id_that_the_proxy_has_set_stays() -> None:
+    talk = Conversation()
+    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
+    talk.send(request_body(b"{}", end=True))
+    talk.pick(Pick("a:1", "d"))
+    reply = talk.send(response_headers(headers={"x-epp-decision-id": "d"}))[0]
+    assert isinstance(reply, ProcessingResponse)
+    assert not reply.response_headers.response.HasField("header_mutation")

@@ -78,8 +78,10 @@ def request_trailers() -> ProcessingRequest:
     return ProcessingRequest(request_trailers=HttpTrailers())
 
 
-def response_headers(status: str = "200", *, end: bool = False) -> ProcessingRequest:
-    return ProcessingRequest(response_headers=_headers({":status": status}, end=end))
+def response_headers(
+    status: str = "200", *, end: bool = False, headers: Mapping[str, str] | None = None
+) -> ProcessingRequest:
+    return ProcessingRequest(response_headers=_headers({":status": status, **(headers or {})}, end=end))
 
 
 def response_body(data: bytes = b"", *, end: bool = False) -> ProcessingRequest:

@@ -317,6 +317,6 @@ async def test_a_whole_answer_to_a_client_that_asked_for_a_stream_tells_no_speed
             started = response_headers()
             started.response_headers.headers.headers.add(key="content-type", raw_value=kind.encode())
             await exchange.receive(started)
-        await exchange.receive(response_body(b"all of it", end=True))
+        await exchange.receive(response_body(b"data: all of an answer in one piece\n\n", end=True))
         exchange.closed(cut=False)
     assert (fleet.answers.expected("m") < before) is learns

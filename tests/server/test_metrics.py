@@ -19,8 +19,8 @@ from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.metrics import Metrics, PickerCollector
-from epp.server.metrics_hot import Capped, Counters, Histograms
-from epp.server.metrics_requests import GONE, MAX_MODELS, MAX_PRIORITIES
+from epp.server.metrics_hot import Counters, Histograms
+from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.signals.duration import foretell, network_ms
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
@@ -190,16 +190,27 @@ def test_saturation_is_shown_for_the_pool() -> None:
 
 def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     bench = Bench()
-    for number in range(3 * MAX_MODELS):
+    for number in range(5_000):
         bench.decide(f"invented-{number}")
         bench.metrics.refused(400, "client", f"more-{number}")
     bench.decide("x" * 10_000)
     page = bench.page()
     lines = [line for line in page.splitlines() if line.startswith("llm_d_epp_request_total{")]
-    assert len(lines) == MAX_MODELS + 1
+    assert len(lines) == MAX_STRANGE_MODELS + 1
     assert "xxxxx" not in page
-    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 6 * MAX_MODELS + 1, "none is lost"
-    assert bench.read("llm_d_epp_request_total", model_name=Capped.OTHER) > MAX_MODELS
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 10_001, "none is lost"
+    assert len(page) < 1_500_000
+
+
+def test_models_that_the_pool_serves_keep_their_label_whatever_clients_invent() -> None:
+    bench = Bench()
+    for number in range(2 * MAX_STRANGE_MODELS):
+        bench.decide(f"invented-{number}")
+    bench.decide("served")
+    assert bench.read("llm_d_epp_request_total", model_name="served") == 0
+    bench.metrics.requests.models.keep({"served"})
+    bench.decide("served")
+    assert bench.read("llm_d_epp_request_total", model_name="served") == 1
 
 
 def test_hostile_names_leave_the_page_readable() -> None:

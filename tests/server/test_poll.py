@@ -18,7 +18,7 @@ from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
-from epp.server.listed import listed_names
+from epp.server.listed import listed_models
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     BEATS,
@@ -40,7 +40,7 @@ from epp.signals.prefix_index import PrefixIndex
 from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from epp.server.poll import Connection
 
@@ -53,7 +53,7 @@ class Seen:
     failures: list[str] = field(default_factory=list)
     samples: list[EngineSample] = field(default_factory=list)
     scrape_failures: list[str] = field(default_factory=list)
-    listed: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
+    listed: list[tuple[frozenset[str], Mapping[str, int | None]]] = field(default_factory=list)
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
@@ -72,7 +72,7 @@ class Seen:
         self.scrape_failures.append(problem)
         self.event.set()
 
-    def models_listed(self, _address: str, unknown: frozenset[str], listed: frozenset[str]) -> None:
+    def models_listed(self, _address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
         self.listed.append((unknown, listed))
         self.event.set()
 
@@ -186,7 +186,10 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
         if not ready:
             raise web.HTTPServiceUnavailable
         return web.json_response(
-            {"object": "list", "data": [{"id": "llama-a"}, {"id": "lora", "parent": "m"}]}
+            {
+                "object": "list",
+                "data": [{"id": "llama-a", "max_model_len": 4096}, {"id": "lora", "parent": "m"}],
+            }
         )
 
     async with serving(answer) as address:
@@ -196,10 +199,10 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
             assert not seen.listed
             ready = True
             await seen.until("listed", 1)
-            assert seen.listed == [(frozenset({"llama-b"}), frozenset({"llama-a", "lora"}))]
-        async with polling(address) as silent:
-            await silent.until("rtts", 3)
-            assert not silent.listed, "it takes every name"
+            assert seen.listed == [(frozenset({"llama-b"}), {"llama-a": 4096, "lora": None})]
+        async with polling(address) as unnamed:
+            await unnamed.until("listed", 1)
+            assert unnamed.listed == [(frozenset(), {"llama-a": 4096, "lora": None})]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
     ],
 )
 def test_a_list_of_models_that_is_none_says_nothing(body: bytes) -> None:
-    assert listed_names(body) == frozenset()
+    assert listed_models(body) == {}
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,7 +230,7 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     def shown() -> float | None:
         return metrics.registry.get_sample_value("epp_endpoint_model_mismatch", {"endpoint": "a:1"})
 
-    names = frozenset({"llama"})
+    names = {"llama": None}
     for unknown in (frozenset({"x", "y"}), frozenset({"x", "y"}), frozenset[str]()):
         feed.models_listed("a:1", unknown, names)
         assert shown() == len(unknown)
@@ -243,7 +246,7 @@ def test_lists_of_endpoints_that_left_are_forgotten() -> None:
     feed = SignalFeed(fleet, Metrics())
     for number in range(20):
         fleet.apply([Endpoint(f"10.0.0.{number}:1"), Endpoint("a:1")], float(number))
-        feed.models_listed(f"10.0.0.{number}:1", frozenset({"m"}), frozenset())
+        feed.models_listed(f"10.0.0.{number}:1", frozenset({"m"}), {})
     assert len(feed._unknown) <= len(fleet)
 
 

@@ -23,6 +23,7 @@ from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.server.app import App
 from epp.server.core import Decided
+from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
 from epp.signals.endpoint import Endpoint
 from tests.kit.records import command, decided, recorder_to
@@ -161,7 +162,13 @@ def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, trie
 
 def client(verdict: Any = None) -> TestClient[Any, Any]:
     health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler)
-    made = build_app(health=health, registry=CollectorRegistry(), decision=lambda _: None, verdict=verdict)
+    made = build_app(
+        registry=CollectorRegistry(),
+        health=health,
+        decision=lambda _: None,
+        decided=lambda decision_id: not decision_id.startswith("unknown"),
+        verdict=verdict,
+    )
     return TestClient(TestServer(made))
 
 
@@ -170,6 +177,7 @@ def client(verdict: Any = None) -> TestClient[Any, Any]:
     [
         ("ab-1", {"correct": True}, 202),
         ("ab-1", {"correct": False, "score": 0.25, "evaluator": "exact-match"}, 202),
+        ("unknown-1", {"correct": True}, 404),
         ("ab-1", {}, 400),
         ("ab-1", {"correct": "yes"}, 400),
         ("ab-1", {"correct": True, "text": "what it said"}, 400),
@@ -218,3 +226,21 @@ async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path
         "score": 0.5,
         "evaluator": "me",
     }
+
+
+def test_a_process_knows_the_ids_that_it_made() -> None:
+    ids, others = DecisionIds(), DecisionIds()
+    made = [ids() for _ in range(20)]
+    assert len(set(made)) == 20
+    assert all(one in ids for one in made)
+    prefix, _, last = made[-1].partition("-")
+    after = f"{prefix}-{int(last, 16) + 1:x}"
+    for unknown in (after, f"{prefix}-0", f"{prefix}-01", f"{prefix}-", prefix, f"{prefix}--1", "", others()):
+        assert unknown not in ids
+
+
+async def test_the_command_says_that_a_decision_is_unknown() -> None:
+    async with client(lambda *_: None) as http:
+        url = str(http.make_url("/"))
+        with pytest.raises(EppError, match="unknown decision: this picker process has not made it"):
+            await asyncio.to_thread(command, feedback_command, "unknown-1", "--wrong", "--url", url)

@@ -1,0 +1,240 @@
+"""Endpoints that refuse, say nothing or say nonsense, through the whole core: they draw no load."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, deque
+from dataclasses import replace
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.decide.explain import explain
+from epp.decide.record_verify import verify
+from epp.decide.records import to_record
+from epp.extproc.types import Cause, HttpRequest
+from epp.prompt.usage import NO_USAGE, Usage
+from epp.server.core import Decided
+from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.decide.records import Decision, Outcome
+
+QUESTION = [{"role": "user", "content": WORDS}]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return Deployment(tmp_path)
+
+
+def refused(deployment: Deployment, decision: Decision, retry_after: str, *, by_stream: bool) -> None:
+    """The endpoint answers 429, told by the ext_proc stream or by Envoy's report."""
+    if by_stream:
+        deployment.core.response_started(decision.id, 429, "", retry_after)
+        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    else:
+        deployment.ended(decision, status=429, retry_after=retry_after)
+
+
+@pytest.mark.parametrize("by_stream", [True, False])
+@pytest.mark.parametrize("dated", [True, False])
+def test_an_endpoint_that_says_retry_after_is_left_alone_for_that_long(
+    deployment: Deployment, by_stream: bool, dated: bool
+) -> None:
+    first = deployment.decide(QUESTION)
+    date = formatdate(deployment.clock.wall_s() + 10.0, usegmt=True)
+    refused(deployment, first, date if dated else "10", by_stream=by_stream)
+    for _ in range(20):
+        decision = deployment.decide(QUESTION)
+        assert decision.endpoint != first.endpoint
+        assert decision.excluded == {"retry-after": (first.endpoint,)}
+        assert first.endpoint not in decision.destination, "nor as a fallback"
+        deployment.ended(decision)
+        deployment.clock.now_s -= 1.0
+    record = json.loads(json.dumps(to_record(decision), default=list))
+    assert f"retry-after: {first.endpoint} excluded" in "".join(map(str, explain(record)))
+    assert verify([record]).differences == []
+    deployment.clock.now_s += 15.0
+    trial = deployment.decide(QUESTION)
+    assert trial.excluded == {}
+
+
+def test_one_request_tries_the_endpoint_after_its_pause(deployment: Deployment) -> None:
+    deployment.app.picker.set_pool(POOL[:1], deployment.clock.now_s)
+    refused(deployment, deployment.decide(QUESTION), "10", by_stream=True)
+    deployment.clock.now_s += 13.0
+    trial = deployment.decide(QUESTION)
+    deployment.app.picker.set_pool(POOL, deployment.clock.now_s)
+    assert deployment.decide(QUESTION).excluded == {"retry-after": (trial.endpoint,)}
+    deployment.ended(trial)
+    assert deployment.decide(QUESTION).excluded == {}
+
+
+def test_where_all_refuse_the_one_that_returns_first_serves(deployment: Deployment) -> None:
+    for number in range(3):
+        decision = deployment.decide(QUESTION)
+        if number == 1:
+            first = decision.endpoint
+        refused(deployment, decision, "5" if number == 1 else "50", by_stream=True)
+    for _ in range(5):
+        assert deployment.decide(QUESTION).endpoint == first
+
+
+def test_an_answer_seen_twice_asks_once(deployment: Deployment) -> None:
+    decision = deployment.decide(QUESTION)
+    refused(deployment, decision, "10", by_stream=True)
+    slot = deployment.slot(decision.endpoint)
+    left_s = deployment.fleet.retry_after.left_s(slot, deployment.clock.now_s)
+    deployment.clock.now_s += 1.0
+    deployment.core.outcomes.finished(report(decision, status=429, retry_after="10"))
+    assert deployment.fleet.retry_after.left_s(slot, deployment.clock.now_s) == pytest.approx(left_s - 1.0)
+
+
+def test_an_endpoint_that_leaves_and_returns_is_not_left_alone(deployment: Deployment) -> None:
+    decision = deployment.decide(QUESTION)
+    refused(deployment, decision, "50", by_stream=True)
+    deployment.app.picker.set_pool(
+        [endpoint for endpoint in POOL if endpoint.address != decision.endpoint], deployment.clock.now_s
+    )
+    deployment.app.picker.set_pool(POOL, deployment.clock.now_s)
+    assert deployment.decide(QUESTION).excluded == {}
+
+
+@pytest.mark.parametrize(
+    ("usage", "known"),
+    [
+        (Usage(100, 5, None), "tokens"),
+        (Usage(-100, 5, None), "refused"),
+        (Usage(100, -5, None), "refused"),
+        (Usage(100, 5, -1), "refused"),
+        (Usage(9000, 5, None), "refused"),
+        (Usage(100, 9000, None), "refused"),
+    ],
+)
+@pytest.mark.parametrize("by_stream", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+def test_counts_below_zero_or_above_the_context_are_refused(
+    deployment: Deployment, usage: Usage, known: str, by_stream: bool, listed: bool
+) -> None:
+    """By the context that engines list, else by the configured one."""
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    pool = [replace(endpoint, context_tokens=100_000 if listed else 8192) for endpoint in POOL]
+    deployment.app.picker.set_pool(pool, deployment.clock.now_s)
+    if listed:
+        for endpoint in POOL:
+            deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192, "a": None})
+    expected = deployment.fleet.answers.expected("m")
+    decision = deployment.decide(QUESTION)
+    if by_stream:
+        deployment.core.outcomes.observed(decision.id, usage=usage, response_bytes=300)
+        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    else:
+        deployment.ended(decision, usage=usage, chunks=None)
+    assert [outcome.usage for outcome in outcomes] == [usage if known == "tokens" else NO_USAGE]
+    registry = deployment.app.metrics.registry
+    assert registry.get_sample_value("epp_usage_total", {"known": known}) == 1
+    assert (deployment.fleet.answers.expected("m") == expected) is (known == "refused")
+
+
+def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment: Deployment) -> None:
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    for endpoint in POOL:
+        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192})
+    body = json.dumps({"model": "m", "input": ["one", "two"]}).encode()
+    request = HttpRequest("POST", "/v1/embeddings", {"content-type": "application/json"}, body)
+    decided = deployment.core.decide(request)
+    assert isinstance(decided, Decided)
+    deployment.ended(decided.decision, usage=Usage(9000, 0, None))
+    assert outcomes[0].usage == Usage(9000, 0, None)
+
+
+EMPTY = (
+    {"usage": Usage(100, 0, None), "response_bytes": 300},
+    {"usage": NO_USAGE, "response_bytes": 2},
+    {"usage": NO_USAGE, "response_bytes": 0, "chunks": 0, "ttft_ms": math.nan},
+)
+
+
+def answered_empty(
+    deployment: Deployment, decision: Decision, facts: dict[str, Any], *, by_stream: bool
+) -> None:
+    """The endpoint answers 200 with nothing in it; Envoy reports what the ext_proc stream showed as well."""
+    outcomes = deployment.core.outcomes
+    if by_stream:
+        deployment.core.response_started(decision.id, 200)
+        outcomes.observed(
+            decision.id, usage=facts["usage"], chunks=1, response_bytes=facts["response_bytes"], streamed=True
+        )
+        outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    else:
+        outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+    outcomes.finished(report(decision, **{"ttft_ms": 0.5, "e2e_ms": 1.0, **facts}))
+
+
+@pytest.mark.parametrize("facts", EMPTY)
+@pytest.mark.parametrize("by_stream", [True, False])
+def test_an_endpoint_that_turns_to_fast_empty_answers_gets_no_more_than_its_share(
+    deployment: Deployment, facts: dict[str, Any], by_stream: bool
+) -> None:
+    broken, picks = POOL[0].address, Counter[str]()
+    answering: deque[tuple[float, Decision]] = deque()
+    for _ in range(300):
+        deployment.clock.now_s += 0.1
+        while answering and answering[0][0] <= deployment.clock.now_s:
+            ended = answering.popleft()[1]
+            deployment.core.outcomes.stream_ended(ended.id, Cause.STREAM_END.value)
+            deployment.core.outcomes.finished(report(ended, usage=Usage(100, 50, None)))
+        decision = deployment.decide(QUESTION, stream=True)
+        picks[decision.endpoint] += 1
+        if decision.endpoint == broken:
+            answered_empty(deployment, decision, facts, by_stream=by_stream)
+        else:
+            answering.append((deployment.clock.now_s + 1.0, decision))
+    assert 0 < picks[broken] <= 100
+
+
+@pytest.mark.parametrize("facts", EMPTY)
+@pytest.mark.parametrize("by_stream", [True, False])
+def test_nothing_is_learned_from_an_empty_answer(
+    deployment: Deployment, facts: dict[str, Any], by_stream: bool
+) -> None:
+    def learned() -> tuple[object, ...]:
+        fleet = deployment.fleet
+        return (
+            fleet.rates.block().tolist(),
+            fleet.answers.expected("m"),
+            deployment.decide(QUESTION).text_bytes,
+        )
+
+    before = learned()
+    decision = deployment.decide(QUESTION, stream=True)
+    answered_empty(deployment, decision, facts, by_stream=by_stream)
+    assert learned() == before
+    assert deployment.fleet.health.error_share(deployment.slot(decision.endpoint)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 0}, 200),
+        ("/v1/embeddings", {"input": "one"}, 200),
+        ("/v1/messages/count_tokens", {"messages": QUESTION}, 200),
+        ("/v1/chat/completions", {"messages": QUESTION}, 204),
+    ],
+)
+def test_an_answer_that_need_not_have_tokens_is_no_failure(
+    deployment: Deployment, path: str, body: dict[str, Any], status: int
+) -> None:
+    data = json.dumps({"model": "m", **body}).encode()
+    decided = deployment.core.decide(HttpRequest("POST", path, {"content-type": "application/json"}, data))
+    assert isinstance(decided, Decided)
+    deployment.ended(decided.decision, status=status, usage=NO_USAGE, response_bytes=2)
+    slot = deployment.slot(decided.decision.endpoint)
+    assert deployment.fleet.health.error_share(slot) == 0.0
