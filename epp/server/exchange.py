@@ -174,7 +174,7 @@ class Exchange:
         if pick.rewrite_response is not None and not modes.observing:
             self._restoring = Restoring(self._protocol, pick.rewrite_response)
             pick = replace(pick, rewrite_response=self._restoring)
-        how = self._sampler.choose(self._decision_id)
+        how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
             self._watch = AnswerWatch()
             return pick
