@@ -107,10 +107,12 @@ class Request(Section, frozen=True):
 
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
-        max_held_body_bytes: what all bodies may hold together that wait for their rest (in full duplex they
-            come in pieces, as slowly as their clients send them); a piece beyond is answered with 503. On the
-            picker's own transport messages count, too, that have come in part, wait behind another, or wait
-            to be read; they may hold the longest message's length beside it. At least `max_body_bytes`.
+        max_held_body_bytes: what all requests may hold together that wait: bodies for their rest (in full
+            duplex they come in pieces, as slowly as their clients send them), with their headers and
+            metadata as they lie in memory. What comes beyond is answered with 503. On the picker's own
+            transport open streams count 8 KiB each, and messages that have come in part, wait behind another,
+            or wait to be read; responses that are read count 64 KiB. All but bodies may hold the longest
+            message's length beside it. At least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
@@ -296,7 +298,7 @@ class ObserveSection(Section, frozen=True):
         mode: ``all``, ``none``, or ``sample:`` and the share that is read, as in ``sample:0.1``, drawn by
             decision id. ``observe: sample:0.1`` is short for a section with this key alone.
         max_chunks_per_s: above so many pieces read a second the share falls by itself, and says so; 0 for no
-            limit.
+            limit. In full duplex answers that this leaves unread pass through, whatever `unobserved` says.
         unobserved: what becomes of the others. ``end``: the stream ends with the pick, in one message, and
             leases end when that is to be expected. ``carry``: they pass through unread, for proxies that
             do not know CONTINUE_AND_REPLACE in full duplex (docs/transport.md).

@@ -1,12 +1,14 @@
-"""What all streams together may hold of request bodies, so that half-sent ones cannot fill the memory.
+"""The memory that all streams of a process may hold while they wait, so that half-sent ones cannot fill it.
 
-Owns the count of held bytes. One stream's limit bounds a body, not how many of them wait for their rest: a
-client decides how slowly it sends. A piece that finds no room has its request refused, which makes room at
-once; nothing waits for room, so nothing can wait for ever. What makes a body whole is always taken: it is
-decided upon now, and held no longer.
+Owns the count of held bytes: request bodies with the headers and metadata that wait with them, as they lie in
+memory. One stream's limit bounds a body, not how many of them wait for their rest: a client decides how
+slowly it sends. What finds no room has its request refused, which makes room at once; nothing waits for room,
+so nothing can wait for ever. What makes a body whole is always taken: it is decided upon now, and held no
+longer.
 
-The transport holds messages out of the same budget, by `take_part`: those that have not come whole, and those
-that wait behind another. Whoever speaks to us decides how slowly those come, too.
+All but bodies is taken by `take_part`: headers and metadata, prompts whose tokens are being counted, and by
+the transport open streams, messages that have not come whole, those that wait behind another, and answers
+that nobody reads.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 def plain_no_room(_request: HttpRequest) -> Refusal:
     """A 503 in the error format that most inference APIs share."""
-    body = b'{"error":{"message":"too many request bodies wait for their rest","type":"server_error"}}'
+    body = b'{"error":{"message":"too many requests wait for their rest","type":"server_error"}}'
     return Refusal(503, body, details="held-bodies")
 
 
@@ -34,7 +36,7 @@ class BodyBudget:
         max_bytes: that may be held.
         refusal: from a request, without its body, to what its client is told where there is no room, so that
             the shell can word it as the request's API does.
-        beside_bytes: that parts of messages may hold beyond it. With the longest message's length one that
+        beside_bytes: that all but bodies may hold beyond it. With the longest message's length one that
             comes alone always finds room, though it is longer than the body in it.
 
     Attributes:
@@ -63,7 +65,7 @@ class BodyBudget:
         return True
 
     def take_part(self, size: int) -> bool:
-        """Hold so much of messages that nobody has taken yet; False where there is no room."""
+        """Hold so much of what is no body; False where there is no room."""
         if self.held_bytes + size > self._max_with_parts_bytes:
             return False
         self.held_bytes += size

@@ -6,6 +6,7 @@ value can name no endpoint, model or session, and nothing read here is ever writ
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from epp.pb.core_pb2 import HeaderMap, Metadata
 
 LB_NAMESPACE = "envoy.lb"
+#: Of the subset hint, the one namespace of a request's metadata that anybody reads.
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 
 
@@ -30,9 +33,20 @@ def header_values(headers: HeaderMap) -> dict[str, str]:
     }
 
 
-def metadata_values(metadata: Metadata) -> dict[str, dict[str, object]]:
-    """`filter_metadata` as plain values, namespace -> fields."""
-    return {namespace: plain_struct(fields) for namespace, fields in metadata.filter_metadata.items()}
+def metadata_values(metadata: Metadata, namespace: str) -> dict[str, dict[str, object]]:
+    """One namespace of `filter_metadata` as plain values, namespace -> fields; empty without it."""
+    told = metadata.filter_metadata
+    return {namespace: plain_struct(told[namespace])} if namespace in told else {}
+
+
+def plain_bytes(value: object) -> int:
+    """The memory of plain values: of a dict or a list with all that is in it."""
+    size = getsizeof(value)
+    if isinstance(value, dict):
+        size += sum(map(getsizeof, value)) + sum(map(plain_bytes, value.values()))
+    elif isinstance(value, list):
+        size += sum(map(plain_bytes, value))
+    return size
 
 
 def plain_struct(struct: Struct) -> dict[str, object]:

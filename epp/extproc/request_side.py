@@ -1,7 +1,8 @@
 """The request half of an exchange: collects what a pick waits for, asks, carries the answer back.
 
-Owns the request's headers, metadata and body until it is answered (then it lets the body go). Knows nothing
-of the response nor of how streams end. A pick waits for the whole body, or `early` for none of it: where the
+Owns the request's headers, metadata and body until it is answered, and keeps method and path alone from then
+on. Headers and metadata count as they lie in memory once they wait for a body. Knows nothing of the response
+nor of how streams end. A pick waits for the whole body, or `early` for none of it: where the
 mode shows none in time, or where `pick_at` says so.
 
 | phase    | headers                    | body                               | trailers             |
@@ -31,7 +32,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
-from epp.extproc.headers import header_values, metadata_values
+from epp.extproc.headers import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes
 from epp.extproc.modes import BodyMode, contradiction
 from epp.extproc.request_modes import Received, early_reply
 from epp.extproc.types import HttpRequest, PickAt, PickNeeded
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 #: Pieces up to this are joined as they come.
 _SHORT_BYTES = 512
+#: What is kept of an answered request's path: more than any API's.
+_KEPT_PATH_CHARS = 200
 
 
 class RequestPhase(Enum):
@@ -66,7 +69,7 @@ class BodyTooLargeError(Exception):
 
 
 class NoRoomError(Exception):
-    """All bodies together passed their limit with this piece; what was read of this one is gone."""
+    """All requests together passed their limit with this message; the body read of this one is gone."""
 
 
 class RequestSide:
@@ -100,23 +103,32 @@ class RequestSide:
         self._chunks: list[bytes | bytearray] = []
         self._pieces = 0
         self._body_bytes = 0
-        self._bodies, self._taken_bytes = bodies, 0
+        self._bodies, self._taken_bytes, self._metadata_bytes = bodies, 0, 0
         self._received = Received(headers_only=True)
         #: What came of an early request while its pick was made.
         self._late: list[HttpBody] = []
         self._body_ended = self._trailers_seen = False
 
     def on_metadata(self, metadata: Metadata) -> None:
-        """Keep the metadata of a request message; later fields replace earlier ones of the same name.
+        """Keep the subset hint of a request message; later fields replace earlier ones of the same name.
 
-        A field that only an earlier message had stays: a subset hint that came with the headers holds, even
-        where the body's metadata does not repeat it.
+        A field that only an earlier message had stays: a hint that came with the headers holds, even where
+        the body's metadata does not repeat it.
+
+        Raises:
+            NoRoomError: with it all requests are over their limit.
         """
-        for namespace, fields in metadata_values(metadata).items():
+        for namespace, fields in metadata_values(metadata, SUBSET_NAMESPACE).items():
             self._metadata.setdefault(namespace, {}).update(fields)
+            if self.phase is RequestPhase.BODY:
+                self._take_metadata()
 
     def on_headers(self, message: HttpHeaders) -> list[ProcessingResponse | PickNeeded]:
-        """Request headers."""
+        """Request headers.
+
+        Raises:
+            NoRoomError: with them all requests are over their limit.
+        """
         if self.phase is not RequestPhase.HEADERS:
             raise ViolationError("request_headers a second time")
         self._headers = header_values(message.headers)
@@ -132,6 +144,9 @@ class RequestSide:
             self.early = True
             return [self._ask(whole=False)]
         self.phase = RequestPhase.BODY
+        self._take_beside(plain_bytes(self._headers))
+        if self._metadata:
+            self._take_metadata()
         return list(self._mode.at_headers)
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | PickNeeded]:
@@ -163,7 +178,6 @@ class RequestSide:
             self.early = True
             self._received = Received(headers_only=False, body_messages=self._pieces)
             self._chunks.clear()
-            self._give_back()
             return [self._ask(whole=False)]
         return []
 
@@ -196,11 +210,20 @@ class RequestSide:
         return replies
 
     def let_go(self) -> None:
-        """Nobody asks for the body any more, and the exchange may last for minutes; again is fine."""
+        """Drop body, headers and metadata, which nothing reads any more; the exchange may last for minutes.
+
+        Method and path stay, in whose API's words a later refusal is written.
+        """
+        self._drop_body()
+        kept = self._headers.get(":method", ""), self._headers.get(":path", "")[:_KEPT_PATH_CHARS]
+        self._headers, self._metadata = dict(zip((":method", ":path"), kept, strict=True)), {}
+        taken_bytes, self._taken_bytes = self._taken_bytes, 0
+        self._bodies.give_back(taken_bytes)
+
+    def _drop_body(self) -> None:
         self._received = Received(headers_only=self._received.headers_only)
         self._chunks.clear()
         self._late.clear()
-        self._give_back()
 
     @property
     def may_leave(self) -> bool:
@@ -254,16 +277,26 @@ class RequestSide:
         size = len(message.body)
         self._body_bytes += size
         if self._body_bytes > self._max_body_bytes:
-            self.let_go()
+            self._drop_body()
             raise BodyTooLargeError
         if not self._bodies.take(size, last=last):
-            self.let_go()
+            self._drop_body()
             raise NoRoomError
         self._taken_bytes += size
 
-    def _give_back(self) -> None:
-        taken_bytes, self._taken_bytes = self._taken_bytes, 0
-        self._bodies.give_back(taken_bytes)
+    def _take_metadata(self) -> None:
+        """Take what the metadata has grown by."""
+        size = plain_bytes(self._metadata)
+        if size > self._metadata_bytes:
+            self._take_beside(size - self._metadata_bytes)
+            self._metadata_bytes = size
+
+    def _take_beside(self, size: int) -> None:
+        """Take what waits beside a body."""
+        if not self._bodies.take_part(size):
+            self._drop_body()
+            raise NoRoomError
+        self._taken_bytes += size
 
     def without_body(self) -> HttpRequest:
         """The request as its headers tell it."""

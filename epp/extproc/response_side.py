@@ -20,7 +20,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
-from epp.extproc.headers import header_values, metadata_values, served_endpoint, served_verdict
+from epp.extproc.headers import (
+    LB_NAMESPACE,
+    header_values,
+    metadata_values,
+    served_endpoint,
+    served_verdict,
+)
 from epp.extproc.types import ResponseData, ResponseStarted
 from epp.extproc.violation import ViolationError
 
@@ -72,7 +78,7 @@ class ResponseSide:
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
         headers = header_values(message.headers)
         status = headers.get(":status", "")
-        told = {} if metadata is None else metadata_values(metadata)
+        told = {} if metadata is None else metadata_values(metadata, LB_NAMESPACE)
         started = ResponseStarted(
             status=int(status) if status.isascii() and status.isdecimal() and len(status) == 3 else 0,
             headers=headers,

@@ -98,6 +98,9 @@ class Stream:
         pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
         tell_served: say in a response header who served, for the conformance suite.
         bodies: what all streams may hold together; this one has its own otherwise.
+
+    Attributes:
+        bodies: as given.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Stream:
         self._tell_served = tell_served
         self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
         self._too_large, self._pick_at = too_large, pick_at
-        self._bodies = BodyBudget() if bodies is None else bodies
+        self.bodies = BodyBudget() if bodies is None else bodies
         self._modes: Modes | None = None
         self._request: RequestSide | None = None
         self._response: ResponseSide | None = None
@@ -144,7 +147,7 @@ class Stream:
             return self._refuse(self._too_large(self._request.without_body(), self._limits.max_body_bytes))
         except NoRoomError:
             assert self._request is not None  # noqa: S101  # it raised
-            return self._refuse(self._bodies.refusal(self._request.without_body()))
+            return self._refuse(self.bodies.refusal(self._request.without_body()))
         except ViolationError as violation:
             return self._close(
                 Cause.PROTOCOL_ERROR, violation.detail, Abort(violation.status, violation.detail)
@@ -184,7 +187,7 @@ class Stream:
         if request is None or response is None or self._ended or response.phase is not ResponsePhase.WAITING:
             self._mute = True  # there is no client to tell, or it has an answer
             return [Abort("RESOURCE_EXHAUSTED", "there is no room for what comes")]
-        return [*self._spoken(self._refuse(self._bodies.refusal(request.without_body()))), Finish()]
+        return [*self._spoken(self._refuse(self.bodies.refusal(request.without_body()))), Finish()]
 
     def closed(self, cut: bool) -> list[Event]:
         """The gRPC stream is over.
@@ -247,7 +250,7 @@ class Stream:
                 f"response_body_mode {modes.response.name} is not supported", "UNIMPLEMENTED"
             )
         self._modes = modes
-        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at, self._bodies)
+        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at, self.bodies)
         self._response = ResponseSide(response_mode, tell_served=self._tell_served)
         return self._request, self._response
 

@@ -2,29 +2,29 @@
 
 Owns the bytes of a message that has not come whole. One that lies within a piece is handed on as a view of
 it, uncopied; one in several pieces is put together once, in a `Room` that many readers share, because it may
-come as slowly as its sender likes. A message that is too long is refused by its length, before anything of it
-is kept, and a compressed one while it is unpacked: each when it is taken and no earlier, because what one
-read brings may be a thousand times as much.
+come as slowly as its sender likes. A message over its limit is refused by its length and its first bytes,
+before the rest of it is kept. Compressed messages are refused: Envoy's gRPC client sends none, and a few
+kilobytes of them unpack to megabytes.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from epp.http2.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: A message as it is handed on; all of these are read by protobuf.
 Message = bytes | bytearray | memoryview
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BL")
-#: What zlib is to expect, by the name of the encoding.
-_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+#: First bytes of a message that `OtherLimit.is_body` is given.
+BEGIN_BYTES = 8
 
 
 class MessageError(Exception):
@@ -68,41 +68,22 @@ class Unbounded:
 UNBOUNDED = Unbounded()
 
 
-class Packed:
-    """A message that is to be unpacked.
+@dataclass(frozen=True, slots=True)
+class OtherLimit:
+    """The limit of messages that do not carry a body.
 
-    Args:
-        message: as it came.
-        bits: what zlib is to expect.
-        max_bytes: longest message.
+    Attributes:
+        max_bytes: longest such message.
+        is_body: whether a message carries a body, by its length and its first `BEGIN_BYTES`; asked only of
+            messages longer than `max_bytes`.
     """
 
-    __slots__ = ("_bits", "_max_bytes", "_message")
-
-    def __init__(self, message: memoryview, bits: int, max_bytes: int) -> None:
-        self._message, self._bits, self._max_bytes = message, bits, max_bytes
-
-    def unpacked(self) -> Message:
-        """The message.
-
-        Raises:
-            MessageError: it is too long, or cannot be unpacked.
-        """
-        unpacking = zlib.decompressobj(self._bits)
-        try:
-            plain = unpacking.decompress(self._message, self._max_bytes + 1)
-        except zlib.error as error:
-            raise MessageError(Status.INTERNAL, f"a message that cannot be unpacked: {error}") from error
-        if len(plain) > self._max_bytes:
-            words = f"Received message larger than max (unpacked, {self._max_bytes})"
-            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
-        if not unpacking.eof:
-            raise MessageError(Status.INTERNAL, "a message whose compression breaks off")
-        return plain
+    max_bytes: int
+    is_body: Callable[[int, bytes], bool]
 
 
 def prefix(length: int) -> bytes:
-    """What stands before a message that is not compressed."""
+    """The prefix of an uncompressed message."""
     return _PREFIX.pack(0, length)
 
 
@@ -110,35 +91,29 @@ class MessageReader:
     """Cuts one call's messages.
 
     Args:
-        max_bytes: longest message, as it is and unpacked.
-        encoding: what ``grpc-encoding`` says.
+        max_bytes: longest message.
         room: what a message that has not come whole is held out of.
+        others: limit of messages without a body, None for none of its own.
 
     Attributes:
         taken_bytes: of the room.
-
-    Raises:
-        MessageError: an encoding that is not known here.
     """
 
-    __slots__ = ("_bits", "_held", "_max_bytes", "_room", "_wanted", "taken_bytes")
+    __slots__ = ("_begins", "_held", "_max_bytes", "_others", "_room", "_wanted", "taken_bytes")
 
-    def __init__(self, max_bytes: int, encoding: bytes = b"identity", room: Room = UNBOUNDED) -> None:
-        self._max_bytes, self._room = max_bytes, room
+    def __init__(self, max_bytes: int, room: Room = UNBOUNDED, others: OtherLimit | None = None) -> None:
+        self._max_bytes, self._room, self._others = max_bytes, room, others
         self.taken_bytes = 0
-        self._bits = _WINDOW_BITS.get(encoding, 0)
-        if not self._bits and encoding != b"identity":
-            shown = encoding[:60].decode("latin-1")
-            raise MessageError(Status.UNIMPLEMENTED, f"messages compressed as {shown!r} are not understood")
         self._held = bytearray()
         self._wanted = PREFIX_BYTES
+        self._begins = False  # what is held is too short for `_check_begin`
 
     @property
     def partial(self) -> bool:
         """Whether something has come that is no whole message yet."""
         return bool(self._held)
 
-    def feed(self, piece: memoryview) -> Iterator[Message | Packed]:
+    def feed(self, piece: memoryview) -> Iterator[Message]:
         """Take a piece; the messages that are whole now.
 
         Raises:
@@ -152,17 +127,22 @@ class MessageReader:
                 self._check(flag, length)
                 stop = at + PREFIX_BYTES + length
                 if stop <= end:
-                    yield self._told(flag, piece[at + PREFIX_BYTES : stop])
+                    message = piece[at + PREFIX_BYTES : stop]
+                    if self._begins:
+                        self._check_begin(message)
+                    yield message
                     at = stop
                     continue
                 self._wanted = PREFIX_BYTES + length
             size = min(self._wanted - len(self._held), end - at)
             self._held += piece[at : at + size]
             at += size
+            if self._begins and len(self._held) >= min(self._wanted, PREFIX_BYTES + BEGIN_BYTES):
+                self._check_begin(memoryview(self._held)[PREFIX_BYTES:])
             if len(self._held) < self._wanted:
                 continue
-            flag, length = _PREFIX.unpack_from(self._held)
             if self._wanted == PREFIX_BYTES:
+                flag, length = _PREFIX.unpack_from(self._held)
                 self._check(flag, length)
                 self._wanted += length
                 if length:
@@ -170,7 +150,7 @@ class MessageReader:
             whole, self._held, self._wanted = self._held, bytearray(), PREFIX_BYTES
             if self.taken_bytes:
                 self.let_go()
-            yield self._told(flag, memoryview(whole)[PREFIX_BYTES:])
+            yield memoryview(whole)[PREFIX_BYTES:]
         if self._held:
             more = len(self._held) - self.taken_bytes
             if not self._room.take_part(more):
@@ -188,10 +168,17 @@ class MessageReader:
         if length > self._max_bytes:
             words = f"Received message larger than max ({length} vs. {self._max_bytes})"
             raise MessageError(Status.RESOURCE_EXHAUSTED, words)
-        if flag > 1:
-            raise MessageError(Status.INTERNAL, f"a message with the flag {flag}")
-        if flag and not self._bits:
-            raise MessageError(Status.INTERNAL, "a compressed message on a call that names no compression")
+        if flag:
+            words = "a compressed message" if flag == 1 else f"a message with the flag {flag}"
+            raise MessageError(Status.INTERNAL, f"{words} on a call that names no compression")
+        self._begins = self._others is not None and length > self._others.max_bytes
 
-    def _told(self, flag: int, message: memoryview) -> Message | Packed:
-        return Packed(message, self._bits, self._max_bytes) if flag else message
+    def _check_begin(self, message: memoryview) -> None:
+        """Refuse a message that is longer than those without a body may be, and carries none."""
+        self._begins = False
+        others = self._others
+        assert others is not None  # noqa: S101  # `_check` has looked
+        length = self._wanted - PREFIX_BYTES if self._held else len(message)
+        if not others.is_body(length, bytes(message[:BEGIN_BYTES])):
+            words = f"Received message without a body larger than max ({length} vs. {others.max_bytes})"
+            raise MessageError(Status.RESOURCE_EXHAUSTED, words)

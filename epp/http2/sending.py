@@ -6,8 +6,8 @@ Owns the output that has not been taken, the connection's send window and what w
   (`corked`); trailers wait for the data before them.
 * Streams that wait for the connection alone take turns, a frame each. One that waits for its own window is
   looked at when that grows, so that no frame of the other side costs a look at every stream.
-* Long data that waits is held out of a `Room` that connections share: who does not read may fill that. What
-  is short may always wait, because nobody answers on a stream on which an answer waits.
+* Data that waits is held out of a `Room` that connections share: who does not read may fill that. One short
+  message a stream may always wait; what the stream itself was charged covers it.
 * A stream that we end before the other side has is reset without an error behind its last frame, as
   RFC 9113 section 8.1 has it: nobody reads what would still come.
 """
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 #: An update of the dynamic table's size to 0, due once where the other side wants a smaller one.
 _NO_TABLE = b"\x20"
-#: What may wait without room, and what goes out in one frame, uncounted: no peer may want shorter ones.
+#: What goes out in one frame, uncounted: no peer may want shorter ones.
 _SHORT_BYTES = 16 * 1024
+#: What may wait on a stream without room: a pick.
+UNCOUNTED_BYTES = 1024
+#: What an item that waits takes beside its data.
+_ITEM_BYTES = 512
 #: So much data is put into the output before anybody has seen whether the socket takes it.
 _AT_ONCE_BYTES = 1024 * 1024
 
@@ -100,10 +104,10 @@ class Sender:
         if len(stream.waiting) == 1:
             self._advance(stream)
         left = len(item.data or b"")
-        if left > _SHORT_BYTES:
-            if not self._room_of_all.take_part(left):
+        if left > UNCOUNTED_BYTES or (left and len(stream.waiting) > 1):
+            if not self._room_of_all.take_part(left + _ITEM_BYTES):
                 return False
-            item.taken_bytes = left
+            item.taken_bytes = left + _ITEM_BYTES
         return True
 
     def grew(self, stream: Stream) -> bool:
@@ -130,6 +134,9 @@ class Sender:
                 for item in stream.waiting:
                     self._let_go(item)
             stream.waiting = None
+            if stream.taken_bytes:
+                self._room_of_all.give_back(stream.taken_bytes)
+                stream.taken_bytes = 0
 
     def _let_go(self, item: Waiting) -> None:
         taken_bytes, item.taken_bytes = item.taken_bytes, 0

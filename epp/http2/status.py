@@ -13,7 +13,7 @@ from epp.http2.headers import encode
 _MAX_WORDS_BYTES = 1024
 _PLAIN = {*range(0x20, 0x7F)} - {ord("%")}
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
-ACCEPTED_ENCODINGS = (b"grpc-accept-encoding", b"identity, deflate, gzip")
+ACCEPTED_ENCODINGS = (b"grpc-accept-encoding", b"identity")
 
 
 class Status(IntEnum):

@@ -44,6 +44,7 @@ class Stream:
         withheld: of them, those that the connection's window was not enlarged by either, because it is held.
         received: whether it has carried anything.
         owner: whose it is, for the layer above.
+        taken_bytes: of the room, while it is open.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Stream:
         "receive_window",
         "received",
         "send_window",
+        "taken_bytes",
         "unsent",
         "waiting",
         "withheld",
@@ -69,7 +71,7 @@ class Stream:
         self.send_window, self.receive_window = send_window, receive_window
         self.expected_bytes = expected_bytes
         self.ended_there = self.over = self.held = self.received = self.unsent = False
-        self.owed = self.withheld = 0
+        self.owed = self.withheld = self.taken_bytes = 0
         self.waiting: deque[Waiting] | None = None
         self.owner: Any = None
 

@@ -27,6 +27,11 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 """The longest usage object, the choices that some engines put into the same event, and the end mark."""
 
 
+WATCH_BYTES = 64 * 1024
+"""What a watch keeps at most, in pieces however short; of one piece more for a moment."""
+
+#: Pieces that are kept apart: as objects of their own, short ones would take many times their bytes.
+_MAX_PIECES = 512
 _NO_LINE_END = re.compile(rb"[^\r\n]")
 #: The event that ends a stream: OpenAI's mark, the last of Anthropic's messages, those of OpenAI's responses.
 _LAST_EVENT = re.compile(
@@ -101,6 +106,8 @@ class AnswerWatch:
             begin = data[:HEAD_BYTES]
             self._head.append(begin)
             self._head_bytes += len(begin)
+            if len(self._head) >= _MAX_PIECES:
+                self._head = [b"".join(self._head)]
             if size > HEAD_BYTES:
                 self._keep(data[HEAD_BYTES:], size - HEAD_BYTES)
         else:
@@ -157,7 +164,7 @@ class AnswerWatch:
         """Keep at least the last `TAIL_BYTES`, in whole pieces, at most twice that and a piece."""
         self._tail.append(data)
         self._tail_bytes += size
-        if self._tail_bytes > 2 * TAIL_BYTES:
+        if self._tail_bytes > 2 * TAIL_BYTES or len(self._tail) >= _MAX_PIECES:
             # Halving now and then spares every piece a look at the oldest one.
             joined = b"".join(self._tail)[-TAIL_BYTES:]
             self._tail, self._tail_bytes = [joined], len(joined)

@@ -14,6 +14,7 @@ import msgspec
 
 from epp.errors import ClientError
 from epp.prompt.body_values import MAX_BODY_NUMBERS, MAX_BODY_VALUES, MAX_LONG_DIGITS, too_many_values
+from epp.prompt.surrogates import with_private_escapes
 from epp.view import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
 
 
 def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """A body as its API's type.
+    """A body as its API's type; lone surrogates in it become other private characters.
 
     Raises:
         ClientError: 400; `param` names the field where one can be named. Too many values are refused before
@@ -126,7 +127,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         bounds += f", or {MAX_LONG_DIGITS} digits of long numbers"
         raise ClientError(400, f"Invalid request: more than {bounds}")
     try:
-        return decoder.decode(unmarked(body))
+        return _decode(decoder, unmarked(body))
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         param = path.strip("`").removeprefix("$").removeprefix(".") or _missing(problem)
@@ -137,6 +138,18 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise ClientError(400, "The body is not valid JSON for this API: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        other = with_private_escapes(body)
+        if other is None:
+            raise
+        return decoder.decode(other)
 
 
 def _missing(problem: str) -> str | None:

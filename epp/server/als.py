@@ -6,7 +6,8 @@ be reached by Envoy alone, as that one is: whoever reaches it could report anyth
 it knows.
 
 Rules: an entry that cannot be read is counted and dropped, and so is what the receiver of reports fails on;
-the stream goes on, and Envoy never sees an error.
+the stream goes on, and Envoy never sees an error. A message of more bytes or entries than Envoy puts into one
+is read to that limit, so that no message keeps the event loop for long.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 METHOD = "StreamAccessLogs"
+#: Longest message, and most entries of one. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an
+#: entry of ours takes some hundred bytes.
+_MAX_BYTES = 256 * 1024
+_MAX_ENTRIES = 1000
 
 
 class Sending(Protocol):
@@ -45,7 +50,7 @@ class AccessLogReceiver:
 
     Attributes:
         received: reports handed on.
-        malformed: messages that could not be decoded.
+        malformed: messages that could not be decoded, and entries beyond a message's limit.
         failed: reports that their receiver raised on.
     """
 
@@ -67,12 +72,16 @@ class AccessLogReceiver:
 
     def take(self, message: Message) -> None:
         """One message of a stream."""
+        if len(message) > _MAX_BYTES:
+            self.malformed += 1
+            return
         try:
             entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
             self.malformed += 1
             return
-        for entry in entries:
+        self.malformed += max(0, len(entries) - _MAX_ENTRIES)
+        for entry in entries[:_MAX_ENTRIES]:
             try:
                 self._reports.finished(decode(entry))
             except Exception:

@@ -315,8 +315,8 @@ class Core:
         return self.gateway.refusal(status, make(status, message, param), message, rule)
 
     def no_room(self, request: HttpRequest) -> Refusal:
-        """The refusal of a body that finds no room beside all that are held."""
-        words = "too many request bodies wait for their rest; try again"
+        """The refusal of a request that finds no room beside all that are held."""
+        words = "too many requests wait for their rest; try again"
         return self._refuse(request, 503, words, rule="held-bodies")
 
     def too_large(self, request: HttpRequest, limit_bytes: int) -> Refusal:

@@ -23,7 +23,7 @@ from epp.extproc.types import (
     ResponseData,
     ResponseStarted,
 )
-from epp.prompt.answer import AnswerWatch
+from epp.prompt.answer import WATCH_BYTES, AnswerWatch
 from epp.server.metrics_protocol import Restoring
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Exchange:
         self._watch: AnswerWatch | None = None
         self._reading: Reading | None = None
         self._count: Count | None = None
+        self._counted_bytes = 0
 
     @property
     def decided(self) -> bool:
@@ -97,13 +98,30 @@ class Exchange:
         for output in outputs:
             if isinstance(output, PickNeeded):
                 self._reading, self._count = self._core.begin(output.request)
-                if self._count is not None:
+                if self._count is not None and self._may_wait(self._reading):
                     return self._counted(self._reading, self._count, outputs)
         return self._answer(outputs)
 
+    def _may_wait(self, reading: Reading) -> bool:
+        """Whether the prompt finds room while its tokens are counted; without room they are estimated."""
+        size = len(reading.parsed.canonical) if reading.parsed is not None else 0
+        if not self._stream.bodies.take_part(size):
+            self._count_over(cancel=True)
+            return False
+        self._counted_bytes = size
+        return True
+
+    def _count_over(self, *, cancel: bool = False) -> None:
+        """End the wait for tokens."""
+        if self._count is not None and cancel:
+            self._count.cancel()
+        self._count = None
+        self._stream.bodies.give_back(self._counted_bytes)
+        self._counted_bytes = 0
+
     async def _counted(self, reading: Reading, count: Count, outputs: Sequence[Output]) -> Answer:
         reading.counted = await count
-        self._count = None
+        self._count_over()
         return self._answer(outputs)
 
     def _answer(self, outputs: Sequence[Output]) -> Answer:
@@ -117,8 +135,9 @@ class Exchange:
     def closed(self, *, cut: bool) -> None:
         """The gRPC stream is over; ``cut`` when it was reset."""
         if self._count is not None:
-            self._count.cancel()
+            self._count_over(cancel=True)
         self._act(self._stream.closed(cut), [])
+        self._watch_over()
         if cut:
             self.unsent()
 
@@ -179,15 +198,24 @@ class Exchange:
         if pick.rewrite_response is not None and not modes.observing:
             self._restoring = Restoring(self._protocol, pick.rewrite_response)
             pick = replace(pick, rewrite_response=self._restoring)
-        how = self._sampler.choose(self._decision_id)
+        how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
-            self._watch = AnswerWatch()
-            return pick
+            if self._stream.bodies.take_part(WATCH_BYTES):
+                self._watch = AnswerWatch()
+                return pick
+            how = Observe.CARRY
         return replace(pick, observe_response=how)
+
+    def _watch_over(self) -> None:
+        """Watch the answer no longer; again is fine."""
+        if self._watch is not None:
+            self._watch = None
+            self._stream.bodies.give_back(WATCH_BYTES)
 
     def _end(self, cause: Cause) -> None:
         decision_id, self._decision_id = self._decision_id, ""
-        watch, self._watch = self._watch, None
+        watch = self._watch
+        self._watch_over()
         if self._restoring is not None:
             self._restoring.ended()
         at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.sparse_log import SparseLog
 
+#: What a message that waits takes beside its bytes.
+_ITEM_BYTES = 64
 #: Lines of the log on either transport.
 ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
 #: What a stream is aborted for that says what no proxy says.
@@ -78,7 +80,7 @@ class ProcessCall:
             return  # given up in the same read: nobody waits for a pick, and `cancelled` follows
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
-        elif self._call.keep(len(message)):
+        elif self._call.keep(len(message) + _ITEM_BYTES):
             self._waiting.append(bytes(message))
             self._call.hold()
         else:
@@ -111,13 +113,14 @@ class ProcessCall:
             self._task.cancel()
         if self._over:
             self._exchange.unsent()
-        self._end(Status.CANCELLED)
+        error = self._call.error
+        self._end(Status.CANCELLED if error is None else error.status)
 
     def _go_on(self) -> None:
         """Answer what waits, as far as that goes."""
         while self._waiting and self._task is None and not self._call.blocked and not self._over:
             message = self._waiting.popleft()
-            self._call.let_go(len(message))
+            self._call.let_go(len(message) + _ITEM_BYTES)
             self._take(message)
         if self._over or self._task is not None or self._waiting:
             return
@@ -192,7 +195,7 @@ class ProcessCall:
             return
         self._over = True
         if self._waiting:
-            self._call.let_go(sum(map(len, self._waiting)))
+            self._call.let_go(sum(map(len, self._waiting)) + _ITEM_BYTES * len(self._waiting))
             self._waiting.clear()
         self._metrics.stream_ended(go_name(status.name), self._time_s() - self._began_s)
         try:

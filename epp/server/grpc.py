@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
+from epp.extproc.message_size import MAX_OTHER_BYTES, is_body
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
+from epp.http2.messages import OtherLimit
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.health import HealthNames, HealthState
@@ -154,6 +156,7 @@ class GrpcServer:
             log=self._logger,
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
+            others=OtherLimit(MAX_OTHER_BYTES, is_body),
         )
 
     def set_serving(self, *, serving: bool) -> None:

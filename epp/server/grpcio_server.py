@@ -21,6 +21,8 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
+    # Identity alone: a few kilobytes of compressed messages unpack to megabytes.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 )
 
 

@@ -18,13 +18,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
+from epp.extproc.message_size import MAX_OTHER_BYTES, is_body
 from epp.extproc.types import Abort, Finish
+from epp.http2.messages import BEGIN_BYTES
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.als import METHOD as ACCESS_LOG_METHOD
 from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ABORTED, FAILED, NO_MESSAGE, go_name
-from epp.server.health import EXT_PROC
+from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -71,7 +73,7 @@ class ExtProc:
         """What the server is given."""
         make = grpc.stream_unary_rpc_method_handler if self._single else grpc.stream_stream_rpc_method_handler
         # Messages are serialized here: a single-answer method's context would not do it.
-        method = make(self._process, request_deserializer=ProcessingRequest.FromString)
+        method = make(self._process, request_deserializer=_request)
         return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method})
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
@@ -110,6 +112,8 @@ class ExtProc:
                 message = await context.read()
             except DecodeError:
                 raise _AbortedError(grpc.StatusCode.INTERNAL, NO_MESSAGE) from None
+            except _TooLongError as error:
+                raise _AbortedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
             if message is grpc.aio.EOF:
                 return b""
             replies, marker = await exchange.receive(message)
@@ -127,6 +131,19 @@ class ExtProc:
             words = f"Sent message larger than max ({len(message)} vs. {self._max_send_bytes})"
             raise _AbortedError(grpc.StatusCode.RESOURCE_EXHAUSTED, words, ours=True)
         return message
+
+
+class _TooLongError(Exception):
+    """A message without a body is longer than those may be."""
+
+
+def _request(message: bytes) -> ProcessingRequest:
+    """Read a message whose length gRPC has checked against that of bodies alone."""
+    size = len(message)
+    if size > MAX_OTHER_BYTES and not is_body(size, message[:BEGIN_BYTES]):
+        words = f"Received message without a body larger than max ({size} vs. {MAX_OTHER_BYTES})"
+        raise _TooLongError(words)
+    return ProcessingRequest.FromString(message)
 
 
 class _AbortedError(Exception):
@@ -209,6 +226,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         """The state under a name, and every change of it, until the server stops."""
+        if len(self._watchers) >= MAX_WATCHES:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MANY_WATCHES)
         answers, ending = self._names.watch(request.service), _Ending()
         self._watchers.add(ending)
         try:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS = "liveness"
+MAX_WATCHES = 1024
+"""Open calls of `Watch` on a listener: each keeps a task. Proxies and probes that watch open one each."""
+TOO_MANY_WATCHES = f"{MAX_WATCHES} calls of Watch are open, and no more are served"
 #: Names under which readiness is asked for.
 READINESS = ("", "readiness", "inference-extension", EXT_PROC)
 

@@ -90,7 +90,8 @@ class Metrics:
         )
         self.held_body_bytes = Gauge(
             "epp_held_body_bytes",
-            "Bytes of request bodies held until their picks, and of messages that have come in part or wait; "
+            "Bytes of requests that wait for their picks, of messages that have come in part or wait, of "
+            "open streams (8 KiB each) and of responses that are read (64 KiB each); "
             "request.max_held_body_bytes bounds them.",
             registry=registry,
         )

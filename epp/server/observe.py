@@ -5,7 +5,8 @@ a record can be told to have been in the sample. Above ``max_chunks_per_s`` the 
 proportion, and it rises again in steps when there is room for a step (hysteresis: it falls above the limit
 and rises only to what leaves a fifth of it free). Streams that are being read are read to their end: the
 share holds for new ones, so the rate follows it with the length of an answer, and the share is left alone
-for a while after each change.
+for a while after each change. A request in full duplex that only the limit leaves unread is carried: its
+stream can end with its pick only by a replacement of its body, which is the operator's choice to make.
 """
 
 from __future__ import annotations
@@ -106,11 +107,22 @@ class Sampler:
         """Monotonic seconds."""
         return self._clock.mono_s()
 
-    def choose(self, decision_id: str) -> Observe:
-        """What becomes of the response to a decision."""
-        share = self._share
-        seen = share >= 1.0 or (share > 0.0 and draw(self._seed, decision_id, SALT) < share)
-        how = Observe.READ if seen else self._otherwise
+    def choose(self, decision_id: str, *, duplex: bool = False) -> Observe:
+        """What becomes of the response to a decision.
+
+        Args:
+            decision_id: the decision's.
+            duplex: whether its request came in full duplex.
+        """
+        share, drawn = self._share, 0.0
+        if 0.0 < share < 1.0:
+            drawn = draw(self._seed, decision_id, SALT)
+        if drawn < share:
+            how = Observe.READ
+        elif duplex and drawn < self._configured:
+            how = Observe.CARRY
+        else:
+            how = self._otherwise
         self._counted[how].value += 1.0
         return how
 

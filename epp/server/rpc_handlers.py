@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from epp.http2.status import Status
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
+from epp.server.health import MAX_WATCHES, TOO_MANY_WATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +108,11 @@ class Watch:
     def message(self, message: Message) -> None:
         """Which name is asked for; one behind a message that ended the call asks nothing."""
         request = None if self._call.over else _health_request(self._call, message)
-        if request is not None and self._task is None:
+        if request is None or self._task is not None:
+            return
+        if len(self._watchers) >= MAX_WATCHES:
+            self._call.finish(Status.RESOURCE_EXHAUSTED, TOO_MANY_WATCHES)
+        else:
             self._task = asyncio.ensure_future(self._tell(request.service))
             self._watchers.add(self)
 

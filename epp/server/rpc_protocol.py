@@ -195,11 +195,14 @@ class RpcConnection(asyncio.Protocol):
                 elif call.owner is None:  # its handler could not even be made
                     continue
                 elif isinstance(event, MessageReceived):
-                    self._message(call, event)
+                    call.owner.message(event.message)
                     self._write_early()
                 elif isinstance(event, CallEnded):
                     call.owner.ended()
                 elif isinstance(event, CallCancelled):
+                    if call.error is not None:
+                        words = "a call of %s was ended: %s"
+                        self._place.log.warning(words, call.path.decode("latin-1"), call.error.words)
                     call.owner.cancelled()
                 elif isinstance(event, CallDrained):
                     call.owner.drained()
@@ -215,15 +218,6 @@ class RpcConnection(asyncio.Protocol):
             words = "a connection from %s was ended: %s"
             self._place.log.info(words, peer, self._calls.failed)
         self.flush()
-
-    @staticmethod
-    def _message(call: Call, event: MessageReceived) -> None:
-        message = call.plain(event.message)
-        if message is not None:
-            call.owner.message(message)
-        else:
-            owner, call.owner = call.owner, None  # what came behind it is nobody's
-            owner.cancelled()
 
     def _write_early(self) -> None:
         now_s = self._time_s()

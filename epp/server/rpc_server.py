@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from epp.http2.messages import Room
+    from epp.http2.messages import OtherLimit, Room
     from epp.server.rpc_handlers import Serve
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.
@@ -44,6 +44,7 @@ class RpcServer:
         log: for lines that a peer can cause by the thousand.
         max_connections: at once; those beyond are closed as they come.
         on_refused: told of each of those.
+        others: limit of messages without a body, None for none of its own.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class RpcServer:
         log: SparseLog | None = None,
         max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
+        others: OtherLimit | None = None,
     ) -> None:
-        self._room = room
+        self._room, self._others = room, others
         self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
@@ -131,6 +133,7 @@ class RpcServer:
             max_receive_bytes=self._max_receive_bytes,
             max_send_bytes=self._max_send_bytes,
             room=self._room,
+            others=self._others,
         )
 
     def opened(self, connection: RpcConnection) -> None:

@@ -237,6 +237,23 @@ async def test_the_lease_of_a_left_stream_ends_as_predicted(tmp_path: Path) -> N
         await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
 
 
+async def test_above_the_chunk_limit_answers_pass_unread_and_no_body_is_replaced(tmp_path: Path) -> None:
+    """Until the limit lowers the share answers are read; then pieces pass as they come, in an open stream."""
+    answer = b"".join(TOKENS)
+    limited = {"mode": "all", "max_chunks_per_s": 1}
+    async with Gateway(tmp_path, plays(*TOKENS), observe=limited) as gateway:
+        async with asyncio.timeout(30):
+            while not await gateway.picker.metric("epp_observe_responses_total", observe="carry"):
+                assert (await gateway.ask()).body == answer
+        count = len(gateway.outcomes())
+        reply = await gateway.ask()
+        assert (reply.status, reply.body, reply.cut) == (200, answer, False)
+        assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 0
+        outcome = await gateway.outcome(count + 1)
+        assert (outcome["cause"], outcome["status"]) == ("completed", 200)
+        assert outcome["sources"]["e2e_ms"] == "stream", "its end was seen, not predicted"
+
+
 async def test_a_sample_is_read_and_the_rest_left(tmp_path: Path) -> None:
     answer = b"".join(TOKENS)
     async with Gateway(tmp_path, plays(*TOKENS, pause_s=0.0), observe="sample:0.5") as gateway:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from epp.envoy import messages as api
-from epp.envoy.settings import EnvoySettings, TlsFiles
+from epp.envoy.settings import TlsFiles
 from epp.extproc.modes import BodyMode
 from tests.kit.modes import Speech, TwoEngines, speaking
 from tests.kit.picker import CONFIG
@@ -207,31 +207,6 @@ async def test_models_are_renamed_in_every_mode_that_shows_the_body(
                 assert int(got.headers.get("content-length", len(got.body))) == len(got.body)
                 if name == "full duplex":
                     assert await engines.picker.metric("epp_answers_restored_total") == 1
-
-
-async def test_compressed_grpc_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC's own client in Envoy, told to gzip."""
-
-    def retouch(processor: Any, settings: EnvoySettings) -> None:
-        gzip = api.core.GrpcServiceGoogleGrpcChannelArgsValue(int_value=2)
-        processor.grpc_service = api.core.GrpcService(
-            google_grpc=api.core.GrpcServiceGoogleGrpc(
-                target_uri=f"{settings.picker_host}:{settings.picker_port}",
-                stat_prefix="picker",
-                channel_args=api.core.GrpcServiceGoogleGrpcChannelArgs(
-                    args={"grpc.default_compression_algorithm": gzip}
-                ),
-            )
-        )
-
-    speaking(monkeypatch, Speech(BodyMode.BUFFERED, retouch=retouch))
-    async with TwoEngines(tmp_path) as engines:
-        for size in (10, LONG):
-            async with engines.http.post(engines.url + CHAT, data=chat(size), headers=JSON) as answer:
-                assert answer.status == 200, await answer.text()
-                assert (await answer.json())["served"] == await engines.picked()
-            assert engines.got[-1].body == chat(size)
-        assert await engines.seen() == {"whole": 2}
 
 
 def certificates(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.extproc.body_budget import BodyBudget
+from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
@@ -21,6 +22,7 @@ from tests.kit.conversation import (
     request_headers,
     request_trailers,
     response_headers,
+    with_metadata,
     with_modes,
 )
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUFFERED, PARTIAL = BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL
+
+
+#: What a request's headers take while they wait.
+HEAD = plain_bytes(header_values(request_headers().request_headers.headers))
 
 
 def words(request: HttpRequest) -> Refusal:
@@ -44,7 +50,7 @@ def sending(bodies: BodyBudget, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BOD
 
 
 def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> None:
-    bodies = BodyBudget(30, words)
+    bodies = BodyBudget(30 + 2 * HEAD, words)
     first, second = sending(bodies), sending(bodies)
     first.send(request_body(bytes(20)), expect=[])
     second.send(request_body(bytes(10)), expect=[])
@@ -52,24 +58,65 @@ def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> Non
     assert isinstance(refusal, ProcessingResponse)
     reply = refusal.immediate_response
     assert (reply.status.code, reply.body) == (503, b"no room on /v1/chat/completions")
-    assert bodies.held_bytes == 20
+    assert bodies.held_bytes == HEAD + 20
     second.send(request_body(b"more", end=True), expect=[])
     second.close(cut=True, expect=[])
-    assert bodies.held_bytes == 20
+    assert bodies.held_bytes == HEAD + 20
     first.send(request_body(bytes(10)), expect=[])
-    assert bodies.held_bytes == 30
+    assert bodies.held_bytes == HEAD + 30
+
+
+def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
+    hint = {"endpoints": [f"10.0.0.{number}:8000" for number in range(50)]}
+    bodies = BodyBudget(2 * HEAD + 5000, words)
+    sending(bodies)
+    talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    headers = with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", hint)
+    talk.send(headers)
+    assert HEAD + 3500 < bodies.held_bytes - HEAD < HEAD + 5000
+    again = with_metadata(request_body(b""), "envoy.lb.subset_hint", hint)
+    talk.send(again)
+    assert HEAD + 3500 < bodies.held_bytes - HEAD < HEAD + 5000, "it takes the place of the first"
+    more = with_metadata(request_body(b""), "envoy.lb.subset_hint", {"more": "x" * 2000})
+    refusal, _ = talk.send(more, expect=["immediate_response", ended(Cause.REFUSED)])
+    assert isinstance(refusal, ProcessingResponse)
+    assert refusal.immediate_response.status.code == 503
+    assert bodies.held_bytes == HEAD
+    other = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    long = with_modes(request_headers({":path": "/v1/chat/completions", "x-long": "x" * 6000}), DUPLEX)
+    other.send(long, expect=["immediate_response", ended(Cause.REFUSED)])
+    assert bodies.held_bytes == HEAD
+
+
+def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
+    bodies, asked = BodyBudget(), list[HttpRequest]()
+
+    def note(request: HttpRequest) -> Refusal:
+        asked.append(request)
+        return words(request)
+
+    bodies.refusal = note
+    talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    talk.send(with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", {"a": 1.0}))
+    talk.send(request_body(b"{}", end=True))
+    talk.pick()
+    assert bodies.held_bytes == 0
+    talk.stream.no_room()
+    (kept,) = asked
+    assert kept.headers == {":method": "POST", ":path": "/v1/chat/completions"}
+    assert kept.metadata == {}
 
 
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED, PARTIAL])
 def test_what_makes_a_body_whole_is_taken_without_room(mode: BodyMode) -> None:
-    bodies = BodyBudget(10, words)
+    bodies = BodyBudget(10 + 2 * HEAD, words)
     sending(bodies).send(request_body(bytes(10)))
     talk = sending(bodies, mode)
     talk.send(request_body(b"123456789012", end=mode is not PARTIAL))
     assert talk.asked().request.body == b"123456789012"
-    assert bodies.held_bytes == 22, "until its pick is answered"
+    assert bodies.held_bytes == 2 * HEAD + 22, "until its pick is answered"
     talk.pick()
-    assert bodies.held_bytes == 10
+    assert bodies.held_bytes == HEAD + 10
 
 
 def whole(talk: Conversation) -> None:
@@ -113,22 +160,22 @@ def answered_before(talk: Conversation) -> None:
     "end", [picked, refused, passed, ended_by_trailers, too_long, out_of_order, answered_before]
 )
 def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
-    bodies = BodyBudget(1000)
+    bodies = BodyBudget(10_000)
     sending(bodies).send(request_body(b"another's"))
     talk = sending(bodies)
     talk.send(request_body(b"12345"))
-    assert bodies.held_bytes == 14
+    assert bodies.held_bytes == 2 * HEAD + 14
     end(talk)
-    assert bodies.held_bytes == 9
+    assert bodies.held_bytes == HEAD + 9
     talk.close(cut=False)
     talk.close(cut=True)
-    assert bodies.held_bytes == 9
+    assert bodies.held_bytes == HEAD + 9
 
 
 @pytest.mark.parametrize("before", [lambda _: None, whole])
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation], None], cut: bool) -> None:
-    bodies = BodyBudget(1000)
+    bodies = BodyBudget(10_000)
     talk = sending(bodies)
     talk.send(request_body(b"12345"))
     before(talk)
@@ -169,7 +216,7 @@ def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(siz
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert bodies.held_bytes == sum(map(len, pieces))
+    assert bodies.held_bytes == HEAD + sum(map(len, pieces))
     assert taken_bytes < bodies.held_bytes * 1.5 + 5000
     talk.send(request_body(b"last", end=True))
     assert talk.asked().request.body == b"".join(pieces) + b"last"

@@ -95,7 +95,7 @@ class Exchange:
                 event.call.hold()
                 self.held.append(event.call)
             elif isinstance(event, MessageReceived):
-                event.call.send(bytes(event.call.plain(event.message) or b""))
+                event.call.send(bytes(event.message))
             elif isinstance(event, CallEnded):
                 event.call.finish(Status.OK)
 

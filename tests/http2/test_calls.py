@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from itertools import pairwise
 from typing import cast
 from urllib.parse import unquote
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 
 from epp.http2 import frames
 from epp.http2.calls import (
+    STREAM_BYTES,
     Call,
     CallCancelled,
     CallEnded,
@@ -24,11 +23,13 @@ from epp.http2.calls import (
     NoRoom,
 )
 from epp.http2.frames import ErrorCode
-from epp.http2.messages import MessageError, MessageReader, Packed
+from epp.http2.messages import MessageError, MessageReader, OtherLimit
 from epp.http2.status import Status, percent_encoded
 from tests.kit.http2 import PATH, REQUEST, Client, Fields, message, only, sent
 
 LONGEST = 1000
+#: What an answer that waits takes beside its bytes.
+ITEM = 512
 
 
 def calls() -> tuple[Calls, Client]:
@@ -46,15 +47,15 @@ def begun(fields: Fields = REQUEST) -> tuple[Calls, Client, Call]:
 
 
 def messages(events: list[CallEvent]) -> list[bytes]:
-    plain = [event.call.plain(event.message) for event in events if isinstance(event, MessageReceived)]
-    return [bytes(message) for message in plain if message is not None]
+    return [bytes(event.message) for event in events if isinstance(event, MessageReceived)]
 
 
 def status(made: Calls, client: Client) -> tuple[Status, str]:
-    """What the call was told at its end."""
+    """What the call was told at its end, and that nothing compressed is taken."""
     last: dict[bytes, bytes] = {}
     for frame in only(sent(made), frames.HEADERS):
         last = client.fields(frame)
+        assert last.get(b"grpc-accept-encoding", b"identity") == b"identity"
         ended = frame.ends
     assert ended
     return Status(int(last[b"grpc-status"])), unquote(last.get(b"grpc-message", b"").decode())
@@ -98,7 +99,7 @@ def test_the_end_of_the_other_side_and_its_going() -> None:
             tuple((name, b"/no/such" if name == b":path" else value) for name, value in REQUEST),
             Status.UNIMPLEMENTED,
         ),
-        ((*REQUEST, (b"grpc-encoding", b"snappy")), Status.UNIMPLEMENTED),
+        ((*REQUEST, (b"grpc-encoding", b"gzip")), Status.UNIMPLEMENTED),
         ((*REQUEST, (b"grpc-timeout", b"soon")), Status.INTERNAL),
     ],
 )
@@ -172,29 +173,33 @@ def test_an_answer_that_is_too_long_ends_the_call() -> None:
     assert call.over
 
 
-@pytest.mark.parametrize(("encoding", "pack"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
-def test_compressed_messages(encoding: bytes, pack: object) -> None:
-    made, client, _ = begun((*REQUEST, (b"grpc-encoding", encoding)))
-    packed = pack(b"a" * 900)  # type: ignore[operator]
-    events = made.receive(client.data(1, message(packed, flag=1) + message(b"plain")), 0.0)
-    assert messages(events) == [b"a" * 900, b"plain"]
-    assert not messages(made.receive(client.data(1, message(pack(b"a" * 100_000), flag=1)), 0.0))  # type: ignore[operator]
-    assert status(made, client)[0] is Status.RESOURCE_EXHAUSTED, "a bomb is not unpacked"
-    made, client, _ = begun((*REQUEST, (b"grpc-encoding", encoding)))
-    assert not messages(made.receive(client.data(1, message(packed[:-6], flag=1)), 0.0))
-    assert status(made, client)[0] is Status.INTERNAL
+@pytest.mark.parametrize(
+    ("length", "begin", "taken"),
+    [(20, b"other", True), (21, b"other", False), (21, b"body", True), (LONGEST, b"body", True)],
+)
+@pytest.mark.parametrize("size", [1, 7, LONGEST])
+def test_messages_without_a_body_have_a_limit_of_their_own(
+    length: int, begin: bytes, taken: bool, size: int
+) -> None:
+    """It is known from the first bytes: no more of a message that is too long is kept."""
+    others = OtherLimit(20, lambda long, first: long == length and len(first) == 8 and first[:4] == b"body")
+    reader = MessageReader(LONGEST, others=others)
+    data, kept, found = message(begin + bytes(length - len(begin))), 0, list[bytes]()
 
+    def feed_all() -> None:
+        nonlocal kept
+        for at in range(0, len(data), size):
+            found.extend(bytes(one) for one in reader.feed(memoryview(data[at : at + size])))
+            kept = max(kept, reader.taken_bytes)
 
-def test_of_the_compressed_messages_of_a_read_each_is_unpacked_when_it_is_taken() -> None:
-    """A read of some hundred kilobytes can hold a thousand times as much."""
-    made, client, call = begun((*REQUEST, (b"grpc-encoding", b"gzip")))
-    packed = message(gzip.compress(b"a" * LONGEST), flag=1)
-    events = made.receive(client.data(1, packed * 20), 0.0)
-    told = [event.message for event in events if isinstance(event, MessageReceived)]
-    assert len(told) == 20
-    assert all(isinstance(one, Packed) for one in told)
-    assert call.plain(told[-1]) == b"a" * LONGEST
-    assert not call.over
+    if taken:
+        feed_all()
+        assert [len(one) for one in found] == [length]
+    else:
+        with pytest.raises(MessageError, match=r"without a body larger than max \(21 vs. 20\)") as caught:
+            feed_all()
+        assert caught.value.status is Status.RESOURCE_EXHAUSTED
+        assert kept <= 13
 
 
 @given(words=st.text(max_size=300))
@@ -243,8 +248,8 @@ class Scarce:
 
 
 def crowded(free: int, **values: int) -> tuple[Calls, Client, Scarce, list[Call]]:
-    """Two calls and room for so much that nobody has taken yet."""
-    room, client = Scarce(free), Client()
+    """Two calls and room for so much that nobody has taken yet, what the calls take apart."""
+    room, client = Scarce(free + 2 * STREAM_BYTES), Client()
     made = Calls({PATH}, max_receive_bytes=100_000, max_send_bytes=100_000, room=room)
     told = made.receive(client.hello(**values) + client.headers(1) + client.headers(3), 0.0)
     sent(made)
@@ -262,43 +267,64 @@ def test_a_part_that_finds_no_room_is_told_once_behind_what_came_before_it() -> 
     second.finish(Status.OK, last=b"no room")
     assert not made.receive(client.data(3, b"more"), 0.0)
     assert messages(made.receive(client.data(1, b"x" * 40), 0.0)) == [b"x" * 50]
-    assert room.free == 20
+    assert room.free == 20 + STREAM_BYTES, "what the second took"
     assert list(made.open) == [first]
 
 
 def test_a_call_without_room_that_is_not_finished_yet_is_cancelled_with_the_rest() -> None:
     made, client, _, (_, second) = crowded(10)
-    told = made.receive(client.data(3, message(b"x" * 50)[:15]) + client.data(0, b"x"), 0.0)
+    half = message(b"x" * 50_000)[: 2 * STREAM_BYTES + 15]
+    told = made.receive(client.data(3, half) + client.data(0, b"x"), 0.0)
     assert told[0] == NoRoom(second)
     assert CallCancelled(second) in told
 
 
+def test_an_open_stream_takes_room_unless_it_is_alone() -> None:
+    made, client, room, (first, second) = crowded(0)
+    assert room.free == 0
+    told = made.receive(client.headers(5), 0.0)
+    assert told == [CallStarted(told[0].call), NoRoom(told[0].call)]
+    told[0].call.finish(Status.RESOURCE_EXHAUSTED)
+    first.finish(Status.OK)
+    assert room.free == STREAM_BYTES
+    wrong = tuple((key, b"text/plain" if key == b"content-type" else value) for key, value in REQUEST)
+    assert not made.receive(client.headers(7, wrong), 0.0)
+    assert room.free == 0, "whatever it is for"
+    made.receive(client.data(7, b"", end=True), 0.0)
+    second.finish(Status.OK)
+    assert room.free == 2 * STREAM_BYTES
+    assert len(made.receive(client.headers(9), 0.0)) == 1
+    assert room.free == 2 * STREAM_BYTES
+
+
 def test_a_long_answer_that_must_wait_and_finds_no_room_ends_its_call() -> None:
+    waits = 40_005 - 10_000 + ITEM
     made, _, room, (first, second) = crowded(50_000, initial_window_size=10_000)
     for call in (first, second):
         call.send(b"x" * 40_000)
-    assert room.free == 50_000 - (40_005 - 10_000)
+    assert room.free == 50_000 - waits + STREAM_BYTES, "the second has gone with what it took"
     assert (first.over, second.over, list(made.open)) == (False, True, [first])
     assert [frame.code for frame in only(sent(made), frames.RST_STREAM)] == [ErrorCode.ENHANCE_YOUR_CALM]
     first.finish(Status.OK, last=b"x" * 30_000)
     assert not made.open
     made.receive(frames.window_update(1, 100_000), 0.0)
-    assert room.free == 50_000
+    assert room.free == 50_000 + 2 * STREAM_BYTES
     _, _, room, (first, second) = crowded(50_000, initial_window_size=10_000)
     first.send(b"x" * 40_000)
     second.finish(Status.OK, last=b"x" * 40_000)
     assert second.over
-    assert room.free == 50_000 - (40_005 - 10_000)
+    assert room.free == 50_000 - waits + STREAM_BYTES
 
 
-def test_what_is_short_waits_without_room_and_what_is_given_up_is_given_back() -> None:
+def test_one_short_answer_waits_without_room_and_what_is_given_up_is_given_back() -> None:
     made, _, room, (first, second) = crowded(30_000, initial_window_size=0)
     first.send(b"x" * 20_000)
-    second.send(b"x" * 10_000)
-    assert room.free == 30_000 - 20_005
-    assert not second.over
-    made.receive(frames.rst_stream(1, 8), 0.0)
-    assert room.free == 30_000
+    second.send(b"x" * 1000)
+    assert room.free == 30_000 - 20_005 - ITEM
+    second.send(b"x" * 1000)
+    assert room.free == 30_000 - 20_005 - ITEM - 1005 - ITEM
+    made.receive(frames.rst_stream(1, 8) + frames.rst_stream(3, 8), 0.0)
+    assert room.free == 30_000 + 2 * STREAM_BYTES
 
 
 def test_what_waits_on_a_connection_that_is_lost_is_given_back() -> None:
@@ -306,7 +332,7 @@ def test_what_waits_on_a_connection_that_is_lost_is_given_back() -> None:
     first.send(b"x" * 40_000)
     second.finish(Status.OK, last=b"x" * 40_000)
     assert not made.receive(client.data(1, message(b"x" * 50)[:15]), 0.0)
-    assert room.free == 90_000 - 2 * (40_005 - 10) - 15
+    assert room.free == 90_000 - 2 * (40_005 - 10 + ITEM) - 15
     assert made.lost() == [CallCancelled(first), CallCancelled(second)], "its last was not sent"
-    assert room.free == 90_000
+    assert room.free == 90_000 + 2 * STREAM_BYTES
     assert not made.receive(client.headers(5), 0.0), "nothing comes of what was still read"

@@ -164,6 +164,15 @@ def test_one_bad_report_costs_only_itself(caplog: pytest.LogCaptureFixture) -> N
     assert "a report was lost" in caplog.text
 
 
+def test_a_message_is_read_to_its_limit() -> None:
+    sink = Sink()
+    receiver = AccessLogReceiver(sink)
+    receiver.take(wire(*[entry(ours={"decision_id": "a"})] * 1002))
+    assert (receiver.received, receiver.malformed) == (1000, 2)
+    receiver.take(wire(entry(ours={"decision_id": "a" * 300_000})))
+    assert (receiver.received, receiver.malformed) == (1000, 3)
+
+
 @given(st.binary(max_size=400), st.integers(0, 900))
 def test_garbage_on_the_stream_never_raises(garbage: bytes, at: int) -> None:
     good = wire(entry())

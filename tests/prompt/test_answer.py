@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.prompt.answer import HEAD_BYTES, TAIL_BYTES, AnswerWatch
+from epp.prompt.answer import HEAD_BYTES, TAIL_BYTES, WATCH_BYTES, AnswerWatch
 from epp.prompt.usage import NO_USAGE, Usage
 
 USAGE = {"prompt_tokens": 1200, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1024}}
@@ -135,6 +136,21 @@ def test_the_first_and_the_last_piece_are_stamped(
     assert watch.first_s == pytest.approx(first, nan_ok=True)
     assert watch.last_s == pytest.approx(last, nan_ok=True)
     assert sum(firsts) == (not math.isnan(first))
+
+
+def test_pieces_however_short_take_no_more_than_is_counted_for_a_watch() -> None:
+    watch = AnswerWatch()
+    watch.started(200, {"content-type": "text/event-stream"})
+    pieces = [bytes((32 + at % 64,)) for at in range(100_000)]
+    tracemalloc.start()
+    try:
+        for piece in pieces:
+            watch.feed(piece * 2, 1.0)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes < WATCH_BYTES
+    assert watch.response_bytes == 2 * len(pieces)
 
 
 @pytest.mark.parametrize(

@@ -168,14 +168,14 @@ async def test_bodies_beyond_what_messages_can_be(tmp_path: Path, transport: str
 
 
 async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_path: Path) -> None:
-    config = json.dumps({"request": {"max_body_bytes": 20, "max_held_body_bytes": 30}})
+    config = json.dumps({"request": {"max_body_bytes": 10_000, "max_held_body_bytes": 15_000}})
     made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
     first, second = made._grpc._new_exchange(), made._grpc._new_exchange()
     for exchange in (first, second):
         await exchange.receive(with_modes(request_headers(), DUPLEX))
-    assert await first.receive(request_body(bytes(20))) == ([], None)
-    assert "epp_held_body_bytes 20.0" in (await page(made.metrics.registry)).decode()
-    ((reply,), _) = await second.receive(request_body(bytes(11)))
+    assert await first.receive(request_body(bytes(10_000))) == ([], None)
+    assert "epp_held_body_bytes 1" in (await page(made.metrics.registry)).decode()
+    ((reply,), _) = await second.receive(request_body(bytes(5000)))
     assert reply.immediate_response.status.code == 503
     assert b"wait for their rest" in reply.immediate_response.body
     dropped = reply.immediate_response.headers.set_headers

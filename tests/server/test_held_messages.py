@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
+from epp.http2.calls import STREAM_BYTES
 from epp.http2.frames import window_update
 from epp.http2.status import Status
+from epp.prompt.answer import WATCH_BYTES
 from epp.prompt.types import CountedPrompt
 from epp.server.health import EXT_PROC
 from epp.server.tokenizers import Count, Tokenizers
@@ -39,6 +42,10 @@ BUDGET, LONGEST = 700_000, 600_000
 HEALTH = b"/grpc.health.v1.Health/Check"
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 HELD = "epp_held_body_bytes"
+#: A request's headers while they wait for a body.
+HEAD = plain_bytes(header_values(request_headers().request_headers.headers))
+#: What the few streams of a test take by themselves.
+STREAMS = 5 * (HEAD + STREAM_BYTES)
 REFUSED = 'epp_refusals_total{status="503",rule="held-bodies"}'
 
 
@@ -48,6 +55,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
         tmp_path,
         listen={"max_receive_bytes": LONGEST},
         request={"max_body_bytes": 500_000, "max_held_body_bytes": BUDGET},
+        observe={"mode": "none", "unobserved": "carry"},
     )
     yield made
     await made.stop()
@@ -78,7 +86,7 @@ async def test_half_a_message_finds_no_room_and_its_client_is_told_in_the_words_
     serving: Serving, peer: RawPeer
 ) -> None:
     await fill(peer, range(1, 7, 2))
-    assert 1_199_000 < await serving.metric(HELD) < 1_200_100
+    assert 1_199_000 < await serving.metric(HELD) < 1_200_100 + STREAMS
     assert not peer.told[0].data
     await fill(peer, range(7, 9, 2))
     (refusal,) = peer.told[7].replies
@@ -87,7 +95,7 @@ async def test_half_a_message_finds_no_room_and_its_client_is_told_in_the_words_
     assert b"wait for their rest" in refusal.immediate_response.body
     assert peer.told[7].status == (Status.OK, "")
     assert await serving.metric(REFUSED) == 1
-    assert 1_199_000 < await serving.metric(HELD) < 1_200_100, "and what it held is given back"
+    assert 1_199_000 < await serving.metric(HELD) < 1_200_100 + STREAMS, "and what it held is given back"
     peer.pour(1, half()[-1:] + message(request_body(end=True).SerializeToString()))
     await peer.round_trip()
     assert [reply.WhichOneof("response") for reply in peer.told[1].replies][:1] == ["immediate_response"], (
@@ -141,6 +149,58 @@ async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begi
     assert not recwarn.list, "nothing was left that nobody awaited"
 
 
+async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> None:
+    serving = await Serving.start(tmp_path)
+    peer, bodies = await RawPeer.connect(serving.address), serving.app._grpc._bodies
+    models = request_headers({":method": "GET", ":path": "/v1/models"}, end=True)
+    for number in (1, 3):
+        peer.open(number)
+        await peer.round_trip()
+        while number == 3 and bodies.take_part(WATCH_BYTES):
+            pass
+        before = bodies.held_bytes
+        peer.say(number, with_modes(models, DUPLEX, DUPLEX), response_headers(), response_body(b"answer"))
+        await peer.round_trip()
+        assert peer.told[number].replies[-1].WhichOneof("response") == "response_body"
+        assert bodies.held_bytes - before == (WATCH_BYTES if number == 1 else 0)
+        filled = bodies.held_bytes
+    peer.reset(1)
+    await peer.round_trip()
+    assert bodies.held_bytes == filled - WATCH_BYTES
+    await peer.close()
+    await serving.stop()
+
+
+async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
+    serving: Serving, peer: RawPeer
+) -> None:
+    model = Counted()
+    counting = Tokenizers(
+        {"m": model}, {"m": 30_000.0}, block_bytes=256, threads=1, on_estimate=lambda _: None
+    )
+    serving.app.core._tokenizers = counting
+    prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
+    chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())
+    bodies = serving.app._grpc._bodies
+    for number in (1, 3):
+        peer.open(number)
+        peer.say(number, with_modes(request_headers(), DUPLEX))
+        await peer.round_trip()
+        while number == 3 and bodies.take_part(10_000):
+            pass
+        before = bodies.held_bytes
+        peer.pour(number, chat)
+        await peer.round_trip()
+        if number == 1:
+            assert bodies.held_bytes > before + 40_000, "body and prompt wait for its tokens"
+            assert 1 not in peer.told, "nothing is answered yet"
+    assert peer.told[3].replies[0].WhichOneof("response") == "request_headers"
+    model.let.set()
+    await until(lambda: 1 in peer.told and peer.told[1].replies)
+    assert bodies.held_bytes < before
+    counting.close()
+
+
 @pytest.mark.parametrize("end", ["reset", "hang up", "deadline", "whole"])
 async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: RawPeer, end: str) -> None:
     fields = ((b"grpc-timeout", b"300m"),) if end == "deadline" else ()
@@ -150,7 +210,7 @@ async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: Ra
     told = message(body.SerializeToString())
     peer.pour(1, told[:-1])
     await peer.round_trip()
-    assert await serving.metric(HELD) == len(told) - 1
+    assert await serving.metric(HELD) == HEAD + len(told) - 1
     if end == "reset":
         peer.reset(1)
     elif end == "hang up":
@@ -222,14 +282,15 @@ async def test_whole_messages_that_wait_behind_an_answer_that_is_not_read_count(
         peer.say(number, with_modes(request_headers(), BodyMode.BUFFERED))
         peer.pour(number, half() + b"\0")
     await peer.round_trip()
-    assert 1_199_000 < await serving.metric(HELD) < 1_200_100
+    assert 1_199_000 < await serving.metric(HELD) < 1_200_100 + STREAMS
     assert await serving.metric(REFUSED) == 1
     peer.write(settings(initial_window_size=100_000))
     await peer.round_trip()
     codes = [peer.told[number].replies[-1].immediate_response.status.code for number in range(1, 9, 2)]
     assert sorted(codes) == [400, 400, 400, 503], "the others are read on, and are no JSON"
-    assert await serving.metric(HELD) == 0
+    assert await serving.metric(HELD) == 2 * STREAM_BYTES
     await peer.close()
+    await until(lambda: not serving.app._grpc._bodies.held_bytes)
 
 
 async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving: Serving) -> None:
@@ -243,15 +304,16 @@ async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving:
         await peer.round_trip()
         peer.pour(number, piece)
     await peer.round_trip()
-    assert 1_180_000 < await serving.metric(HELD) < 1_200_100
+    assert 1_180_000 < await serving.metric(HELD) < 1_200_100 + STREAMS
     assert [number for number in range(1, 11, 2) if peer.told[number].reset is not None] == [7, 9]
     assert serving.app.picker.in_flight == 3
     peer.reset(1)
     peer.write(settings(initial_window_size=1_000_000))
     await peer.round_trip()
     assert len(peer.told[3].data) > 400_000
-    assert await serving.metric(HELD) == 0
+    assert await serving.metric(HELD) == 2 * STREAM_BYTES
     await peer.close()
+    await until(lambda: not serving.app._grpc._bodies.held_bytes)
 
 
 async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_decided(

@@ -118,6 +118,18 @@ def test_above_the_limit_the_share_falls_and_says_so_once(caplog: pytest.LogCapt
     assert 750 < read < 1050
 
 
+def test_in_full_duplex_the_limit_carries_and_only_the_operator_leaves() -> None:
+    one, clock = sampler("sample:0.5", limit=1000.0)
+    seconds(one, clock, 30, lambda: 8000 * one.share)
+    assert one.share < 0.2
+    duplex = [one.choose(decision_id, duplex=True) for decision_id in IDS]
+    assert 1000 < duplex.count(Observe.CARRY) < 2000
+    assert 1800 < duplex.count(Observe.LEAVE) < 2200
+    others = [one.choose(decision_id) for decision_id in IDS]
+    assert Observe.CARRY not in others
+    assert [how is Observe.READ for how in others] == [how is Observe.READ for how in duplex]
+
+
 def test_it_rises_again_when_there_is_room_and_no_further() -> None:
     one, clock = sampler("sample:0.5", limit=1000.0)
     seconds(one, clock, 5, lambda: 10_000)

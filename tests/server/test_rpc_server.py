@@ -228,14 +228,6 @@ async def test_what_goes_wrong_is_told_as_grpc_tells_it(served: Served) -> None:
     assert served.metrics.stream_errors._value.get() == 2, "answers that were too long"
 
 
-async def test_gzip_is_understood(served: Served) -> None:
-    async with grpc.aio.insecure_channel(served.address, compression=grpc.Compression.Gzip) as channel:
-        call = open_call(channel)
-        await call.write(request(b"x" * 200_000))
-        assert body_of(await call.read()) == b"x" * 200_000
-        call.cancel()
-
-
 async def test_the_synchronous_client_and_the_access_log(served: Served) -> None:
     def talk() -> tuple[list[bytes], Any]:
         with grpc.insecure_channel(served.address) as channel:
