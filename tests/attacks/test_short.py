@@ -1,0 +1,35 @@
+"""Each attack for a moment beside peers that behave, on one picker: all are served, memory stays in its bounds.
+
+No time is judged here, for the machine may be busy: times are printed. `python -m tests.attacks` judges them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.attacks.__main__ import header, line, memory_problems
+from tests.attacks.floods import FLOODS
+from tests.attacks.pickers import alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.attacks.rig import Rig
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with alone() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_peers_that_behave_are_served(rig: Rig, name: str) -> None:
+    row = rig.run(name, seconds=0.8, connections=8, slow_ms=5000, quiet_s=0.2)
+    print(f"\n{header(row)}\n{line(row)}")
+    assert not row.failures
+    assert not memory_problems(row)
+    assert not row.cut_short
+    assert row.tally["made"] >= 8, "nothing was attacked"
