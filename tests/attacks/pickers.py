@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -19,7 +19,7 @@ from tests.attacks.rig import ATTACKER, CONFIG, OTHER, Probe, Rig
 from tests.kit.picker import Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 ISTIO = "istio"
 BEHIND = (*(variant.value for variant in Variant), ISTIO)
@@ -42,19 +42,27 @@ def alone(*, tls: bool = False) -> Iterator[Rig]:
             yield rig
 
 
+@asynccontextmanager
+async def gateway(kind: str, folder: Path, **config: Any) -> AsyncIterator[Serving]:
+    """Three simulated replicas, a picker, and an Envoy of a kind out of `BEHIND`, with our usual timeout."""
+    variant = Variant.FULL_DUPLEX if kind == ISTIO else Variant(kind)
+    envoy = {"message_timeout_ms": MESSAGE_TIMEOUT_MS}
+    rendered: Any = patch("epp.envoy.process.render", istio) if kind == ISTIO else nullcontext()
+    with rendered:
+        async with Serving(folder, variant=variant, envoy=envoy, **CONFIG, **config) as serving:
+            yield serving
+
+
 async def behind(kind: str, attack: Callable[[Rig], None]) -> None:
-    """Attack a picker behind an Envoy through which chats go to three simulated replicas.
+    """Attack a picker behind an Envoy through which chats go.
 
     Args:
         kind: one of `BEHIND`.
         attack: called in a thread, because the replicas are in this process.
     """
-    variant = Variant.FULL_DUPLEX if kind == ISTIO else Variant(kind)
-    envoy = {"message_timeout_ms": MESSAGE_TIMEOUT_MS}
-    rendered: Any = patch("epp.envoy.process.render", istio) if kind == ISTIO else nullcontext()
-    with tempfile.TemporaryDirectory(prefix="epp-attacks-") as name, rendered:
+    with tempfile.TemporaryDirectory(prefix="epp-attacks-") as name:
         folder = Path(name)
-        async with Serving(folder, variant=variant, envoy=envoy, **CONFIG) as serving:
+        async with gateway(kind, folder) as serving:
             probes = [
                 Probe(folder, "chat", "chat", serving.url.removeprefix("http://"), ATTACKER),
                 Probe(folder, "ready", "ready", serving.picker.http, ATTACKER),

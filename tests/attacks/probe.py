@@ -162,7 +162,7 @@ async def _timed(number: int, call: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _run(kind: str, address: str, source: str, tls: ssl.SSLContext | None) -> None:
-    makers = {
+    makers: dict[str, Callable[[], Proxy | Readiness | Chats]] = {
         "pick": lambda: Proxy(address, source, tls),
         "ready": lambda: Readiness(address, source),
         "chat": lambda: Chats(address),
