@@ -43,13 +43,15 @@ def alone(*, tls: bool = False) -> Iterator[Rig]:
 
 
 @asynccontextmanager
-async def gateway(kind: str, folder: Path, **config: Any) -> AsyncIterator[Serving]:
+async def gateway(kind: str, folder: Path) -> AsyncIterator[Serving]:
     """Three simulated replicas, a picker, and an Envoy of a kind out of `BEHIND`, with our usual timeout."""
     variant = Variant.FULL_DUPLEX if kind == ISTIO else Variant(kind)
     envoy = {"message_timeout_ms": MESSAGE_TIMEOUT_MS}
+    # An ORIGINAL_DST cluster takes a single endpoint.
+    policy = {"policy": {"fallbacks": 0}} if variant is Variant.ORIGINAL_DST else {}
     rendered: Any = patch("epp.envoy.process.render", istio) if kind == ISTIO else nullcontext()
     with rendered:
-        async with Serving(folder, variant=variant, envoy=envoy, **CONFIG, **config) as serving:
+        async with Serving(folder, variant=variant, envoy=envoy, **CONFIG, **policy) as serving:
             yield serving
 
 

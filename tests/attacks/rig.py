@@ -27,7 +27,7 @@ MIB = 1 << 20
 BUDGET_BYTES, CONSTANT_BYTES = 64 * MIB, 192 * MIB
 #: At this an attack is broken off, for the sake of the machine.
 BREAK_OFF_BYTES = 2048 * MIB
-MAX_CONNECTIONS = 1000
+MAX_CONNECTIONS = 256
 #: Sections of the picker's configuration.
 CONFIG: dict[str, Any] = {
     "request": {"max_body_bytes": 16 * MIB, "max_held_body_bytes": BUDGET_BYTES},
