@@ -3,7 +3,7 @@
 set -euo pipefail
 
 version=v2.2.1
-cache=${EPP_H2SPEC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gorgo-epp/h2spec-$version}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/gorgo-epp/h2spec-$version
 mkdir -p "$cache"
 if [ ! -x "$cache/h2spec" ]; then
   # Its module names no versions of what it uses: a module of ours does.

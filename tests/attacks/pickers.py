@@ -48,10 +48,10 @@ async def gateway(kind: str, folder: Path) -> AsyncIterator[Serving]:
     variant = Variant.FULL_DUPLEX if kind == ISTIO else Variant(kind)
     envoy = {"message_timeout_ms": MESSAGE_TIMEOUT_MS}
     # An ORIGINAL_DST cluster takes a single endpoint.
-    policy = {"policy": {"fallbacks": 0}} if variant is Variant.ORIGINAL_DST else {}
+    policy = {"fallbacks": 0} if variant is Variant.ORIGINAL_DST else {}
     rendered: Any = patch("epp.envoy.process.render", istio) if kind == ISTIO else nullcontext()
     with rendered:
-        async with Serving(folder, variant=variant, envoy=envoy, **CONFIG, **policy) as serving:
+        async with Serving(folder, variant=variant, envoy=envoy, policy=policy, **CONFIG) as serving:
             yield serving
 
 

@@ -345,9 +345,8 @@ async def test_tls_without_http2_is_refused(tmp_path: Path) -> None:
 
 
 async def test_h2spec_finds_nothing(served: Served) -> None:
-    folder = os.environ.get("EPP_H2SPEC_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    program = (Path(folder) if folder else Path(home) / "gorgo-epp" / "h2spec-v2.2.1") / "h2spec"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    program = caches / "gorgo-epp" / "h2spec-v2.2.1" / "h2spec"
     if not program.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no h2spec: run `make h2spec`")
     host, _, port = served.address.rpartition(":")
