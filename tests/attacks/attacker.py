@@ -75,6 +75,8 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 async def _attack(address: str, tls: ssl.SSLContext | None, order: dict[str, Any]) -> Counter[str]:
+    # uvloop logs what it raises inside of TLS when a connection is cut.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     (host, port), flood = split_address(address), FLOODS[order["name"]]
     connect = {"host": host, "port": port, "local_addr": (order["source"], 0)}
     greeting = _HANDSHAKE if flood.raw and tls else flood.greeting
