@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
+.PHONY: help setup compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,12 @@ OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2
 	tests/llmd/test_protocol.py tests/llmd/test_serve.py
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
 	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest $(OLDEST_TESTS)
+
+attacks: setup ## floods against the picker's port, peers that behave beside them (8 minutes; ATTACKS="--tls", see --help)
+	$(BIN)/python -m tests.attacks $(ATTACKS)
+
+h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)
+	tools/install_h2spec.sh
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from epp.config.load import parse_config
@@ -21,6 +21,7 @@ from epp.signals.endpoint import Endpoint
 from tests.kit.http2 import Client, Fields, Frame, message
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
     from pathlib import Path
 
@@ -81,10 +82,13 @@ class RawPeer:
         self._listening = asyncio.ensure_future(self._listen())
 
     @classmethod
-    async def connect(cls, address: str, **settings: int) -> RawPeer:
-        """Connect and greet, with windows that need no care."""
+    async def connect(
+        cls, address: str, *, source: str = "", tls: ssl.SSLContext | None = None, **settings: int
+    ) -> Self:
+        """Connect, from an address of one's own where it is named, and greet, with windows that need no care."""
         host, _, port = address.rpartition(":")
-        peer = cls(*await asyncio.open_connection(host, int(port)))
+        local = (source, 0) if source else None
+        peer = cls(*await asyncio.open_connection(host, int(port), local_addr=local, ssl=tls))
         peer.write(peer.client.hello(**{"initial_window_size": 1 << 30, **settings}))
         peer.write(frames.window_update(0, 1 << 30))
         return peer
