@@ -256,6 +256,8 @@ class Outcome:
         sources: fact -> where it comes from; facts by their names in the record.
         unsent_ms: of the times that Envoy tells, what passed before all of the request was there to be sent:
             its client's upload, for the most part. Not recorded.
+        honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
+            Envoy's cluster lacks that endpoint.
     """
 
     id: str
@@ -273,6 +275,7 @@ class Outcome:
     streamed: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     unsent_ms: float = 0.0
+    honoured: bool | None = None
 
     @property
     def where(self) -> str:
@@ -343,6 +346,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "cause": outcome.cause,
         "status": outcome.status,
         "attempts": outcome.attempts,
+        "honoured": outcome.honoured,
         "ttft_ms": _rounded(outcome.ttft_ms),
         "e2e_ms": _rounded(outcome.e2e_ms),
         "itl_ms": _rounded(outcome.itl_ms),

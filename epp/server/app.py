@@ -29,6 +29,7 @@ from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
+from epp.server.honoured import Honoured
 from epp.server.http import HttpServer, build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
@@ -105,6 +106,7 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
+        self.core.outcomes.told.append(Honoured(self.picker.fleet, self.metrics).outcome)
         self._pool = self._build_pool(counter)
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
@@ -161,7 +163,7 @@ class App:
             scrape=with_credentials_of(config.scrape, self._base),
             metrics=self.metrics,
             clock=self._clock,
-            source=str(self._base / config.pool.file),
+            settings=config.pool,
             base=self._base,
             resolver=self.core.resolver,
             relays=config.relays,
@@ -331,6 +333,8 @@ class App:
         listen, source = self._config.listen, self._source
         for file in self._files:
             file.check(first=True)
+        self.tasks.start("resolve names", self.core.resolver.run())
+        await self._pool.start()
         app = build_app(
             registry=self.metrics.registry,
             not_ready=self.not_ready,
@@ -352,7 +356,6 @@ class App:
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch(self._files))
-        self.tasks.start("resolve names", self.core.resolver.run())
         if self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:

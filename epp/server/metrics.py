@@ -105,6 +105,11 @@ class Metrics:
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )
+        self.picks_not_honoured = Counter(
+            "epp_picks_not_honoured",
+            "Picks whose first attempt Envoy made elsewhere: its cluster did not hold the endpoint.",
+            registry=registry,
+        )
         self.leases_expired = Counter(
             "epp_leases_expired", "Leases that outlived their time.", registry=registry
         )

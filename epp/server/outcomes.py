@@ -239,6 +239,7 @@ class Outcomes:
             streamed=streamed,
             sources=sources,
             unsent_ms=report.unsent_ms,
+            honoured=report.honoured,
         )
 
     def _judge(self, report: Report, before: _Verdict) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from epp.cli import main
-from epp.envoy.addresses import known_as
+from epp.config.eds import known_as
 from epp.envoy.examples import ENDPOINTS, FOLDER, examples
 from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, version_of
 from epp.envoy.render import render, render_endpoints
