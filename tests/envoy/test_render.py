@@ -10,6 +10,8 @@ import yaml
 
 from epp.cli import main
 from epp.config.eds import eds_content, known_as
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
 from epp.envoy.examples import EDS_PATH, ENDPOINTS, FOLDER, examples
 from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, version_of
 from epp.envoy.render import render
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", sorted(examples()))
 def test_committed_configuration_is_fresh(name: str) -> None:
     assert (FOLDER / name).read_text() == examples()[name], "run python -m epp.envoy.examples"
+
+
+def test_the_ready_envoy_follows_what_the_example_picker_writes() -> None:
+    deploy = FOLDER.parent
+    pool = parse_config((deploy / "epp.example.yaml").read_bytes(), "epp.example.yaml").pool
+    file = deploy / pool.eds_file
+    assert file == deploy.parent / EDS_PATH
+    specs = parse_pool((deploy / pool.file).read_bytes(), pool.file)
+    assert eds_content(spec.endpoint() for spec in specs.values()) == file.read_bytes()
 
 
 def test_every_variant_is_committed() -> None:
