@@ -31,11 +31,18 @@ class Pool(Section, frozen=True):
         file: the endpoints file, watched; relative to the configuration file.
         kubernetes: a cluster to take endpoints from, instead of the file.
         warmup_s: seconds over which the share of a new or returned endpoint ramps from 0 to 1.
+        eds_file: where the pool of `file` is written for Envoy, which follows it; `epp envoy render` tells
+            Envoy this path, relative to the configuration file. Empty where Envoy does not read it: it
+            shares no file system with the picker, or is of the `original-dst` variant.
+        eds_delay_s: seconds after it is written to `eds_file` before a new endpoint is picked, so that Envoy
+            knows it by then.
     """
 
     file: str = "endpoints.yaml"
     kubernetes: Kubernetes | None = None
     warmup_s: NotNegative = 30.0
+    eds_file: str = "eds.json"
+    eds_delay_s: NotNegative = 1.0
 
 
 class Saturation(Section, frozen=True):

@@ -244,5 +244,14 @@ def _ending(record: dict[str, Any], outcome: dict[str, Any]) -> str:
         f"{escape(outcome['cause'])}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
         f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} tokens answered,"
         f" {number(outcome['cached_tokens'])} cached where {number(expected)} were expected"
-        " (- = not reported)"
+        " (- = not reported)" + _not_honoured(outcome)
+    )
+
+
+def _not_honoured(outcome: dict[str, Any]) -> str:
+    if outcome.get("honoured") is not False:
+        return ""
+    picked, served = escape(outcome["endpoint"]), escape(outcome["served"])
+    return (
+        f"\n[bold red]Envoy did not honour the pick[/bold red]: it does not know {picked} and used {served}"
     )

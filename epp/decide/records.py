@@ -265,6 +265,8 @@ class Outcome:
             its client's upload, for the most part. Not recorded.
         usage_refused: the engine reported counts that cannot be, which are not in `usage`. Not recorded.
         generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
+        honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
+            Envoy's cluster lacks that endpoint.
     """
 
     id: str
@@ -282,6 +284,7 @@ class Outcome:
     streamed: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     unsent_ms: float = 0.0
+    honoured: bool | None = None
     usage_refused: bool = False
     generates: bool = False
 
@@ -364,6 +367,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "cause": outcome.cause,
         "status": outcome.status,
         "attempts": outcome.attempts,
+        "honoured": outcome.honoured,
         "ttft_ms": _rounded(outcome.ttft_ms),
         "e2e_ms": _rounded(outcome.e2e_ms),
         "itl_ms": _rounded(outcome.itl_ms),

@@ -1,4 +1,4 @@
-"""`epp demo`: one load, three policies, each on a fresh fleet behind a real Envoy."""
+"""`epp demo`: one load, three policies, each on a fresh fleet behind a real Envoy; a change of the pool."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.live import Live
 from epp.config.schema import PolicySection
 from epp.demo.load import load_of, unanswered
 from epp.demo.output import output
+from epp.demo.pool_change import PoolChange, change_pool, pool_table
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import REGIONS, Stack
 from epp.envoy.process import find_envoy
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from epp.replay.trace import TraceRequest
 
 MODEL = "demo-model"
-#: Three loads of this length and three fleets to start fit into two minutes on two slow cores.
-DURATION_S = 20.0
+#: Three loads of this length, three fleets to start and a change of the pool fit into two minutes on two slow
+#: cores.
+DURATION_S = 16.0
 BASELINES = ("least-request", "session-affinity")
 #: What the comparison says in words; the table has more.
 SAID: tuple[Metric, ...] = ("ttft_ms", "e2e_ms")
@@ -88,12 +90,13 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
         + ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
     )
     try:
-        runs = uvloop.run(_run_all(requests, policies, out, console))
+        runs, change = uvloop.run(_run_all(requests, policies, out, console))
     except asyncio.CancelledError:
         console.print("stopped")
         return 130
     report(runs, console)
     console.print(recorded_table(pair(out / "records", runs[policies[0]])))
+    console.print(pool_table(change))
     for line in tuner_lines(out):
         console.print(line, highlight=False, markup=False)
     console.print(
@@ -120,39 +123,41 @@ def tuner_lines(folder: Path) -> list[str]:
 
 async def _run_all(
     requests: Sequence[TraceRequest], policies: Sequence[str], folder: Path, console: Console
-) -> dict[str, list[RequestResult]]:
+) -> tuple[dict[str, list[RequestResult]], PoolChange]:
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         if task is not None:
             loop.add_signal_handler(number, task.cancel)
-    runs = {}
-    for position, policy in enumerate(policies):
-        inner = folder if position == 0 else folder / policy
-        runs[policy] = await _run_one(requests, policy, inner, console)
-    return runs
+    first, *others = policies
+    async with Stack(folder, first, MODEL) as stack:
+        runs = {first: await _run_one(requests, first, stack, console)}
+        change = await change_pool(stack, MODEL)
+    for policy in others:
+        async with Stack(folder / policy, policy, MODEL) as stack:
+            runs[policy] = await _run_one(requests, policy, stack, console)
+    return runs, change
 
 
 async def _run_one(
-    requests: Sequence[TraceRequest], policy: str, folder: Path, console: Console
+    requests: Sequence[TraceRequest], policy: str, stack: Stack, console: Console
 ) -> list[RequestResult]:
     state = LiveState(title=policy, total=len(requests), regions={r.name: r.name for r in REGIONS})
-    async with Stack(folder, policy, MODEL) as stack:
-        with _live(state, console) as live:
-            watcher = asyncio.ensure_future(_refresh(stack, state, live))
-            try:
-                results = await run_load(
-                    requests,
-                    LoadOptions(base_url=stack.url, model=MODEL),
-                    on_send=state.sent,
-                    on_result=state.result,
-                )
-            finally:
-                watcher.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watcher
-            live.update(live_table(state))
-    (folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
+    with _live(state, console) as live:
+        watcher = asyncio.ensure_future(_refresh(stack, state, live))
+        try:
+            results = await run_load(
+                requests,
+                LoadOptions(base_url=stack.url, model=MODEL),
+                on_send=state.sent,
+                on_result=state.result,
+            )
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+        live.update(live_table(state))
+    (stack.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
 
 

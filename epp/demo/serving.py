@@ -120,6 +120,7 @@ class Serving:
         """Envoy before the pool, asking the picker of these addresses; the URLs are set."""
         settings = EnvoySettings(
             endpoints=tuple(spec.endpoint() for spec in pool),
+            eds_path=str(self.folder.absolute() / "eds.json"),
             listener_port=0,
             admin_port=0,
             picker_host=split_address(listening["grpc"])[0],

@@ -14,8 +14,10 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.demo.child import Child
 from epp.demo.serving import LISTEN, Serving
 from epp.policies.registry import create
+from epp.server.files import replace_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _START_S = 30.0
@@ -45,35 +47,43 @@ class Stack(Serving):
 
     Attributes:
         admin_url: Envoy's admin interface.
+        endpoints: the pool, by the names of its replicas.
     """
 
     def __init__(self, folder: Path, policy: str, model: str, regions: tuple[Region, ...] = REGIONS) -> None:
         super().__init__(folder, _START_S)
         self._policy, self._model, self._regions = policy, model, regions
         self.admin_url = ""
+        self.endpoints: dict[str, EndpointSpec] = {}
 
     async def _start(self) -> None:
         arguments = ["--model", self._model]
         for region in self._regions:
             arguments += ["--replica", f"name={region.name},port=0,rtt_ms={region.rtt_ms}"]
         addresses = await self._replicas(arguments, len(self._regions))
-        endpoints = [
-            EndpointSpec(address=addresses[region.name], region=region.name, engine_class="l40s-x2")
+        self.endpoints = {
+            region.name: EndpointSpec(
+                address=addresses[region.name], region=region.name, engine_class="l40s-x2"
+            )
             for region in self._regions
-        ]
-        (self.folder / "endpoints.yaml").write_bytes(dump_pool(endpoints))
+        }
+        self.write_pool(self.endpoints)
         (self.folder / "secret").write_text(secrets.token_hex(32))
-        listening = await self._picker(self._config(), len(endpoints))
+        listening = await self._picker(self._config(), len(self.endpoints))
         if create(self._policy).weight_specs:
             await self._start_tuner()
-        envoy = await self._envoy(endpoints, listening)
+        envoy = await self._envoy(list(self.endpoints.values()), listening)
         self.admin_url = envoy.admin_url
+
+    def write_pool(self, names: Iterable[str]) -> None:
+        """Replace the pool file: these replicas alone."""
+        replace_file(self.folder / "endpoints.yaml", dump_pool([self.endpoints[name] for name in names]))
 
     def _config(self) -> str:
         return (
             "# Written by `epp demo`; works with `epp serve --config`, too.\n"
             f"{LISTEN}"
-            "pool: {file: endpoints.yaml}\n"
+            "pool: {file: endpoints.yaml, warmup_s: 2}\n"
             f"policy: {{name: {self._policy}}}\n"
             "records: {folder: records}\n"
             "weights_file: weights.yaml\n"

@@ -7,18 +7,11 @@ writes: no header, so no client, can choose.
 from __future__ import annotations
 
 from epp.config.address import is_ip
+from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
 from epp.envoy import messages as api
-from epp.envoy.addresses import (
-    REPLICAS,
-    TLS_MATCH,
-    load_assignment,
-    peer_name,
-    socket_name,
-    split,
-)
 from epp.envoy.long_links import congestion_control
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
-from epp.envoy.sockets import upstream_tls
+from epp.envoy.sockets import trusts_nobody, upstream_tls
 from epp.errors import ConfigError
 
 PICKER = "picker"
@@ -158,9 +151,10 @@ def outlier_detection(
 
 def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
     """Hosts that Envoy knows, chosen by `override_host`, by least-request without a pick."""
-    names = [e for e in settings.endpoints if not is_ip(split(e.address)[0])]
     if settings.eds_path:
         cluster.type = api.cluster.ClusterDiscoveryType.EDS
+        # Else an endpoint that left takes picks for as long as its health checks pass.
+        cluster.ignore_health_on_host_removal = True
         cluster.eds_cluster_config = api.cluster.ClusterEdsClusterConfig(
             eds_config=api.core.ConfigSource(
                 resource_api_version=api.core.ApiVersion.V3,
@@ -169,15 +163,17 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
             service_name=REPLICAS,
         )
     else:
-        cluster.type = (
-            api.cluster.ClusterDiscoveryType.STRICT_DNS if names else api.cluster.ClusterDiscoveryType.STATIC
-        )
-        cluster.load_assignment = load_assignment(settings.endpoints)
-    if names:
-        cluster.dns_lookup_family = api.cluster.ClusterDnsLookupFamily.V4_PREFERRED
+        cluster.type = api.cluster.ClusterDiscoveryType.STATIC
+        if not all(is_ip(split(endpoint.address)[0]) for endpoint in settings.endpoints):
+            cluster.type = api.cluster.ClusterDiscoveryType.STRICT_DNS
+            cluster.dns_lookup_family = api.cluster.ClusterDnsLookupFamily.V4_PREFERRED
+        assignment = load_assignment(settings.endpoints)
+        cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
     if settings.health_check_path:
         cluster.health_checks = [_health_check(settings)]
     cluster.transport_socket_matches = _transport_sockets(settings)
+    if settings.eds_path:
+        cluster.transport_socket = trusts_nobody()
     served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
     cluster.load_balancing_policy = override_host(metadata_key(DESTINATION_KEY), served)
 
@@ -261,11 +257,12 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
     """One entry for each way of speaking TLS in the pool, and plaintext for all that names none.
 
-    With an EDS file the entry for certificates by name is always there: endpoints come later.
+    With an EDS file endpoints come later: by name where there is a CA for them, and plaintext for those that
+    name it.
     """
-    names = {socket_name(endpoint) for endpoint in settings.endpoints} | (
-        {"name"} if settings.eds_path else set()
-    )
+    names = {socket_name(endpoint) for endpoint in settings.endpoints}
+    if settings.eds_path and settings.upstream_ca_file:
+        names.add("name")
     matches = []
     for name in sorted(names - {""}):
         peer = name.removeprefix("ip:") if name != "name" else ""
@@ -276,13 +273,14 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
                 name=f"tls-{name}", match=match, transport_socket=upstream_tls(files, peer)
             )
         )
-    if matches:
+    if matches or settings.eds_path:
+        named = {TLS_MATCH: api.protobuf.Value(string_value=PLAINTEXT)} if settings.eds_path else {}
         plain = api.core.TransportSocket(
             name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())
         )
         matches.append(
             api.cluster.ClusterTransportSocketMatch(
-                name="plaintext", match=api.protobuf.Struct(fields={}), transport_socket=plain
+                name="plaintext", match=api.protobuf.Struct(fields=named), transport_socket=plain
             )
         )
     return matches

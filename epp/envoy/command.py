@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, is_ip, split_address
+from epp.config.eds import eds_content
 from epp.config.load import salvage_config, stated
 from epp.config.pool import parse_pool
-from epp.envoy.render import render, render_endpoints, render_relay, write
+from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, gather, raise_all
 
@@ -118,7 +119,8 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eds",
         type=Path,
-        help="keep the endpoints in this file, which Envoy follows without a restart; written too",
+        help="keep the endpoints in this file, which Envoy follows without a restart; written too"
+        " (default: pool.eds_file of the config, which the picker writes)",
     )
     parser.add_argument(
         "--envoy-version",
@@ -158,7 +160,9 @@ def run(arguments: argparse.Namespace) -> int:
         text = render_relay(settings, region)
         endpoints = tuple(endpoint for endpoint in endpoints if endpoint.region == region)
     if arguments.eds:
-        _write("--eds", arguments.eds, render_endpoints(endpoints))
+        _write("--eds", arguments.eds, eds_content(endpoints).decode())
+    elif settings.eds_path and not Path(settings.eds_path).exists():
+        print(f"epp: start the picker before Envoy: it writes {settings.eds_path}", file=sys.stderr)
     if arguments.eds_only:
         return 0
     if arguments.out:
@@ -192,8 +196,9 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         observe=not arguments.no_observe,
         strip_accept_encoding=arguments.strip_accept_encoding,
         observe_module=arguments.observe_module,
-        eds_path=str(arguments.eds.absolute()) if arguments.eds else "",
     )
+    if arguments.eds:
+        settings = replace(settings, eds_path=str(arguments.eds.absolute()))
     if arguments.upstream_idle_timeout is not None:
         settings = replace(settings, upstream_idle_timeout_s=arguments.upstream_idle_timeout)
     if arguments.preconnect_ratio is not None:
@@ -242,7 +247,10 @@ def _configured(config_file: Path, variant: str) -> EnvoySettings:
         with gather(errors):
             pool = parse_pool(_read(pool_file), str(pool_file))
     raise_all(errors)
-    return settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    if variant == Variant.ORIGINAL_DST or config.relays.regions or not config.pool.eds_file:
+        return settings
+    return replace(settings, eds_path=str((config_file.parent / config.pool.eds_file).absolute()))
 
 
 def _check_renderable(config: Config, variant: str, source: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from epp.config.eds import eds_content
 from epp.config.relays import Relays
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
@@ -12,6 +13,8 @@ from epp.signals.endpoint import Endpoint
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "envoy"
 ENDPOINTS = tuple(Endpoint(f"127.0.0.1:{port}") for port in (8001, 8002, 8003))
+#: Relative to the folder that Envoy is started in: the repository's.
+EDS_PATH = "deploy/envoy/eds.json"
 
 #: Two regions, a relay in each; addresses set aside for documentation.
 REGIONAL_ENDPOINTS = (
@@ -29,9 +32,11 @@ RELAYS = Relays(
 
 def examples() -> dict[str, str]:
     """File name to content."""
-    found = {
-        f"{variant}.yaml": render(EnvoySettings(endpoints=ENDPOINTS, variant=variant)) for variant in Variant
-    }
+    found = {"eds.json": eds_content(ENDPOINTS).decode()}
+    for variant in Variant:
+        eds_path = "" if variant is Variant.ORIGINAL_DST else EDS_PATH
+        settings = EnvoySettings(endpoints=ENDPOINTS, variant=variant, eds_path=eds_path)
+        found[f"{variant}.yaml"] = render(settings)
     tiers = EnvoySettings(endpoints=REGIONAL_ENDPOINTS, relays=RELAYS)
     found["two-tier/global.yaml"] = render(tiers)
     for region in RELAYS.regions:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.config.eds import REPLICAS, known_as
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
-from epp.envoy.addresses import REPLICAS, known_as
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
 from epp.envoy.observe import DECISION_HEADER, decision_header

@@ -57,7 +57,6 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.envoy.extensions.transport_sockets.raw_buffer import v3 as raw_buffer
     from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
     from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
-    from envoy_data_plane.envoy.service.discovery import v3 as discovery
     from envoy_data_plane.envoy.type import v3 as envoy_type
     from envoy_data_plane.envoy.type.matcher import v3 as matcher
     from envoy_data_plane.envoy.type.metadata import v3 as metadata
@@ -75,7 +74,6 @@ __all__ = [
     "compressor",
     "core",
     "decompressor",
-    "discovery",
     "downstream_connections",
     "early_mutation",
     "endpoint",

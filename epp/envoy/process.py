@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from epp.config.eds import eds_content
 from epp.envoy.launch import stop, tied_to_parent
 from epp.envoy.module import MODULE_SINCE
-from epp.envoy.render import render, render_endpoints, render_relay, write
+from epp.envoy.render import render, render_relay, write
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class EnvoyProcess:
     """A running Envoy, as an async context manager.
 
     Args:
-        settings: what to run; ports may be 0. With `eds_path` set, the endpoints file is written there. What
-            the binary is too old for is left out.
+        settings: what to run; ports may be 0. With `eds_path` set, the EDS file is written there unless
+            there is one. What the binary is too old for is left out.
         relay: a region, to run the relay of it instead of the Envoy beside the picker.
         folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
         concurrency: worker threads.
@@ -184,8 +185,7 @@ class EnvoyProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         config_file, address_file = self._folder / "envoy.yaml", self._folder / "admin-address"
         address_file.unlink(missing_ok=True)
-        if self._settings.eds_path:
-            self.write_endpoints(self._settings.endpoints)
+        self._write_first_endpoints()
         binary = find_envoy()
         version = await version_of(binary)
         settings = replace(self._settings, envoy_version=min(self._settings.envoy_version, version))
@@ -213,9 +213,13 @@ class EnvoyProcess:
                 start_new_session=True,
             )  # fmt: skip
 
+    def _write_first_endpoints(self) -> None:
+        if self._settings.eds_path and not Path(self._settings.eds_path).exists():
+            self.write_endpoints(self._settings.endpoints)
+
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Replace the watched endpoints file (settings with `eds_path` only)."""
-        write(Path(self._settings.eds_path), render_endpoints(endpoints))
+        """Replace the EDS file (settings with `eds_path` only)."""
+        write(Path(self._settings.eds_path), eds_content(endpoints).decode())
 
     async def _until_ready(self) -> None:
         """Poll: Envoy announces readiness nowhere else."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from epp.config.eds import split
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
-from epp.envoy.addresses import split
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, replicas
 from epp.envoy.compression import decompressors
 from epp.envoy.filters import router_filter

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
+from epp.config.eds import REPLICAS, split
 from epp.envoy import messages as api
-from epp.envoy.addresses import REPLICAS, split
 from epp.envoy.clusters import (
     HTTP_OPTIONS,
     SERVED_KEY,

@@ -1,4 +1,4 @@
-"""From settings to the text that Envoy reads: a whole bootstrap, or the EDS file beside it.
+"""From settings to the text that Envoy reads: a whole bootstrap.
 
 Owns the outermost message and the text format. Writes a file only by atomic rename, which is also what Envoy
 watches for.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, cast
 import yaml
 
 from epp.envoy import messages as api
-from epp.envoy.addresses import discovery_response
 from epp.envoy.clusters import clusters, replicas
 from epp.envoy.listener import listener
 from epp.envoy.observe import observer_clusters, observers
@@ -24,12 +23,9 @@ from epp.envoy.relays import relay_cluster, relay_filters
 from epp.envoy.restore_model import restorers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import betterproto2
 
     from epp.envoy.settings import EnvoySettings
-    from epp.signals.endpoint import Endpoint
 
 _HEADER = "# Rendered by `epp envoy render` (variant: {variant}). Change the settings, not this file.\n"
 
@@ -71,15 +67,6 @@ def render_relay(settings: EnvoySettings, region: str) -> str:
         ConfigError: no such relay, or settings that contradict each other.
     """
     return _HEADER.format(variant=f"relay of {region}") + _yaml(relay_bootstrap(settings, region))
-
-
-def render_endpoints(endpoints: Sequence[Endpoint]) -> str:
-    """The EDS file as YAML.
-
-    Raises:
-        ConfigError: a host name among the endpoints.
-    """
-    return _yaml(discovery_response(endpoints))
 
 
 def write(path: Path, text: str) -> None:

@@ -96,8 +96,8 @@ class EnvoySettings:
         health_check_interval_s: seconds between active health checks of one endpoint.
         eject_s: first ejection of an endpoint whose connections fail, multiplied by the number of ejections,
             at most ten times this.
-        eds_path: when set, endpoints are read from this file and Envoy follows its replacement by rename, so
-            that the pool changes without a restart; addresses only, no host names.
+        eds_path: when set, endpoints are read from this file, which must be there when Envoy starts. Envoy
+            follows its replacement by rename, so that the pool changes without a restart.
         destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
             picker may name beside `endpoints`.
         access_log: whether one JSON line a request goes to stdout.

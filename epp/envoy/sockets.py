@@ -62,6 +62,15 @@ def upstream_tls(files: TlsFiles, peer: str, alpn: str = "http/1.1") -> api.core
     return api.core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=api.pack(context))
 
 
+def trusts_nobody() -> api.core.TransportSocket:
+    """TLS that no certificate passes: for an endpoint whose own transport socket is not configured."""
+    validation = api.tls.CertificateValidationContext(verify_certificate_hash=["00" * 32])
+    context = api.tls.UpstreamTlsContext(
+        common_tls_context=api.tls.CommonTlsContext(validation_context=validation)
+    )
+    return api.core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=api.pack(context))
+
+
 def _name(peer: str) -> api.tls.SubjectAltNameMatcher:
     """A name or address that the certificate must be valid for."""
     san = api.tls.SubjectAltNameMatcherSanType

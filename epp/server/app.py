@@ -29,6 +29,7 @@ from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread
+from epp.server.honoured import Honoured
 from epp.server.http import build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
@@ -100,6 +101,7 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
+        self.core.outcomes.told.append(Honoured(self.picker.fleet, self.metrics).outcome)
         self._pool = self._build_pool(counter)
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
@@ -165,7 +167,7 @@ class App:
             scrape=with_credentials_of(config.scrape, self._base),
             metrics=self.metrics,
             clock=self._clock,
-            source=str(self._base / config.pool.file),
+            settings=config.pool,
             base=self._base,
             resolver=self.core.resolver,
             relays=config.relays,
@@ -322,6 +324,8 @@ class App:
         listen, source = self._config.listen, self._source
         for file in self._files:
             file.check()
+        self.tasks.start("resolve names", self.core.resolver.run())
+        await self._pool.start()
         routes = build_app(
             health=self._health,
             registry=self.metrics.registry,
@@ -337,7 +341,6 @@ class App:
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
-        self.tasks.start("resolve names", self.core.resolver.run())
         if self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:

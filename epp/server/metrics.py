@@ -115,6 +115,11 @@ class Metrics:
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )
+        self.picks_not_honoured = Counter(
+            "epp_picks_not_honoured",
+            "Picks whose first attempt Envoy made elsewhere: its cluster did not hold the endpoint.",
+            registry=registry,
+        )
         self.leases_expired = Counter(
             "epp_leases_expired", "Leases that outlived their time.", registry=registry
         )
@@ -158,12 +163,16 @@ class Metrics:
         registry = self.registry
         self.file_ok = Gauge(
             "epp_file_ok",
-            "1 when a watched file's content is in force, 0 when an older one is; no series without a file.",
+            "1 when a watched file's content is in force, 0 when an older one is; no series without a file. "
+            "eds is the file that the picker writes for Envoy.",
             ["file"],
             registry=registry,
         )
         self.file_errors = Counter(
-            "epp_file_errors", "Unusable contents of watched files.", ["file"], registry=registry
+            "epp_file_errors",
+            "Unusable contents of watched files, and failures to write eds.",
+            ["file"],
+            registry=registry,
         )
         self.probe_failures = Counter(
             "epp_probe_failures", "Probes without an answer.", ["endpoint"], registry=registry

@@ -272,6 +272,7 @@ class Outcomes:
             unsent_ms=report.unsent_ms,
             usage_refused=outcome.usage_refused or reported != report.usage,
             generates=outcome.generates,
+            honoured=report.honoured,
         )
 
     def _judge(self, report: Report, before: _Verdict, *, empty: bool) -> None:

@@ -7,12 +7,14 @@ A pool is taken whole or not at all.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
 from epp.server.client_credentials import TokenFile
+from epp.server.eds import EdsFile
 from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
 from epp.signals.rtt import check_assumed
 
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.relays import Relays
-    from epp.config.schema import Probe, Scrape
+    from epp.config.schema import Pool, Probe, Scrape
     from epp.decide.picker import Picker
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
     from epp.server.resolve import Resolver
     from epp.server.tasks import Tasks
+    from epp.signals.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +46,8 @@ class PoolFeed:
         scrape: the scrapes' settings.
         metrics: counted into.
         clock: the time.
-        source: the file's name.
-        base: folder that paths in it are relative to.
+        settings: where the endpoints come from, and where they are written for Envoy.
+        base: folder that paths in them are relative to.
         resolver: told of the addresses.
         relays: the way to each region.
     """
@@ -59,16 +62,28 @@ class PoolFeed:
         scrape: Scrape,
         metrics: Metrics,
         clock: Clock,
-        source: str,
+        settings: Pool,
         base: Path,
         resolver: Resolver,
         relays: Relays | None = None,
     ) -> None:
         self._resolver, self._relays = resolver, relays
+        self._source = str(base / settings.file)
         self._picker, self._sink, self._tasks = picker, sink, tasks
         self._probe, self._scrape = probe, scrape
-        self._metrics, self._clock, self._source, self._base = metrics, clock, source, base
+        self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
+        self._endpoints: list[Endpoint] = []
+        self._eds: EdsFile | None = None
+        # Relays are what Envoy knows then, not endpoints.
+        if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
+            self._eds = EdsFile(
+                base / settings.eds_file,
+                delay_s=settings.eds_delay_s,
+                resolver=resolver,
+                metrics=metrics,
+                on_known=self._offer,
+            )
         self._pollers: dict[str, Target] = {}
         self._tokens: dict[str, TokenFile] = {}
         self._beats = new_beats()
@@ -77,6 +92,12 @@ class PoolFeed:
     def size(self) -> int:
         """Endpoints known, draining ones included."""
         return len(self._specs)
+
+    async def start(self) -> None:
+        """Write the pool for Envoy, wait until Envoy has had time to read it, and go on writing changes."""
+        if self._eds is not None:
+            await self._eds.start()
+            self._tasks.start("write the EDS file", self._eds.run())
 
     def content(self, text: bytes | None) -> None:
         """New content of the file; None when it is gone."""
@@ -104,15 +125,17 @@ class PoolFeed:
             check_assumed(spec.rtt_ms)
         for address in (*specs, *(aliases or ())):
             split_address(address)
-        now_s = self._clock.mono_s()
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
-        self._picker.set_pool(endpoints, now_s)
+        self._endpoints = endpoints
+        self._offer()
         for address, spec in specs.items():
             self._picker.fleet.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
         self._resolver.set_pool(specs)
         self._resolver.set_aliases(aliases or {})
+        if self._eds is not None:
+            self._eds.set_pool(endpoints)
         for address in gone:
             self._metrics.forget_endpoint(address)
         for address in new:
@@ -121,6 +144,15 @@ class PoolFeed:
             self._metrics.requests.models.keep(endpoint.models)
         self._run_pollers(targets)
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
+
+    def _offer(self) -> None:
+        """Give the picker the pool; endpoints that Envoy does not know yet take no requests."""
+        eds = self._eds
+        endpoints = [
+            endpoint if eds is None or eds.knows(endpoint.address) else replace(endpoint, draining=True)
+            for endpoint in self._endpoints
+        ]
+        self._picker.set_pool(endpoints, self._clock.mono_s())
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
         for beat, interval_s in zip(

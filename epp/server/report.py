@@ -123,6 +123,16 @@ class Report:
     retry_after: str = ""
 
     @property
+    def honoured(self) -> bool | None:
+        """Whether the first attempt went to the pick; None where attempts do not tell.
+
+        Of several attempts the first may have failed there, and a relay tries endpoints by itself.
+        """
+        if self.attempts != 1 or self.relayed or not self.picked or not self.served:
+            return None
+        return self.served == self.picked[0]
+
+    @property
     def first_byte_ms(self) -> float:
         """From when the endpoint could be sent all of the request to the first byte of its answer."""
         return self.headers_ms - max(self.sent_ms, self.received_ms)

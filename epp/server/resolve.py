@@ -19,7 +19,7 @@ from epp.config.address import is_ip, join_address, split_address
 from epp.decide.subset import hosts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.decide.subset import Hosts, Subset
 
@@ -39,6 +39,8 @@ class Resolver:
         self._failing: set[str] = set()
         self._under_way: set[str] = set()
         self._wake = asyncio.Event()
+        #: Called when a name resolves to something else, and when it first does not.
+        self.on_change: Callable[[], None] = lambda: None
 
     def set_pool(self, addresses: Iterable[str]) -> None:
         """The endpoints now in the pool; host names among them are resolved soon."""
@@ -56,6 +58,15 @@ class Resolver:
     def known_as(self, address: str) -> str:
         """What Envoy calls an endpoint: itself, or its address once its name is resolved."""
         return self._known.get(address, address)
+
+    def resolved(self, address: str) -> str | None:
+        """The address of an endpoint; None while its name has not been resolved."""
+        return None if address in self._names and address not in self._known else self.known_as(address)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether any name's first look-up is still under way."""
+        return not self._names.keys() <= self._known.keys() | self._failing
 
     def endpoint_of(self, upstream: str) -> str:
         """The endpoint that Envoy calls ``upstream``; itself when it is neither resolved name nor alias."""
@@ -122,10 +133,13 @@ class Resolver:
             if address in self._names and address not in self._failing:
                 self._failing.add(address)
                 log.warning("cannot resolve %s: %s", host, error)
+                self.on_change()
             return
         self._failing.discard(address)
         ips = sorted(
             {ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda ip: (ip.version, int(ip))
         )
-        if ips and address in self._names:
-            self._known[address] = join_address(str(ips[0]), port)
+        known = join_address(str(ips[0]), port) if ips else ""
+        if known and address in self._names and known != self._known.get(address):
+            self._known[address] = known
+            self.on_change()

@@ -61,7 +61,7 @@ from epp.policies.registry import create, params_of
         ("a: [", "", "valid YAML"),
         ("- 1", "", "got 'array' (a section: keys under it, or leave it out; known keys: capability, "),
         ("policy:", "policy", "got 'null' (a section: keys under it, or leave it out; known keys: bounds, "),
-        ("pool: endpoints.yaml", "pool", "known keys: file, kubernetes, warmup_s)"),
+        ("pool: endpoints.yaml", "pool", "known keys: eds_delay_s, eds_file, file, kubernetes, warmup_s)"),
         ("policy: {weights: [1]}", "policy.weights", "got 'array' (keys and values, e.g. {name: value})"),
         ("policy: {params: {k: }}", "policy.params.k", "without quotes; or a whole number in digits"),
         ("policy: {params: {speeds: {h100: fast}}}", "policy.params.speeds.h100", "a number without a unit"),

@@ -184,7 +184,7 @@ REQUEST_1 = (
 
 def as_version_1(record: dict[str, Any]) -> dict[str, Any]:
     """The record as the first version wrote it."""
-    new = {"served", "attempts", "itl_ms", "chunks", "response_bytes", "sources", "text_bytes"}
+    new = {"served", "attempts", "honoured", "itl_ms", "chunks", "response_bytes", "sources", "text_bytes"}
     old = {name: value for name, value in record.items() if name not in new} | {"schema": 1}
     for name, known in (("signals", SIGNALS_1), ("request", REQUEST_1)):
         if name in old:

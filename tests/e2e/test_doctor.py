@@ -129,7 +129,7 @@ async def test_short_prompts_with_little_in_common_and_nobody_far(tmp_path: Path
 
 async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
     async with Serving(
-        tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000}
+        tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000, "eds_path": ""}
     ) as serving:
         (tmp_path / "weights.yaml").write_text("weights: {network_weight: ")
         await serving.picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")

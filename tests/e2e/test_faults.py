@@ -217,6 +217,9 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
         await picker.until_metric(
             "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=specs[0].address
         )
+        await picker.until_metric(
+            "epp_endpoint_draining", lambda value: value == 0, endpoint=specs[0].address
+        )  # until Envoy knows it
         before = serving.replicas[0].requests
         for _ in range(5):
             assert (await serving.chat())[0] == 200

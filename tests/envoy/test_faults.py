@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.signals.endpoint import Endpoint
 from tests.envoy.conftest import Answer, ask
 from tests.kit.certificates import self_signed
-from tests.kit.envoy import Replica, require_envoy, settings
+from tests.kit.envoy import Replica, ScriptedUpstream, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 
 if TYPE_CHECKING:
@@ -117,9 +118,11 @@ async def until(envoy: EnvoyProcess, settled: Callable[[list[Answer]], bool]) ->
             await asyncio.sleep(0.02)
 
 
-async def test_endpoints_file_is_followed_without_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("health_check_path", ["", "/health"])
+async def test_endpoints_file_is_followed_without_a_restart(tmp_path: Path, health_check_path: str) -> None:
     async with Replica() as old, Replica() as new, ExtProcServer() as picker:
-        chosen = settings([old.endpoint], picker.port, eds_path=str(tmp_path / "eds.yaml"))
+        eds_path = str(tmp_path / "eds.json")
+        chosen = settings([old.endpoint], picker.port, eds_path=eds_path, health_check_path=health_check_path)
         async with EnvoyProcess(chosen) as envoy:
             picker.destination = new.address
             assert (await ask(envoy.listener_url)).served == old.address
@@ -129,5 +132,41 @@ async def test_endpoints_file_is_followed_without_a_restart(tmp_path: Path) -> N
             envoy.write_endpoints([old.endpoint, Endpoint(new.address, draining=True)])
             picker.destination = ""
             await until(envoy, lambda answers: {answer.served for answer in answers} == {old.address})
+            # One that has left is not picked either, though its health checks pass.
+            picker.destination = new.address
+            await until(envoy, lambda answers: {answer.served for answer in answers} == {new.address})
+            envoy.write_endpoints([old.endpoint])
+            await until(envoy, lambda answers: {answer.served for answer in answers} == {old.address})
             envoy.write_endpoints([])
             await until(envoy, lambda answers: answers[0].status == 503)
+
+
+async def test_an_endpoint_with_tls_that_joins_the_file_is_verified_or_not_spoken_to(tmp_path: Path) -> None:
+    ca_file, context = certificate(tmp_path)
+
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with (
+        Replica() as plain,
+        Replica(tls=context) as named,
+        ScriptedUpstream(answer) as clear,
+        ExtProcServer() as picker,
+    ):
+        later = [
+            Endpoint(named.address, tls=True, server_name="replica.test"),
+            replace(clear.endpoint, tls=True),
+        ]
+        for number, ca in enumerate(("", ca_file)):
+            eds_path = str(tmp_path / f"eds-{number}.json")
+            chosen = settings([plain.endpoint], picker.port, eds_path=eds_path, upstream_ca_file=ca)
+            async with EnvoyProcess(chosen) as envoy:
+                envoy.write_endpoints([plain.endpoint, *later])
+                async with asyncio.timeout(10):
+                    while (await envoy.stats(r"replicas\.membership_total$")).popitem()[1] != 3:
+                        await asyncio.sleep(0.02)
+                picker.destination = f"{named.address},{plain.address}"
+                assert (await ask(envoy.listener_url)).served == (named.address if ca else plain.address)
+                picker.destination = f"{clear.endpoint.address},{plain.address}"
+                assert (await ask(envoy.listener_url)).served == plain.address
+        assert not clear.heads, "nothing was sent in the clear"

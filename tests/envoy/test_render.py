@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from epp.cli import main
-from epp.envoy.addresses import known_as
-from epp.envoy.examples import ENDPOINTS, FOLDER, examples
+from epp.config.eds import eds_content, known_as
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
+from epp.envoy.examples import EDS_PATH, ENDPOINTS, FOLDER, examples
 from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, version_of
-from epp.envoy.render import render, render_endpoints
+from epp.envoy.render import render
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
 from epp.signals.endpoint import Endpoint
@@ -28,20 +30,31 @@ def test_committed_configuration_is_fresh(name: str) -> None:
     assert (FOLDER / name).read_text() == examples()[name], "run python -m epp.envoy.examples"
 
 
+def test_the_ready_envoy_follows_what_the_example_picker_writes() -> None:
+    deploy = FOLDER.parent
+    pool = parse_config((deploy / "epp.example.yaml").read_bytes(), "epp.example.yaml").pool
+    file = deploy / pool.eds_file
+    assert file == deploy.parent / EDS_PATH
+    specs = parse_pool((deploy / pool.file).read_bytes(), pool.file)
+    assert eds_content(spec.endpoint() for spec in specs.values()) == file.read_bytes()
+
+
 def test_every_variant_is_committed() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(Variant)
-    assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")} == set(examples())
+    committed = [path for suffix in ("yaml", "json") for path in FOLDER.rglob(f"*.{suffix}")]
+    assert {str(path.relative_to(FOLDER)) for path in committed} == set(examples())
 
 
 @pytest.mark.envoy
-@pytest.mark.parametrize("name", sorted(examples()))
+@pytest.mark.parametrize("name", sorted(name for name in examples() if name.endswith(".yaml")))
 async def test_committed_configuration_is_valid(name: str, tmp_path: Path) -> None:
     """Envoy reads certificates when it checks; those of two tiers are put where the check finds some."""
     await require_version(*FULL_FEATURED, "the ready configuration")
     self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "any")
     (tmp_path / "ca.crt").write_text((tmp_path / "tls.crt").read_text())
     file = tmp_path / "envoy.yaml"
-    file.write_text((FOLDER / name).read_text().replace("/etc/epp-relay", str(tmp_path)))
+    text = (FOLDER / name).read_text().replace("/etc/epp-relay", str(tmp_path))
+    file.write_text(text.replace(EDS_PATH, str(FOLDER / "eds.json")))
     await validate(file)
 
 
@@ -93,7 +106,9 @@ async def test_other_settings_are_valid(name: str, tmp_path: Path) -> None:
 
 
 def test_admin_is_on_loopback_and_no_source_is_a_header() -> None:
-    for text in examples().values():
+    for name, text in examples().items():
+        if name == "eds.json":
+            continue
         tree = yaml.safe_load(text)
         assert tree["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
         assert "use_http_header" not in text
@@ -126,7 +141,7 @@ def test_contradictions_are_refused(changes: dict[str, Any], key: str) -> None:
 
 def test_eds_takes_addresses_only() -> None:
     with pytest.raises(ConfigError):
-        render_endpoints([Endpoint("name.test:80")])
+        eds_content([Endpoint("name.test:80")])
 
 
 @pytest.mark.parametrize(
@@ -159,6 +174,27 @@ def test_command_renders_what_the_configuration_says(
     assert tree["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] == 80
     picker = tree["static_resources"]["clusters"][1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
     assert picker["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9102}
+
+
+def test_command_lets_envoy_follow_the_file_that_the_picker_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_folder(tmp_path)
+
+    def cluster(*flags: str) -> tuple[Any, str]:
+        assert main(["envoy", "render", "--config", str(config), *flags]) == 0
+        said = capsys.readouterr()
+        return yaml.safe_load(said.out)["static_resources"]["clusters"][0], said.err
+
+    found, note = cluster()
+    assert found["eds_cluster_config"]["eds_config"]["path_config_source"]["path"] == f"{tmp_path}/eds.json"
+    assert note == f"epp: start the picker before Envoy: it writes {tmp_path}/eds.json\n"
+    (tmp_path / "eds.json").write_text("")
+    assert cluster() == (found, "")
+    config.write_text("pool: {eds_file: ''}\npolicy: {fallbacks: 0}")
+    assert cluster()[0]["type"] == "STATIC", "they share no file system"
+    config.write_text("policy: {fallbacks: 0}")
+    assert cluster("--variant", "original-dst")[0]["type"] == "ORIGINAL_DST"
 
 
 @pytest.mark.parametrize(("budgets", "timeout"), [((), "0.250s"), ((50,), "0.250s"), ((20, 600.5), "0.801s")])

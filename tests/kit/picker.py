@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 #: Probes and scrapes quick enough that a test need not wait for them.
 CONFIG: dict[str, Any] = {
     "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
-    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
+    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2, "eds_delay_s": 0.1},
     "probe": {"interval_s": 0.1, "timeout_s": 0.5, "failures_to_eject": 2, "eject_s": 0.5},
     "scrape": {"interval_s": 0.2},
     "weights_file": "weights.yaml",
@@ -163,7 +163,7 @@ class Serving:
     Args:
         folder: holds everything on disk.
         replicas: one simulated replica each.
-        variant: which Envoy configuration.
+        variant: which Envoy configuration; Envoy follows the pool, but with `original-dst`.
         envoy: fields laid over the Envoy settings.
         program: see `PickerProcess`.
         config: sections laid over the picker's `CONFIG`.
@@ -198,6 +198,7 @@ class Serving:
                     EndpointSpec(address=replica.address).endpoint() for replica in self.replicas
                 ),
                 variant=self._variant,
+                eds_path="" if self._variant is Variant.ORIGINAL_DST else str(self._folder / "eds.json"),
                 listener_port=0,
                 admin_port=0,
                 picker_host=host,

@@ -308,7 +308,7 @@ def _hosts(report: Report, cluster: Tree, statuses: Tree, wanted: frozenset[str]
             f"cluster {name} does not hold {', '.join(missing)} of {where}",
             "when the picker names one of these, Envoy sends the request to another",
             "render Envoy's configuration again"
-            + ("" if relayed else ", or keep its EDS file fresh (`epp envoy render --eds-only`)"),
+            + ("" if relayed else ", so that it follows pool.eds_file, or take that file to it"),
         )
     else:
         report.note("envoy", f"cluster {name} holds all {kind}")

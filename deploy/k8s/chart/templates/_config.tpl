@@ -29,7 +29,7 @@
 {{- /* Gateways may take a single endpoint, and original-dst does. */ -}}
 {{- $_ := set $config "policy" (dict "fallbacks" 0) -}}
 {{- else -}}
-{{- $_ := set $config "pool" (dict "file" "/etc/epp/endpoints.yaml") -}}
+{{- $_ := set $config "pool" (dict "file" "/etc/epp/endpoints.yaml" "eds_file" "") -}}
 {{- end -}}
 {{- if .Values.records.enabled -}}
 {{- $_ := set $config "records" (dict "folder" "/shared/records" "max_bytes" .Values.records.maxBytes) -}}

@@ -1,21 +1,22 @@
-"""``host:port`` names to Envoy's endpoint messages, inline or as the file that Envoy watches (EDS).
+"""The pool as Envoy's hosts: inline in a cluster, or as the EDS file that Envoy follows.
 
 Rules: an endpoint's name for the picker and the address that Envoy knows must be the same string, or
 `override_host` does not find it. For addresses they are: IPv6 is compressed the way Envoy prints it. A host
-name is resolved by Envoy, which then knows the resolved ``ip:port`` alone: for such an endpoint the picker
-has to answer the resolved address.
+name becomes an address before Envoy knows it, inline by Envoy and in the EDS file by the picker; a pick has
+to name that address.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from epp.config.address import is_ip, spell_ipv6, split_address
-from epp.envoy import messages as api
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from epp.signals.endpoint import Endpoint
 
@@ -24,6 +25,11 @@ REPLICAS = "replicas"
 
 TLS_MATCH = "tls"
 """Key under `envoy.transport_socket_match` whose value names an endpoint's transport socket."""
+
+PLAINTEXT = "plaintext"
+"""Transport socket of EDS endpoints without TLS; named, so that nobody else is spoken to in the clear."""
+
+_ASSIGNMENT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 def split(address: str) -> tuple[str, int]:
@@ -63,42 +69,41 @@ def socket_name(endpoint: Endpoint) -> str:
     return f"ip:{name}" if is_ip(name) else "name"
 
 
-def load_assignment(endpoints: Sequence[Endpoint]) -> api.endpoint.ClusterLoadAssignment:
-    """The pool as Envoy's endpoint message; draining endpoints take no new requests from any policy."""
-    return api.endpoint.ClusterLoadAssignment(
-        cluster_name=REPLICAS,
-        endpoints=[api.endpoint.LocalityLbEndpoints(lb_endpoints=[_lb_endpoint(e) for e in endpoints])],
-    )
+def load_assignment(endpoints: Iterable[Endpoint], plaintext: str = "") -> dict[str, Any]:
+    """The pool as Envoy's `ClusterLoadAssignment`; draining endpoints take no new requests.
+
+    Args:
+        endpoints: the pool.
+        plaintext: transport socket of endpoints without TLS, the cluster's own when empty.
+    """
+    return {
+        "cluster_name": REPLICAS,
+        "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint, plaintext) for endpoint in endpoints]}],
+    }
 
 
-def _lb_endpoint(endpoint: Endpoint) -> api.endpoint.LbEndpoint:
+def _lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
     host, port = split(endpoint.address)
-    metadata = None
-    if socket := socket_name(endpoint):
-        fields = {TLS_MATCH: api.protobuf.Value(string_value=socket)}
-        metadata = api.core.Metadata(
-            filter_metadata={"envoy.transport_socket_match": api.protobuf.Struct(fields=fields)}
-        )
-    return api.endpoint.LbEndpoint(
-        endpoint=api.endpoint.Endpoint(
-            address=api.socket_address(host, port),
-            hostname=peer_name(endpoint),
-        ),
-        health_status=api.core.HealthStatus.DRAINING if endpoint.draining else api.core.HealthStatus.UNKNOWN,
-        metadata=metadata,
-    )
+    address = {"socket_address": {"address": host, "port_value": port}}
+    found: dict[str, Any] = {"endpoint": {"address": address, "hostname": peer_name(endpoint)}}
+    if endpoint.draining:
+        found["health_status"] = "DRAINING"
+    if socket := socket_name(endpoint) or plaintext:
+        found["metadata"] = {"filter_metadata": {"envoy.transport_socket_match": {TLS_MATCH: socket}}}
+    return found
 
 
-def discovery_response(endpoints: Sequence[Endpoint]) -> api.discovery.DiscoveryResponse:
-    """The content of the EDS file.
+def eds_content(endpoints: Iterable[Endpoint]) -> bytes:
+    """The EDS file of these endpoints, JSON.
 
     Raises:
-        ConfigError: a host name: Envoy takes addresses only from EDS.
+        ConfigError: a host name: EDS takes addresses only.
     """
-    for endpoint in endpoints:
-        host, _ = split(endpoint.address)
-        if not is_ip(host):
+    pool = list(endpoints)
+    for endpoint in pool:
+        if not is_ip(split(endpoint.address)[0]):
             raise ConfigError(
                 "endpoints", endpoint.address, "a host name cannot be in an EDS file", "write its address"
             )
-    return api.discovery.DiscoveryResponse(resources=[api.pack(load_assignment(endpoints))])
+    resource = {"@type": _ASSIGNMENT, **load_assignment(pool, PLAINTEXT)}
+    return msgspec.json.format(msgspec.json.encode({"resources": [resource]})) + b"\n"

@@ -1,0 +1,199 @@
+"""The EDS file that the picker writes: what is in it, when, and who is picked meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from epp.clock import ManualClock
+from epp.config.load import parse_config
+from epp.config.pool import EndpointSpec
+from epp.server import eds
+from epp.server.app import App
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+A, B, NAME = "10.0.0.1:80", "10.0.0.2:80", "gpu.example:80"
+LONG_S = 3600.0
+
+
+class World:
+    """A picker without listeners, and what is to be seen of its pool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "eds.json"
+        self.names: dict[str, str] = {}
+        self._folder, self._apps = folder, list[App]()
+
+    def picker(self, delay_s: float, eds_file: str = "eds.json") -> App:
+        text = json.dumps(
+            {"pool": {"eds_delay_s": delay_s, "eds_file": eds_file}, "probe": {"interval_s": 0}}
+        )
+        self.app = App(parse_config(text, "epp.yaml"), self._folder, "epp.yaml", ManualClock())
+        self._apps.append(self.app)
+        self.app.tasks.start("resolve", self.app.core.resolver.run())
+        return self.app
+
+    def pool(self, *addresses: str, **fields: Any) -> None:
+        specs = {address: EndpointSpec(address=address, **fields) for address in addresses}
+        self.app._pool.apply(specs)
+
+    async def stop(self) -> None:
+        for app in self._apps:
+            await app.tasks.stop_all()
+
+    def written(self) -> dict[str, dict[str, Any]]:
+        """Hosts of the file by address; empty without a file."""
+        if not self.file.exists():
+            return {}
+        (resource,) = json.loads(self.file.read_text())["resources"]
+        hosts = resource["endpoints"][0]["lb_endpoints"]
+        sockets = [host["endpoint"]["address"]["socket_address"] for host in hosts]
+        names = [f"{socket['address']}:{socket['port_value']}" for socket in sockets]
+        return dict(zip(names, hosts, strict=True))
+
+    def eligible(self) -> set[str]:
+        return {each.address for _, each in self.app.picker.fleet.members if not each.draining}
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(tmp_path)
+
+    async def getaddrinfo(_: Any, host: str, port: int, **__: Any) -> list[Any]:
+        if host not in made.names:
+            raise OSError("no such name")
+        return [(0, 0, 0, "", (made.names[host], port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    yield made
+    await made.stop()
+
+
+@pytest.mark.parametrize(("delay_s", "later"), [(LONG_S, {A}), (0.0, {A, B})])
+async def test_a_new_endpoint_is_picked_once_envoy_has_had_time_to_read_of_it(
+    world: World, delay_s: float, later: set[str]
+) -> None:
+    world.picker(delay_s)
+    world.pool(A)
+    await world.app._pool.start()
+    assert world.eligible() == {A} == set(world.written()), "no Envoy can follow an older file"
+    world.pool(A, B)
+    assert world.eligible() == {A}
+    await until(lambda: set(world.written()) == {A, B})
+    await until(lambda: world.eligible() == later)
+    world.pool(A)
+    assert world.eligible() == {A}
+    await until(lambda: set(world.written()) == {A})
+    await until(lambda: not world.app._pool._eds.knows(B))  # type: ignore[union-attr]  # there is one
+    world.pool(A, B)
+    assert world.eligible() == {A}, "once more, after it had left"
+
+
+async def test_a_start_with_another_pool_than_envoy_follows_waits_until_it_has_read_this(
+    world: World,
+) -> None:
+    world.picker(LONG_S)
+    world.pool(A)
+    await world.app._pool.start()
+    world.picker(LONG_S)
+    world.pool(A)
+    await world.app._pool.start()  # the same: at once
+    world.picker(LONG_S)
+    world.pool(B)
+    start = asyncio.ensure_future(world.app._pool.start())
+    await until(lambda: set(world.written()) == {B})
+    await asyncio.sleep(0)
+    assert not start.done()
+    start.cancel()
+
+
+async def test_the_file_is_left_alone_where_nothing_in_it_changes(world: World) -> None:
+    world.picker(0.0)
+    world.pool(A)
+    await world.app._pool.start()
+    before = world.file.stat().st_ino
+    world.pool(A, region="eu")
+    world.pool(A, region="us")
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert world.file.stat().st_ino == before
+    world.pool(A, draining=True)
+    await until(lambda: world.written()[A].get("health_status") == "DRAINING")
+
+
+async def test_without_a_usable_pool_the_file_of_an_earlier_process_stays(world: World) -> None:
+    world.picker(0.0)
+    world.pool(A)
+    await world.app._pool.start()
+    world.picker(0.0)
+    world.app._pool.content(b"endpoints: nonsense")
+    await world.app._pool.start()
+    assert set(world.written()) == {A}
+
+
+async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(eds, "RETRY_S", 0.01)
+    world.picker(0.0, eds_file="later/eds.json")
+    world.file = world.file.parent / "later" / "eds.json"
+
+    def ok() -> float | None:
+        return world.app.metrics.registry.get_sample_value("epp_file_ok", {"file": "eds"})
+
+    world.pool(A)
+    await world.app._pool.start()
+    world.pool(A, B)
+    await until(lambda: world.eligible() == {A, B})
+    assert ok() == 0
+    assert caplog.text.count("pool.eds_file: cannot write") == 1
+    world.file.parent.mkdir()
+    await until(lambda: ok() == 1)
+    assert set(world.written()) == {A, B}
+
+
+async def test_names_are_written_as_addresses_with_their_names_for_tls(world: World) -> None:
+    world.picker(0.0)
+    world.names = {"gpu.example": "10.9.9.9"}
+    world.pool(NAME, "lost.example:80", tls=True)
+    await world.app._pool.start()
+    (host,) = world.written().values()
+    assert set(world.written()) == {"10.9.9.9:80"}, "what does not resolve is left out"
+    assert host["endpoint"]["hostname"] == "gpu.example"
+    assert host["metadata"]["filter_metadata"] == {"envoy.transport_socket_match": {"tls": "name"}}
+    assert world.eligible() == {NAME}
+    world.names = {"gpu.example": "10.9.9.10", "lost.example": "10.9.9.11"}
+    for name in (NAME, "lost.example:80"):
+        await world.app.core.resolver.resolve(name)
+    await until(lambda: set(world.written()) == {"10.9.9.10:80", "10.9.9.11:80"})
+    await until(lambda: world.eligible() == {NAME, "lost.example:80"})
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [{"eds_file": ""}, {"kubernetes": {"pool_name": "pool"}}],
+)
+async def test_where_envoy_follows_no_file_none_is_written(tmp_path: Path, pool: dict[str, Any]) -> None:
+    app = App(parse_config(json.dumps({"pool": pool}), "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    try:
+        app._pool.apply({A: EndpointSpec(address=A)})
+        await app._pool.start()
+        app._pool.apply({A: EndpointSpec(address=A), B: EndpointSpec(address=B)})
+        assert [each.draining for _, each in app.picker.fleet.members] == [False, False]
+        assert "write the EDS file" not in app.tasks.names()
+        assert not (tmp_path / "eds.json").exists()
+    finally:
+        await app.tasks.stop_all()
