@@ -4,9 +4,10 @@
     python -m tools.measures --json     # the figures alone
     python -m tools.measures --lower    # lowers limits to what is measured, raises none
 
-Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of one
-buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the limit and
-the goal of each figure; `measures_slow.json` what takes longer to measure, with the commit it was measured at.
+Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
+one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
+limit and the goal of each figure; `measures_slow.json` what takes longer to measure, with the commit it was
+measured at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Profile one buffered chat through a picker without its transport: files, calls, hops, value types.
 
-A call is a Python frame of a function of ours, a hop a call from one of our files into another; a value type is a
-dataclass or struct of which the request makes an instance. The warm-up requests before it are not counted.
+A call is a Python frame of a function of ours, a hop a call from one of our files into another; a value
+type is a dataclass or struct of which the request makes an instance. The warm-up requests before it are not
+counted.
 """
 
 from __future__ import annotations
