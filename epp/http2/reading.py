@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from epp.http2 import frames
 from epp.http2.errors import ProtocolError
 from epp.http2.frames import ErrorCode
+from epp.http2.limits import UNLIMITED_UNITS
 
 if TYPE_CHECKING:
     from epp.http2.limits import Limits
@@ -31,6 +32,10 @@ _OF_STREAMS = {
 _OF_CONNECTION = {frames.SETTINGS, frames.PING, frames.GOAWAY}
 #: Lengths of frames that have only one.
 _LENGTHS = {frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
+#: Longest piece of a DATA frame that is passed on at once: a piece can be 26,000 empty gRPC messages.
+_PIECE_BYTES = 128 * 1024
+#: 8 KiB of payload cost about as much as a frame.
+_PAYLOAD_UNIT_BITS = 13
 
 
 class Sink(Protocol):
@@ -84,6 +89,10 @@ class FrameReader:
         self._preface = True
         #: Whether preface and settings have come.
         self.begun = False
+        #: Work units that this call of `feed` may still use.
+        self.units = UNLIMITED_UNITS
+        #: Whether `feed` stopped because its units were used up.
+        self.more = False
         #: Of a frame whose payload is taken as it comes: bytes that are missing, padding among them.
         self._left = self._padding = 0
         self._padded = self._skipping = self._ends = self._empty = False
@@ -91,12 +100,17 @@ class FrameReader:
         self._block: bytearray | None = None
         self._block_of, self._block_ends, self._block_frames, self._block_depends = 0, False, 0, -1
 
-    def feed(self, data: bytes) -> None:
-        """Take what has come.
+    def feed(self, data: bytes, units: int = UNLIMITED_UNITS) -> None:
+        """Cut the frames of ``data`` and of what was left by the call before.
+
+        Args:
+            data: bytes from the socket.
+            units: work that may be done; `more` is true if bytes are left because it was.
 
         Raises:
             ProtocolError: the connection cannot go on.
         """
+        self.units, self.more = units, False
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -110,6 +124,10 @@ class FrameReader:
                 return
             self._preface, at = False, len(frames.PREFACE)
         while at < end:
+            if self.units <= 0:
+                self.more = True
+                break
+            self.units -= 1
             if self._left:
                 at = self._payload(view, at, end)
                 continue
@@ -128,6 +146,10 @@ class FrameReader:
             at = start + length
             self._control(kind, flags, number, view[start:at])
         self._rest = data[at:]
+
+    def charge(self, units: int) -> None:
+        """Count work that a frame's head does not show."""
+        self.units -= units
 
     def _check(self, kind: int, flags: int, number: int, length: int) -> None:
         """What a frame's head alone can have wrong.
@@ -180,7 +202,8 @@ class FrameReader:
         else:
             # Less is left than the padding once a read has ended within it.
             content = 0 if self._skipping else max(0, self._left - self._padding)
-            size = min(content or self._left, end - at)
+            size = min(content or self._left, end - at, _PIECE_BYTES)
+            self.units -= size >> _PAYLOAD_UNIT_BITS
             if content:
                 self._empty = False
                 self._sink.on_data(view[at : at + size])

@@ -158,6 +158,8 @@ class GrpcServer:
             log=self._logger,
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
+            on_ended=lambda reason: self._metrics.connections_ended.labels(reason).inc(),
+            on_throttled=self._metrics.throttled.inc,
         )
 
     async def set_serving(self, *, serving: bool) -> None:

@@ -102,6 +102,20 @@ class Metrics:
         )
         for listener in ("grpc", "http", "first_token"):
             self.connections_refused.labels(listener)
+        self.connections_ended = Counter(
+            "epp_connections_ended",
+            "gRPC connections that the picker ended: idle for five minutes, idle while their room was needed, "
+            "or a flood from a peer over its budget of work.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in ("idle", "room", "flood"):
+            self.connections_ended.labels(reason)
+        self.throttled = Counter(
+            "epp_connections_throttled_seconds",
+            "Time that gRPC connections were not read because their peers were over their budgets of work.",
+            registry=registry,
+        )
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )
