@@ -28,7 +28,7 @@ from epp.http2.events import (
 )
 from epp.http2.frames import ErrorCode, Setting
 from epp.http2.headers import HeadReader
-from epp.http2.limits import UNLIMITED_UNITS, Bucket, Limits, announced
+from epp.http2.limits import Bucket, Limits, announced
 from epp.http2.messages import UNBOUNDED
 from epp.http2.reading import FrameReader
 from epp.http2.receiving import ReceiveWindows
@@ -56,7 +56,7 @@ class Connection:
 
     def __init__(self, limits: Limits | None = None, room: Room = UNBOUNDED) -> None:
         self._limits = limits = limits or Limits()
-        #: Knows how many units the last `receive` left, and whether bytes are left because they were used up.
+        #: Holds the work units that `receive` may use; knows whether bytes are left because they are used up.
         self.reader = FrameReader(self, limits)
         self._heads = HeadReader(limits.max_header_list_bytes, self.reader.charge)
         self._sender = Sender(self._sent_end, room)
@@ -90,20 +90,19 @@ class Connection:
         """Whether the connection can be closed: it has failed, or is drained."""
         return self.closed or (self._drained and not self._streams)
 
-    def receive(self, data: bytes, now_s: float, units: int = UNLIMITED_UNITS) -> list[Event]:
+    def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Take what has come; what comes of it, in order.
 
         Args:
             data: bytes from the socket.
             now_s: the time, for rates alone.
-            units: work that may be done; `FrameReader.more` says whether to call it again, without data.
         """
         if self.closed:
             return []
         events: list[Event] = []
         self._events, self._now_s = events, now_s
         try:
-            self.reader.feed(data, units)
+            self.reader.feed(data)
         except ProtocolError as error:
             self._fail(error.code, error.detail)
         return events

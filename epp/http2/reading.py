@@ -34,8 +34,8 @@ _OF_CONNECTION = {frames.SETTINGS, frames.PING, frames.GOAWAY}
 _LENGTHS = {frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
 #: Longest piece of a DATA frame that is passed on at once: a piece can be 26,000 empty gRPC messages.
 _PIECE_BYTES = 128 * 1024
-#: 8 KiB of payload cost about as much as a frame.
-_PAYLOAD_UNIT_BITS = 13
+#: So much payload costs about as much as a frame.
+_PAYLOAD_UNIT_BYTES = 8 * 1024
 
 
 class Sink(Protocol):
@@ -89,9 +89,9 @@ class FrameReader:
         self._preface = True
         #: Whether preface and settings have come.
         self.begun = False
-        #: Work units that this call of `feed` may still use.
+        #: Work units that may still be used; its owner grants them, and `feed` stops where there are none.
         self.units = UNLIMITED_UNITS
-        #: Whether `feed` stopped because its units were used up.
+        #: Whether it stopped, and bytes may be left: call it again, without data, once there are more units.
         self.more = False
         #: Of a frame whose payload is taken as it comes: bytes that are missing, padding among them.
         self._left = self._padding = 0
@@ -100,17 +100,13 @@ class FrameReader:
         self._block: bytearray | None = None
         self._block_of, self._block_ends, self._block_frames, self._block_depends = 0, False, 0, -1
 
-    def feed(self, data: bytes, units: int = UNLIMITED_UNITS) -> None:
+    def feed(self, data: bytes) -> None:
         """Cut the frames of ``data`` and of what was left by the call before.
-
-        Args:
-            data: bytes from the socket.
-            units: work that may be done; `more` is true if bytes are left because it was.
 
         Raises:
             ProtocolError: the connection cannot go on.
         """
-        self.units, self.more = units, False
+        self.more = False
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -124,13 +120,13 @@ class FrameReader:
                 return
             self._preface, at = False, len(frames.PREFACE)
         while at < end:
+            if self._left:
+                at = self._payload(view, at, end)
+                continue
             if self.units <= 0:
                 self.more = True
                 break
             self.units -= 1
-            if self._left:
-                at = self._payload(view, at, end)
-                continue
             if end - at < frames.HEAD_BYTES:
                 break
             high, low, kind, flags, number = frames.HEAD.unpack_from(data, at)
@@ -203,7 +199,8 @@ class FrameReader:
             # Less is left than the padding once a read has ended within it.
             content = 0 if self._skipping else max(0, self._left - self._padding)
             size = min(content or self._left, end - at, _PIECE_BYTES)
-            self.units -= size >> _PAYLOAD_UNIT_BITS
+            if size > _PAYLOAD_UNIT_BYTES:
+                self.units -= size // _PAYLOAD_UNIT_BYTES
             if content:
                 self._empty = False
                 self._sink.on_data(view[at : at + size])

@@ -34,7 +34,7 @@ from epp.server.turns import Account
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
@@ -44,13 +44,11 @@ if TYPE_CHECKING:
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
-#: Longest slice: cutting frames of so many work units, and then so long for the handlers. Also what the reads
-#: of a socket may take before others have a turn: libuv reads one that is always ready 32 times in a row.
-_SLICE_UNITS, _SLICE_S = 500, 0.002
-#: Time that the kernel takes for each byte of a long read.
-_READ_S_PER_BYTE = 4e-10
+#: Work before others have a turn: frames of so many work units, and so long for the handlers. In one read or
+#: in several: libuv reads a socket that is always ready 32 times in a row.
+_SLICE_UNITS, _SLICE_S = 1000, 0.002
 #: A connection within this does little, and is read whatever its peer owes: some 100 requests/s.
-_QUIET = Rate(burst=2000, per_s=6000)
+_QUIET = Rate(burst=2000, per_s=5000)
 #: Units that a new connection has of it: a few requests.
 _QUIET_AT_FIRST = 500
 #: A connection over the budget is looked at again after this, and ended once it was not read for so long.
@@ -116,6 +114,7 @@ class RpcConnection(asyncio.Protocol):
         self._reader = self._calls.connection.reader
         self._peer: Peer
         self._quiet = Account(_QUIET, _QUIET_AT_FIRST, self._time_s())
+        self._reader.units = self._granted_units = _QUIET_AT_FIRST
         #: Work since the last turn, and what it left to be played.
         self._worked_s = 0.0
         self._left: list[CallEvent] = []
@@ -148,12 +147,8 @@ class RpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
         now_s = self._time_s()
-        if self._paused or (self._peer.units <= 0 and self._must_wait(now_s)):
-            self._play(self._calls.receive(data, now_s, 0))
-            self._wait_for_turn()
-            return
-        self._receive(data, now_s)
-        self._worked_s += self._time_s() - now_s + len(data) * _READ_S_PER_BYTE
+        self._play(self._calls.receive(data, now_s), now_s + _SLICE_S)
+        self._worked_s += self._time_s() - now_s
         if self._worked_s > _SLICE_S or self._left or self._reader.more:
             self._wait_for_turn()
 
@@ -161,28 +156,29 @@ class RpcConnection(asyncio.Protocol):
         """Do a slice of what was left, and read on once nothing is."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._worked_s = 0.0
+        self._settle()
+        if self._peer.is_over_budget(now_s) and self._quiet.refill(now_s) <= 0:
+            self._throttle(now_s)
+            return
+        self._worked_s, self._reader.units = 0.0, _SLICE_UNITS
+        self._granted_units = _SLICE_UNITS
         if self._left:
             events, self._left = self._left, []
             self._play(events, now_s + _SLICE_S)
         elif self._reader.more:
-            if self._peer.units <= 0 and self._must_wait(now_s):
-                self._throttle(now_s)
-                return
-            self._receive(b"", now_s)
+            self._play(self._calls.receive(b"", now_s), now_s + _SLICE_S)
         if self._left or self._reader.more:
             self._place.queue(self._peer, self)
         else:
             self._paused, self._unread_since_s = False, None
             self._transport.resume_reading()
 
-    def _receive(self, data: bytes, now_s: float) -> None:
-        """One slice."""
-        events = self._calls.receive(data, now_s, _SLICE_UNITS)
-        units = _SLICE_UNITS - self._reader.units + len(events)
+    def _settle(self) -> None:
+        """Charge the work since the last turn."""
+        units = self._granted_units - self._reader.units
         self._peer.units -= units
         self._quiet.units -= units
-        self._play(events, now_s + _SLICE_S)
+        self._reader.units = self._granted_units = 0
 
     def _wait_for_turn(self) -> None:
         """Read no more before this connection had a turn."""
@@ -190,10 +186,6 @@ class RpcConnection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
             self._place.queue(self._peer, self)
-
-    def _must_wait(self, now_s: float) -> bool:
-        """Whether the peer is over its budget and this connection is none of its quiet ones."""
-        return self._peer.is_over_budget(now_s) and self._quiet.refill(now_s) <= 0
 
     def _throttle(self, now_s: float) -> None:
         """Look again later, or end a connection that has waited for too long."""
@@ -224,6 +216,7 @@ class RpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # why changes nothing
         """The other side has gone, or we have closed."""
         self._transport = None
+        self._settle()
         self._drop_left()
         self._play(self._calls.lost())
         for timer in (*self._deadlines.values(), self._begins, self._later):
@@ -289,24 +282,42 @@ class RpcConnection(asyncio.Protocol):
         if self._calls.connection.finished:
             self._transport.close()
 
-    def _play(self, events: list[CallEvent], until_s: float = math.inf) -> None:
-        """Pass events to the handlers, and write what they send; what is not played in time is left."""
+    def _play(self, events: Sequence[CallEvent], until_s: float = math.inf) -> None:
+        """Pass events to the handlers, and write what they send; what is not played in time is left.
+
+        Looks at the clock after messages alone: a slice has few of the others that cost anything.
+        """
         if self._left:
             self._left += events
             return
         self._playing, self._written_s = True, self._time_s()
         waiting = iter(events)
         for event in waiting:
-            self._play_one(event)
-            now_s = self._time_s()
-            if now_s > until_s:
-                self._left = list(waiting)
-                break
-            if now_s - self._written_s > _WRITE_EVERY_S:
-                self._written_s = now_s
-                self._playing = False
-                self.flush()
-                self._playing = True
+            call = event.call
+            try:
+                if isinstance(event, CallStarted):
+                    self._start(call)
+                elif call.owner is None:  # its handler could not even be made
+                    continue
+                elif isinstance(event, MessageReceived):
+                    self._message(call, event)
+                    now_s = self._time_s()
+                    if now_s > until_s:
+                        self._left = list(waiting)
+                    elif now_s - self._written_s > _WRITE_EVERY_S:
+                        self._write_early(now_s)
+                elif isinstance(event, CallEnded):
+                    call.owner.ended()
+                elif isinstance(event, CallCancelled):
+                    call.owner.cancelled()
+                elif isinstance(event, CallDrained):
+                    call.owner.drained()
+                elif isinstance(event, NoRoom):
+                    self._no_room(call)
+            except Exception:
+                path = call.path.decode("latin-1")
+                self._place.log.exception("a call of %s failed", path)
+                self._failed(call)
         self._playing = False
         if self._calls.failed and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
@@ -314,27 +325,11 @@ class RpcConnection(asyncio.Protocol):
             self._place.log.info(words, peer, self._calls.failed)
         self.flush()
 
-    def _play_one(self, event: CallEvent) -> None:
-        call = event.call
-        try:
-            if isinstance(event, CallStarted):
-                self._start(call)
-            elif call.owner is None:  # its handler could not even be made
-                return
-            elif isinstance(event, MessageReceived):
-                self._message(call, event)
-            elif isinstance(event, CallEnded):
-                call.owner.ended()
-            elif isinstance(event, CallCancelled):
-                call.owner.cancelled()
-            elif isinstance(event, CallDrained):
-                call.owner.drained()
-            elif isinstance(event, NoRoom):
-                self._no_room(call)
-        except Exception:
-            path = call.path.decode("latin-1")
-            self._place.log.exception("a call of %s failed", path)
-            self._failed(call)
+    def _write_early(self, now_s: float) -> None:
+        self._written_s = now_s
+        self._playing = False
+        self.flush()
+        self._playing = True
 
     def _drop_left(self) -> None:
         """Play of what was left only the ends of calls: nobody waits for more."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-#: A connection on which no stream was open at so many sweeps, and none was opened between them, is ended: five
-#: minutes. An Envoy without requests opens another one with its next.
+#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: five minutes.
+#: An Envoy without requests opens another one with its next.
 _SWEEP_S, _IDLE_SWEEPS = 60.0, 5
 
 
