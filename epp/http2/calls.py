@@ -48,7 +48,7 @@ _GRPC = b"application/grpc"
 #: What may follow it: nothing, a subtype, parameters.
 _FURTHER = (b"", b"+", b";")
 _PLAIN = (b"content-type", b"text/plain")
-#: What one read may bring: 256 KiB are more than this only where messages are shorter than 32 bytes, as none of
+#: What one read may bring: 256 KiB hold more only where messages are shorter than 32 bytes, as none of
 #: Envoy's is. Cutting so many takes 8 ms.
 _MAX_EVENTS = 8192
 

@@ -74,7 +74,7 @@ class _Beginning(Generic[P]):
     def __init__(self, acceptor: Acceptor[P], connection: P) -> None:
         self._acceptor, self._connection = acceptor, connection
 
-    def turn(self, now_s: float) -> None:  # noqa: ARG002  # beginning takes no time of the loop's
+    def turn(self) -> None:
         """Begin it."""
         self._acceptor.begin(self._connection)
 

@@ -104,8 +104,8 @@ class Metrics:
             self.connections_refused.labels(listener)
         self.connections_ended = Counter(
             "epp_connections_ended",
-            "gRPC connections that the picker ended: idle for five minutes, idle while their place was needed "
-            "(room), or a flood from a peer over its budget of work.",
+            "gRPC connections that the picker ended: idle for five minutes, idle while their place was "
+            "needed (room), or a flood from a peer over its budget of work.",
             ("reason",),
             registry=registry,
         )

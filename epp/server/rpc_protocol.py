@@ -46,13 +46,14 @@ _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
 #: Work before others have a turn: frames of so many work units, and so long for the handlers. In one read or
 #: in several: libuv reads a socket that is always ready 32 times in a row.
-_SLICE_UNITS, _SLICE_S = 1000, 0.002
+_SLICE_UNITS, _SLICE_S = 500, 0.002
 #: A connection within this does little, and is read whatever its peer owes: some 100 requests/s.
-_QUIET = Rate(burst=2000, per_s=5000)
+_QUIET = Rate(burst=1000, per_s=2500)
 #: Units that a new connection has of it: a few requests.
-_QUIET_AT_FIRST = 500
-#: A connection over the budget is looked at again after this, and ended once it was not read for so long.
-_OVER_BUDGET_S, _FLOOD_S = 0.05, 0.5
+_QUIET_AT_FIRST = 300
+#: A connection over the budget is looked at again after this, and ended once it was not read for so much of a
+#: window's time.
+_OVER_BUDGET_S, _FLOOD_S, _WINDOW_S = 0.05, 0.4, 1.0
 #: An idle connection that was ended closes within this, or is aborted.
 _CLOSE_S = 1.0
 #: The socket takes no more: so much is with it.
@@ -119,8 +120,10 @@ class RpcConnection(asyncio.Protocol):
         self._worked_s = 0.0
         self._left: list[CallEvent] = []
         self._paused = False
-        #: Since when the connection has not been read because its peer is over its budget.
-        self._unread_since_s: float | None = None
+        #: Time in this window for which the connection was not read because its peer was over its budget.
+        self._window_s = self._unread_s = 0.0
+        #: Since when it has not been read, 0 where it is.
+        self._throttled_s = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._idle_sweeps, self._swept = 0, 0
         self._corked_bytes: int | None = None
@@ -152,25 +155,31 @@ class RpcConnection(asyncio.Protocol):
         if self._worked_s > _SLICE_S or self._left or self._reader.more:
             self._wait_for_turn()
 
-    def turn(self, now_s: float) -> None:
+    def turn(self) -> None:
         """Do a slice of what was left, and read on once nothing is."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._settle()
-        if self._peer.is_over_budget(now_s) and self._quiet.refill(now_s) <= 0:
-            self._throttle(now_s)
-            return
-        self._worked_s, self._reader.units = 0.0, _SLICE_UNITS
-        self._granted_units = _SLICE_UNITS
+        now_s = self._time_s()
+        if self._throttled_s:
+            self._unread_s += now_s - self._throttled_s
+            self._place.on_throttled(now_s - self._throttled_s)
+            self._throttled_s = 0.0
+        units: float = _SLICE_UNITS
+        if self._peer.is_over_budget(now_s):
+            units = min(units, self._quiet.refill(now_s))
+            if units <= 0:
+                self._throttle(now_s)
+                return
+        self._worked_s, self._reader.units, self._granted_units = 0.0, int(units) + 1, int(units) + 1
         if self._left:
             events, self._left = self._left, []
             self._play(events, now_s + _SLICE_S)
         elif self._reader.more:
             self._play(self._calls.receive(b"", now_s), now_s + _SLICE_S)
         if self._left or self._reader.more:
-            self._place.queue(self._peer, self)
+            self._queue()
         else:
-            self._paused, self._unread_since_s = False, None
+            self._paused = False
             self._transport.resume_reading()
 
     def _settle(self) -> None:
@@ -185,15 +194,23 @@ class RpcConnection(asyncio.Protocol):
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
+            self._queue()
+
+    def _queue(self) -> None:
+        """Take a turn: at once where this connection does little, else beside those of the others."""
+        self._settle()
+        if self._quiet.refill(self._time_s()) > 0:
+            self._loop.call_soon(self.turn)
+        else:
             self._place.queue(self._peer, self)
 
     def _throttle(self, now_s: float) -> None:
-        """Look again later, or end a connection that has waited for too long."""
-        if self._unread_since_s is None:
-            self._unread_since_s = now_s
-        if now_s - self._unread_since_s < _FLOOD_S:
-            self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self)
-            self._place.on_throttled(_OVER_BUDGET_S)
+        """Look again later, or end a connection that was not read for long."""
+        if now_s - self._window_s > _WINDOW_S:
+            self._window_s, self._unread_s = now_s, 0.0
+        if self._unread_s < _FLOOD_S:
+            self._throttled_s = now_s
+            self._later = self._loop.call_later(_OVER_BUDGET_S, self._queue)
         else:
             self._place.on_ended("flood")
             self.abort()

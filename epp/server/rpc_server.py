@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: five minutes.
+#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: 5 minutes.
 #: An Envoy without requests opens another one with its next.
 _SWEEP_S, _IDLE_SWEEPS = 60.0, 5
 
@@ -182,7 +182,7 @@ class RpcServer:
         loop.call_soon(self._turn)
         peer, work = found
         began_s = loop.time()
-        work.turn(began_s)
+        work.turn()
         peer.credit_s -= loop.time() - began_s
 
     def _end_idle(self, connection: RpcConnection) -> bool:

@@ -21,9 +21,9 @@ from epp.http2.limits import Rate
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-#: Twice what an Envoy uses that saturates the picker: 1,500 requests/s, some 35 units each. A flood gets some
-#: 15 % of a CPU by it.
-_PEER = Rate(burst=100_000, per_s=100_000)
+#: More than an Envoy uses that saturates the picker: 1,500 requests/s, some 22 units each. A flood gets less than
+#: a tenth of a CPU by it.
+_PEER = Rate(burst=60_000, per_s=60_000)
 #: Peers without a connection whose accounts are kept.
 _MAX_PEERS = 1024
 #: Time that a peer is served before the next is.
@@ -59,8 +59,8 @@ class Account:
 class Turn(Protocol):
     """Work that waits for its turn."""
 
-    def turn(self, now_s: float) -> None:
-        """Do one slice of it; what is left then is queued again by the one who does it."""
+    def turn(self) -> None:
+        """Do one slice of it, and queue again what is left."""
 
 
 class Peer(Account):
