@@ -182,7 +182,7 @@ class Acceptor(Generic[P]):
             if not self._has_room(peer):
                 accepted.close()
                 self._on_refused()
-                self._lines.warning("a connection was closed at once: %d are open", len(self._places))
+                self._lines.warning("a connection was closed at once: no place was left for its peer")
                 continue
             accepted.setblocking(False)
             connection = self._new_protocol()

@@ -21,8 +21,8 @@ from epp.http2.limits import Rate
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-#: More than an Envoy uses that saturates the picker: 1,500 requests/s, some 22 units each. A flood gets less than
-#: a tenth of a CPU by it.
+#: More than an Envoy uses that saturates the picker: 1,500 requests/s, some 22 units each. A flood gets by it
+#: a tenth of a CPU.
 _PEER = Rate(burst=60_000, per_s=60_000)
 #: Peers without a connection whose accounts are kept.
 _MAX_PEERS = 1024
@@ -125,6 +125,7 @@ class Turns:
         """Queue work of a peer."""
         if not peer.queue:
             self._round.append(peer)
+            peer.credit_s = min(peer.credit_s, 0.0)
         peer.queue.append(work)
 
     def take(self) -> tuple[Peer, Turn] | None:
@@ -132,12 +133,14 @@ class Turns:
         while self._round:
             peer = self._round[0]
             if peer.credit_s <= 0:
-                peer.credit_s += _QUANTUM_S
                 self._round.rotate(-1)
+                self._round[0].credit_s += _QUANTUM_S
                 continue
             work = peer.queue.popleft()
             if not peer.queue:
                 self._round.popleft()
+                if self._round:
+                    self._round[0].credit_s += _QUANTUM_S
             return peer, work
         return None
 

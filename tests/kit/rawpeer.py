@@ -21,6 +21,7 @@ from epp.signals.endpoint import Endpoint
 from tests.kit.http2 import Client, Fields, Frame, message
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
     from pathlib import Path
 
@@ -81,10 +82,12 @@ class RawPeer:
         self._listening = asyncio.ensure_future(self._listen())
 
     @classmethod
-    async def connect(cls, address: str, **settings: int) -> RawPeer:
-        """Connect and greet, with windows that need no care."""
+    async def connect(
+        cls, address: str, *, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None, **settings: int
+    ) -> RawPeer:
+        """Connect from an address and greet, with windows that need no care."""
         host, _, port = address.rpartition(":")
-        peer = cls(*await asyncio.open_connection(host, int(port)))
+        peer = cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0), ssl=tls))
         peer.write(peer.client.hello(**{"initial_window_size": 1 << 30, **settings}))
         peer.write(frames.window_update(0, 1 << 30))
         return peer

@@ -13,6 +13,7 @@ from epp.http2.calls import Call, Calls
 from epp.http2.status import Status
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sparse_log import SparseLog
+from epp.server.turns import Peer
 from tests.kit.http2 import PATH, REQUEST, Client, message
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ class Place:
     def new_calls(self) -> Calls:
         return Calls({PATH}, max_receive_bytes=100, max_send_bytes=100)
 
-    def opened(self, connection: RpcConnection) -> None:
+    def opened(self, _connection: RpcConnection, _certificate: bytes | None) -> Peer:
         """It is the only one."""
+        return Peer(0.0)
 
     def closed(self, connection: RpcConnection) -> None:
         """Nobody waits for it."""
