@@ -49,8 +49,8 @@ _BEGIN_WITHIN_S = 20.0
 _SLICE_UNITS, _SLICE_S = 500, 0.002
 #: A connection within this does little, and is read whatever its peer owes: some 100 requests/s.
 _QUIET = Rate(burst=1000, per_s=2500)
-#: Units that a new connection has of it: a few requests.
-_QUIET_AT_FIRST = 300
+#: Units that a new connection has of it, a few requests, and the least that are worth a slice.
+_QUIET_AT_FIRST, _QUIET_SLICE_UNITS = 300, 100
 #: A connection over the budget is looked at again after this, and ended once it was not read for so much of a
 #: window's time.
 _OVER_BUDGET_S, _FLOOD_S, _WINDOW_S = 0.05, 0.4, 1.0
@@ -164,13 +164,13 @@ class RpcConnection(asyncio.Protocol):
             self._unread_s += now_s - self._throttled_s
             self._place.on_throttled(now_s - self._throttled_s)
             self._throttled_s = 0.0
-        units: float = _SLICE_UNITS
+        units = _SLICE_UNITS
         if self._peer.is_over_budget(now_s):
-            units = min(units, self._quiet.refill(now_s))
-            if units <= 0:
+            units = min(units, int(self._quiet.refill(now_s)))
+            if units < _QUIET_SLICE_UNITS:
                 self._throttle(now_s)
                 return
-        self._worked_s, self._reader.units, self._granted_units = 0.0, int(units) + 1, int(units) + 1
+        self._worked_s, self._reader.units, self._granted_units = 0.0, units, units
         if self._left:
             events, self._left = self._left, []
             self._play(events, now_s + _SLICE_S)
@@ -199,7 +199,7 @@ class RpcConnection(asyncio.Protocol):
     def _queue(self) -> None:
         """Take a turn: at once where this connection does little, else beside those of the others."""
         self._settle()
-        if self._quiet.refill(self._time_s()) > 0:
+        if self._quiet.refill(self._time_s()) >= _QUIET_SLICE_UNITS:
             self._loop.call_soon(self.turn)
         else:
             self._place.queue(self._peer, self)
