@@ -134,6 +134,7 @@ class FrameReader:
             self._check(kind, flags, number, length)
             start = at + frames.HEAD_BYTES
             if kind == frames.DATA or kind > frames.CONTINUATION:
+                self.units -= 1
                 self._begin(kind, flags, number, length)
                 at = start
                 continue

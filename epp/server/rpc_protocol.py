@@ -28,9 +28,8 @@ from epp.http2.calls import (
     MessageReceived,
     NoRoom,
 )
-from epp.http2.limits import Rate
 from epp.http2.status import Status
-from epp.server.turns import Account
+from epp.server.turns import FIRST_UNITS, Allowance
 
 if TYPE_CHECKING:
     import ssl
@@ -44,16 +43,11 @@ if TYPE_CHECKING:
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
-#: Work before others have a turn: frames of so many work units, and so long for the handlers. In one read or
-#: in several: libuv reads a socket that is always ready 32 times in a row.
-_SLICE_UNITS, _SLICE_S = 500, 0.002
-#: A connection within this does little, and is read whatever its peer owes: some 100 requests/s.
-_QUIET = Rate(burst=1000, per_s=2500)
-#: Units that a new connection has of it, a few requests, and the least that are worth a slice.
-_QUIET_AT_FIRST, _QUIET_SLICE_UNITS = 300, 100
-#: A connection over the budget is looked at again after this, and ended once it was not read for so much of a
-#: window's time.
-_OVER_BUDGET_S, _FLOOD_S, _WINDOW_S = 0.05, 0.4, 1.0
+#: Time for the handlers before others have a turn, in one read or in several: libuv reads a socket that is
+#: always ready 32 times in a row.
+_SLICE_S = 0.002
+#: A connection over the budget is looked at again after this.
+_OVER_BUDGET_S = 0.1
 #: An idle connection that was ended closes within this, or is aborted.
 _CLOSE_S = 1.0
 #: The socket takes no more: so much is with it.
@@ -114,16 +108,12 @@ class RpcConnection(asyncio.Protocol):
         self._written_s = 0.0
         self._reader = self._calls.connection.reader
         self._peer: Peer
-        self._quiet = Account(_QUIET, _QUIET_AT_FIRST, self._time_s())
-        self._reader.units = self._granted_units = _QUIET_AT_FIRST
-        #: Work since the last turn, and what it left to be played.
+        self._allowance: Allowance
+        self._granted_units = 0
+        #: Time worked since the last turn, and what it left to be played.
         self._worked_s = 0.0
         self._left: list[CallEvent] = []
         self._paused = False
-        #: Time in this window for which the connection was not read because its peer was over its budget.
-        self._window_s = self._unread_s = 0.0
-        #: Since when it has not been read, 0 where it is.
-        self._throttled_s = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._idle_sweeps, self._swept = 0, 0
         self._corked_bytes: int | None = None
@@ -141,6 +131,8 @@ class RpcConnection(asyncio.Protocol):
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         self._peer = self._place.opened(self, secured.getpeercert(binary_form=True) if secured else None)
+        self._allowance = Allowance(self._peer, self._time_s())
+        self._reader.units = self._granted_units = FIRST_UNITS
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self.abort()
             return
@@ -160,16 +152,10 @@ class RpcConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         now_s = self._time_s()
-        if self._throttled_s:
-            self._unread_s += now_s - self._throttled_s
-            self._place.on_throttled(now_s - self._throttled_s)
-            self._throttled_s = 0.0
-        units = _SLICE_UNITS
-        if self._peer.is_over_budget(now_s):
-            units = min(units, int(self._quiet.refill(now_s)))
-            if units < _QUIET_SLICE_UNITS:
-                self._throttle(now_s)
-                return
+        units = self._allowance.next_units(now_s)
+        if not units:
+            self._throttle(now_s)
+            return
         self._worked_s, self._reader.units, self._granted_units = 0.0, units, units
         if self._left:
             events, self._left = self._left, []
@@ -180,13 +166,12 @@ class RpcConnection(asyncio.Protocol):
             self._queue()
         else:
             self._paused = False
+            self._allowance.done()
             self._transport.resume_reading()
 
     def _settle(self) -> None:
         """Charge the work since the last turn."""
-        units = self._granted_units - self._reader.units
-        self._peer.units -= units
-        self._quiet.units -= units
+        self._allowance.charge(self._granted_units - self._reader.units)
         self._reader.units = self._granted_units = 0
 
     def _wait_for_turn(self) -> None:
@@ -199,21 +184,27 @@ class RpcConnection(asyncio.Protocol):
     def _queue(self) -> None:
         """Take a turn: at once where this connection does little, else beside those of the others."""
         self._settle()
-        if self._quiet.refill(self._time_s()) >= _QUIET_SLICE_UNITS:
+        now_s = self._time_s()
+        if self._allowance.is_quiet(now_s):
             self._loop.call_soon(self.turn)
-        else:
+        elif self._allowance.next_units(now_s):
             self._place.queue(self._peer, self)
+        else:
+            self._throttle(now_s)
 
     def _throttle(self, now_s: float) -> None:
-        """Look again later, or end a connection that was not read for long."""
-        if now_s - self._window_s > _WINDOW_S:
-            self._window_s, self._unread_s = now_s, 0.0
-        if self._unread_s < _FLOOD_S:
-            self._throttled_s = now_s
-            self._later = self._loop.call_later(_OVER_BUDGET_S, self._queue)
-        else:
+        """Look again later."""
+        self._allowance.wait(now_s)
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Take a turn, unless this is a flood: its peer has sent more than anybody will answer."""
+        self._place.on_throttled(self._allowance.waited(self._time_s()))
+        if self._allowance.is_flood:
             self._place.on_ended("flood")
             self.abort()
+        else:
+            self.turn()
 
     def pause_writing(self) -> None:
         """The socket takes no more."""

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 #: More than an Envoy uses that saturates the picker: 1,500 requests/s, some 22 units each. A flood gets by it
 #: a tenth of a CPU.
 _PEER = Rate(burst=60_000, per_s=60_000)
+#: A connection within this does little, and is read whatever its peer owes: some 100 requests/s.
+_QUIET = Rate(burst=1000, per_s=3000)
+#: Units that a new connection has of it, a few requests; and the least that are worth a slice.
+FIRST_UNITS, _QUIET_SLICE_UNITS = 300, 100
+#: Units of a slice: a millisecond or less.
+_SLICE_UNITS = 500
+#: A connection that was not read for so much of a window's time is a flood.
+_FLOOD_S, _WINDOW_S = 0.7, 1.0
 #: Peers without a connection whose accounts are kept.
 _MAX_PEERS = 1024
 #: Time that a peer is served before the next is.
@@ -86,6 +94,59 @@ class Peer(Account):
     def is_over_budget(self, now_s: float) -> bool:
         """Whether it has used up its account."""
         return self.units <= 0 and self.refill(now_s) <= 0
+
+
+class Allowance:
+    """What one connection may use: of its peer's account, else of a little of its own.
+
+    Args:
+        peer: the connection's.
+        now_s: the time.
+    """
+
+    __slots__ = ("_own", "_peer", "_unread_s", "_waiting_since_s", "_waits", "_window_s")
+
+    def __init__(self, peer: Peer, now_s: float) -> None:
+        self._peer, self._own = peer, Account(_QUIET, FIRST_UNITS, now_s)
+        self._waits = False
+        self._window_s = self._waiting_since_s = now_s
+        self._unread_s = 0.0
+
+    def charge(self, units: int) -> None:
+        """Subtract work that was done."""
+        self._peer.units -= units
+        self._own.units -= units
+
+    def next_units(self, now_s: float) -> int:
+        """Units of the next slice; 0 while the peer is over its budget and this connection is not quiet."""
+        if not self._peer.is_over_budget(now_s):
+            return _SLICE_UNITS
+        return min(_SLICE_UNITS, int(self._own.units)) if self.is_quiet(now_s) else 0
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Whether it does little; where it once did more than that, not before all of it is done."""
+        return not self._waits and self._own.refill(now_s) >= _QUIET_SLICE_UNITS
+
+    def wait(self, now_s: float) -> None:
+        """The connection is not read from now on."""
+        if now_s - self._window_s > _WINDOW_S:
+            self._window_s, self._unread_s = now_s, 0.0
+        self._waits, self._waiting_since_s = True, now_s
+
+    def waited(self, now_s: float) -> float:
+        """Seconds since then, which count."""
+        waited_s = now_s - self._waiting_since_s
+        self._unread_s += waited_s
+        return waited_s
+
+    @property
+    def is_flood(self) -> bool:
+        """Whether it was not read for most of the time."""
+        return self._unread_s > _FLOOD_S
+
+    def done(self) -> None:
+        """Nothing of what came is left."""
+        self._waits = False
 
 
 class Peers:

@@ -116,7 +116,8 @@ def test_a_slice_is_bounded_whatever_it_is_full_of_and_the_rest_comes_with_the_n
     many = b"".join(frame(at) for at in range(2000))[: 64 * 1024]
     whole, sliced = with_streams(1), with_streams(1)
     events = [type(event) for event in whole.receive(many, 0.0)]
-    found, slices = [], 0
+    found: list[type] = []
+    slices = 0
     data, units = many, 500
     while True:
         sliced.reader.units = units
