@@ -21,6 +21,7 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_connection_idle_ms", 300_000),  # as on the built-in transport
 )
 
 

@@ -95,8 +95,8 @@ class Metrics:
         )
         self.connections_refused = Counter(
             "epp_connections_refused",
-            "Connections closed as they came, because listen.max_connections were open to the listener: grpc "
-            "(listen.health is one), http or first_token.",
+            "Connections closed as they came, because listen.max_connections were open to the listener (on grpc "
+            "also half of them, by one peer): grpc (listen.health is one), http or first_token.",
             ("listener",),
             registry=registry,
         )
