@@ -31,8 +31,8 @@ Fields = list[tuple[bytes, bytes]]
 _MAX_DECODED_BYTES = 32 * 1024
 #: Changes of the table's size that a block may begin with (RFC 7541 section 4.2). Each is one byte.
 _MAX_RESIZES = 2
-#: 16 bytes of Huffman codes cost about as much as a field, and so do 256 bytes of names and values to check.
-_BLOCK_UNIT_BITS, _DECODED_UNIT_BITS = 4, 8
+#: 8 bytes of Huffman codes cost about as much as a field, and so do 256 bytes of names and values to check.
+_BLOCK_UNIT_BITS, _DECODED_UNIT_BITS = 3, 8
 _KNOWN_BLOCKS = 64
 _FIELD_BYTES = 32
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+\Z")

@@ -40,6 +40,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = RequestMetrics()
         self._streams()
+        self._connections()
         self._costs()
         self._files_and_endpoints()
         self.cluster = ClusterMetrics(self.registry)
@@ -93,10 +94,28 @@ class Metrics:
             "request.max_held_body_bytes bounds them.",
             registry=registry,
         )
+        self.late_reports = Counter(
+            "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
+        )
+        self.leases_expired = Counter(
+            "epp_leases_expired", "Leases that outlived their time.", registry=registry
+        )
+        self.compressed = Counter(
+            "epp_compressed_answers",
+            "Answers whose usage could not be read because they were compressed.",
+            registry=registry,
+        )
+        # Counted in the writer's thread, too, so it needs the client library's lock.
+        self.records_dropped = Counter(
+            "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
+        )
+
+    def _connections(self) -> None:
+        registry = self.registry
         self.connections_refused = Counter(
             "epp_connections_refused",
-            "Connections closed as they came, because listen.max_connections were open to the listener (on grpc "
-            "also half of them, by one peer): grpc (listen.health is one), http or first_token.",
+            "Connections closed as they came, because listen.max_connections were open to the listener: grpc "
+            "(listen.health is one), http or first_token; to grpc also because one peer had half of them.",
             ("listener",),
             registry=registry,
         )
@@ -115,21 +134,6 @@ class Metrics:
             "epp_connections_throttled_seconds",
             "Time that gRPC connections were not read because their peers were over their budgets of work.",
             registry=registry,
-        )
-        self.late_reports = Counter(
-            "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
-        )
-        self.leases_expired = Counter(
-            "epp_leases_expired", "Leases that outlived their time.", registry=registry
-        )
-        self.compressed = Counter(
-            "epp_compressed_answers",
-            "Answers whose usage could not be read because they were compressed.",
-            registry=registry,
-        )
-        # Counted in the writer's thread, too, so it needs the client library's lock.
-        self.records_dropped = Counter(
-            "epp_records_dropped", "Records lost to a full queue or disk.", registry=registry
         )
 
     def _costs(self) -> None:

@@ -31,7 +31,7 @@ FIRST_UNITS, _QUIET_SLICE_UNITS = 300, 100
 #: Units of a slice: a millisecond or less.
 _SLICE_UNITS = 500
 #: A connection that was not read for so much of a window's time is a flood.
-_FLOOD_S, _WINDOW_S = 0.7, 1.0
+_FLOOD_S, _WINDOW_S = 0.5, 1.0
 #: Peers without a connection whose accounts are kept.
 _MAX_PEERS = 1024
 #: Time that a peer is served before the next is.
@@ -141,7 +141,7 @@ class Allowance:
 
     @property
     def is_flood(self) -> bool:
-        """Whether it was not read for most of the time."""
+        """Whether it was not read for half of the time."""
         return self._unread_s > _FLOOD_S
 
     def done(self) -> None:
