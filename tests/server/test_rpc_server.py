@@ -1,9 +1,8 @@
-"""The picker's own listener and real clients: grpcio's, grpclib's, and `h2spec` where there is one."""
+"""The picker's own listener and real clients: grpcio's and grpclib's."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -342,27 +341,6 @@ async def test_tls_without_http2_is_refused(tmp_path: Path) -> None:
         writer.close()
     finally:
         await served.server.stop(0)
-
-
-async def test_h2spec_finds_nothing(served: Served) -> None:
-    program = shutil.which("h2spec")
-    if program is None:
-        pytest.skip("h2spec is not installed (go install github.com/summerwind/h2spec/cmd/h2spec@latest)")
-    host, _, port = served.address.rpartition(":")
-
-    async def failed(*arguments: str) -> set[str]:
-        child = await asyncio.create_subprocess_exec(
-            *(program, "-h", host, "-p", port, "-o", "10", *arguments), stdout=asyncio.subprocess.PIPE
-        )
-        said, _ = await asyncio.wait_for(child.communicate(), 100)
-        assert b" 0 skipped" in said, said.decode()[-3000:]
-        return {line.strip() for line in said.decode().splitlines() if "\u00d7" in line}
-
-    # This frame has 18 KB, but RFC 9113 section 4.2 has it that "the size of a frame payload is limited by the
-    # maximum size that a receiver advertises", which is 256 KiB here. A frame that is longer gets the error.
-    case = "Sends a large size HEADERS frame that exceeds the SETTINGS_MAX_FRAME_SIZE"
-    assert await failed() == {f"\u00d7 3: {case}"}
-    assert await failed("http2/4.2/3", "--max-header-length", "64000") == set()
 
 
 async def test_a_flood_on_one_connection_leaves_turns_to_others(served: Served) -> None:
