@@ -7,7 +7,7 @@ Owns the socket's side: what came is played to the handlers, what they sent is w
 * Work is done in slices, bounded by work units and by time. What a slice leaves waits for a turn of the
   listener, and the socket is not read before it is done. Where nothing is left, there is no turn to wait for.
 * Of a peer that is over its budget only connections are read that do little. One that is not read for long
-  because of that is ended: its peer has sent more than anybody will answer.
+  because of that is ended.
 * While the socket takes no more, data waits; frames that do not wait are bounded, then the connection goes.
 * A connection that has not said anything of HTTP/2 within a while is closed. TCP finds out who has vanished.
 """
@@ -114,6 +114,7 @@ class RpcConnection(asyncio.Protocol):
         self._worked_s = 0.0
         self._left: list[CallEvent] = []
         self._paused = False
+        #: Set while it is not read because its peer is over the budget.
         self._later: asyncio.TimerHandle | None = None
         self._idle_sweeps, self._swept = 0, 0
         self._corked_bytes: int | None = None
@@ -152,6 +153,13 @@ class RpcConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         now_s = self._time_s()
+        if self._later is not None:
+            self._later = None
+            self._place.on_throttled(self._allowance.waited(now_s))
+            if self._allowance.is_flood:  # its peer has sent more than anybody will answer
+                self._place.on_ended("flood")
+                self.abort()
+                return
         units = self._allowance.next_units(now_s)
         if not units:
             self._throttle(now_s)
@@ -193,18 +201,9 @@ class RpcConnection(asyncio.Protocol):
             self._throttle(now_s)
 
     def _throttle(self, now_s: float) -> None:
-        """Look again later."""
+        """Wait for the next turn a while."""
         self._allowance.wait(now_s)
-        self._later = self._loop.call_later(_OVER_BUDGET_S, self._look_again)
-
-    def _look_again(self) -> None:
-        """Take a turn, unless this is a flood: its peer has sent more than anybody will answer."""
-        self._place.on_throttled(self._allowance.waited(self._time_s()))
-        if self._allowance.is_flood:
-            self._place.on_ended("flood")
-            self.abort()
-        else:
-            self.turn()
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self)
 
     def pause_writing(self) -> None:
         """The socket takes no more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +124,8 @@ class Place:
         self.handlers.append(Handler(call, self))
         return self.handlers[-1]
 
-    def _later(self, _delay_s: float, callback: Callable[..., None], *_: Any) -> Any:
-        self.waiting.append(callback)
+    def _later(self, _delay_s: float, callback: Callable[..., None], *arguments: Any) -> Any:
+        self.waiting.append(partial(callback, *arguments))
         return SimpleNamespace(cancel=lambda: None)
 
     def new_calls(self) -> Calls:
