@@ -68,6 +68,7 @@ PURE_FILES = {
     "kube/objects.py",
     "kube/reconcile.py",
     "kube/slices.py",
+    "server/turns.py",
 }
 IMPURE_IMPORTS = {
     "aiohttp", "asyncio", "grpc", "http", "logging", "os", "random", "requests", "secrets", "socket", "subprocess",

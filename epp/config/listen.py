@@ -84,8 +84,10 @@ class Listen(Section, frozen=True):
             whole process was stopped does not count.
         max_connections: connections to each listener at once, handshakes included; those beyond are closed as
             they come, and so are those to ``http`` and ``first_token`` on which nothing was heard for two
-            minutes. An Envoy has one or two for each of its workers, and eight for first tokens. Never more
-            than an eighth of the files that the process may open (``ulimit -n``).
+            minutes. On the ``builtin`` gRPC transport one address (or client certificate) has at most half of
+            them, and idle ones are ended to make room. An Envoy has one or two for each of its workers, and
+            eight for first tokens. Never more than an eighth of the files that the process may open
+            (``ulimit -n``).
         max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
             its envelope.
         max_send_bytes: longest gRPC message sent; 0 for the same.

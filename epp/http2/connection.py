@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from epp.http2.messages import Room
 
 _DRAIN_PING = b"gorgodra"
+#: Work units of a new stream with its call, and of SETTINGS: one for each eight open streams.
+_STREAM_UNITS, _STREAMS_UNIT_BITS = 16, 3
 #: A window that is made too large, and one that is made larger by nothing.
 _WINDOW_ERRORS = (ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.PROTOCOL_ERROR)
 
@@ -54,13 +56,14 @@ class Connection:
 
     def __init__(self, limits: Limits | None = None, room: Room = UNBOUNDED) -> None:
         self._limits = limits = limits or Limits()
-        self._reader = FrameReader(self, limits)
-        self._heads = HeadReader(limits.max_header_list_bytes)
+        #: Holds the work units that `receive` may use; knows whether bytes are left because they are used up.
+        self.reader = FrameReader(self, limits)
+        self._heads = HeadReader(limits.max_header_list_bytes, self.reader.charge)
         self._sender = Sender(self._sent_end, room)
         self._events: list[Event] = []
         self._now_s = 0.0
         self._streams: dict[int, Stream] = {}
-        self._last = 0
+        self.last = 0  # stream opened
         #: Streams that we have ended and whose frames may still be on their way: to the other side they are
         #: open until it reads that, so there are never more.
         self._reset = Lately(limits.max_streams)
@@ -83,11 +86,6 @@ class Connection:
         return len(self._streams)
 
     @property
-    def begun(self) -> bool:
-        """Whether the other side has said that it speaks HTTP/2."""
-        return self._reader.begun
-
-    @property
     def finished(self) -> bool:
         """Whether the connection can be closed: it has failed, or is drained."""
         return self.closed or (self._drained and not self._streams)
@@ -104,7 +102,7 @@ class Connection:
         events: list[Event] = []
         self._events, self._now_s = events, now_s
         try:
-            self._reader.feed(data)
+            self.reader.feed(data)
         except ProtocolError as error:
             self._fail(error.code, error.detail)
         return events
@@ -164,7 +162,7 @@ class Connection:
         self.drain()
         if not self._drained and not self.closed:
             self._drained = True
-            self._sender.control(frames.goaway(self._last, ErrorCode.NO_ERROR))
+            self._sender.control(frames.goaway(self.last, ErrorCode.NO_ERROR))
 
     def lost(self) -> list[Stream]:
         """The socket is gone, and all streams with what waits on them: these; no event comes of it."""
@@ -216,12 +214,12 @@ class Connection:
         try:
             if stream is not None:
                 self._trailers(stream, block, end=end)
-            elif number <= self._last or (self._drained and number & 1):
+            elif number <= self.last or (self._drained and number & 1):
                 self._unheard(number, block)
             elif not number & 1:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {number}")
             else:
-                self._last = number
+                self.last = number
                 self._request(number, block, end=end)
         except StreamError as error:
             self._stream_error(number, error.code, error.detail)
@@ -255,6 +253,7 @@ class Connection:
         """What the other side wants."""
         if not self._settings.take(self._now_s):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+        self.reader.charge(len(self._streams) >> _STREAMS_UNIT_BITS)
         for name, value in dict(values).items():  # the last of a name holds: each may touch every stream
             self._set(name, value)
         self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
@@ -283,8 +282,7 @@ class Connection:
                 raise ProtocolError(_WINDOW_ERRORS[not step_bytes], f"a window made {step_bytes} larger")
             self._drained_of(self._sender.flush())
             return
-        stream = self._streams.get(number)
-        if stream is None:
+        if (stream := self._streams.get(number)) is None:
             self._is_forgiven(number, "WINDOW_UPDATE")
             return
         stream.send_window += step_bytes
@@ -301,6 +299,7 @@ class Connection:
 
     def _request(self, number: int, block: bytes, *, end: bool) -> None:
         head = self._heads.request(block)
+        self.reader.charge(_STREAM_UNITS)
         if len(self._streams) >= self._limits.max_streams:
             raise StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
         if end and head.content_length > 0:
@@ -340,9 +339,9 @@ class Connection:
 
     def _is_forgiven(self, number: int, what: str) -> bool:
         """Whether a frame on a stream that is not open is one that was on its way when we ended it."""
-        if number > self._last and self._drained:
+        if number > self.last and self._drained:
             return True
-        if number > self._last or not number & 1:
+        if number > self.last or not number & 1:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which nobody opened")
         return number in self._reset
 
@@ -396,5 +395,5 @@ class Connection:
             self._events.append(StreamReset(stream, code, detail))
 
     def _fail(self, code: ErrorCode, detail: str) -> None:
-        self._sender.control(frames.goaway(self._last, code, detail.encode()))
+        self._sender.control(frames.goaway(self.last, code, detail.encode()))
         self._events.append(ConnectionFailed(code, detail, self.lost()))

@@ -16,19 +16,23 @@ import contextlib
 import re
 from typing import TYPE_CHECKING
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKDecodingError, HPACKError
 from hpack.table import HeaderTable
 
 from epp.http2.errors import ProtocolError, StreamError
 from epp.http2.frames import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Fields = list[tuple[bytes, bytes]]
 
-#: A block that says more than this is not even decoded to the end.
-_MAX_DECODED_BYTES = 64 * 1024
+#: A block that says more than this is not decoded to the end: a thousand short fields, which take 5 ms.
+_MAX_DECODED_BYTES = 32 * 1024
+#: Changes of the table's size that a block may begin with (RFC 7541 section 4.2). Each is one byte.
+_MAX_RESIZES = 2
+#: 8 bytes of Huffman codes cost about as much as a field, and so do 256 bytes of names and values to check.
+_BLOCK_UNIT_BITS, _DECODED_UNIT_BITS = 3, 8
 _KNOWN_BLOCKS = 64
 _FIELD_BYTES = 32
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
@@ -60,10 +64,11 @@ class HeadReader:
 
     Args:
         max_list_bytes: of a block's fields.
+        charge: called with the work units of each block that is decoded.
     """
 
-    def __init__(self, max_list_bytes: int) -> None:
-        self._max_list_bytes = max_list_bytes
+    def __init__(self, max_list_bytes: int, charge: Callable[[int], None] = lambda _: None) -> None:
+        self._max_list_bytes, self._charge = max_list_bytes, charge
         self._decoder = Decoder(max_header_list_size=_MAX_DECODED_BYTES)
         self._table = _Table()
         self._decoder.header_table = self._table
@@ -112,13 +117,17 @@ class HeadReader:
 
     def _decode(self, block: bytes) -> Fields:
         changes = self._table.changes
+        self._table.resizes = 0
+        self._charge(len(block) >> _BLOCK_UNIT_BITS)
         try:
             fields: Fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         except (HPACKError, IndexError, ValueError) as error:
             raise ProtocolError(ErrorCode.COMPRESSION_ERROR, f"a header block: {error}"[:200]) from error
         if self._table.changes != changes:
             self._known.clear()
-        if sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields) > self._max_list_bytes:
+        list_bytes = sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields)
+        self._charge(len(fields) + (list_bytes >> _DECODED_UNIT_BITS))
+        if list_bytes > self._max_list_bytes:
             raise StreamError(
                 ErrorCode.ENHANCE_YOUR_CALM, f"more than {self._max_list_bytes} bytes of headers"
             )
@@ -130,7 +139,7 @@ class _Table(HeaderTable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes = 0
+        self.changes = self.resizes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
         self.changes += 1
@@ -143,6 +152,9 @@ class _Table(HeaderTable):
     @maxsize.setter
     def maxsize(self, newmax: int) -> None:
         self.changes += 1
+        self.resizes += 1
+        if self.resizes > _MAX_RESIZES:
+            raise HPACKDecodingError("more than two changes of the table's size")
         # A property's setter has no other way to its parent.
         HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]
 

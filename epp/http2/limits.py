@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from epp.http2.frames import Setting
 
+#: Work is counted in units of 1 to 2 microseconds of CPU: a frame, a header field, a short message.
+UNLIMITED_UNITS = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -32,7 +35,8 @@ class Limits:
         connection_window_bytes: the same of all streams.
         max_frame_bytes: longest DATA frame, in either direction.
         max_control_bytes: longest frame of any other kind, and longest header block, in however many frames.
-            Twice the headers that are taken: too many cost their stream, and not all that run beside it.
+            Twice the headers that are taken: too many cost their stream, and not all that run beside it. Also
+            bounds what decoding one block costs: 32 KiB of Huffman codes take 6 ms.
         max_header_list_bytes: of a request, as RFC 9113 counts it: 32 bytes a field, name and value.
         max_continuations: frames that a header block may be spread over.
         pings: PING frames.

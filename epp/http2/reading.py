@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from epp.http2 import frames
 from epp.http2.errors import ProtocolError
 from epp.http2.frames import ErrorCode
+from epp.http2.limits import UNLIMITED_UNITS
 
 if TYPE_CHECKING:
     from epp.http2.limits import Limits
@@ -31,6 +32,10 @@ _OF_STREAMS = {
 _OF_CONNECTION = {frames.SETTINGS, frames.PING, frames.GOAWAY}
 #: Lengths of frames that have only one.
 _LENGTHS = {frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
+#: Longest piece of a DATA frame that is passed on at once: a piece can be 26,000 empty gRPC messages.
+_PIECE_BYTES = 128 * 1024
+#: So much payload costs about as much as a frame.
+_PAYLOAD_UNIT_BYTES = 8 * 1024
 
 
 class Sink(Protocol):
@@ -84,6 +89,10 @@ class FrameReader:
         self._preface = True
         #: Whether preface and settings have come.
         self.begun = False
+        #: Work units that may still be used; its owner grants them, and `feed` stops where there are none.
+        self.units = UNLIMITED_UNITS
+        #: Whether it stopped, and bytes may be left: call it again, without data, once there are more units.
+        self.more = False
         #: Of a frame whose payload is taken as it comes: bytes that are missing, padding among them.
         self._left = self._padding = 0
         self._padded = self._skipping = self._ends = self._empty = False
@@ -92,11 +101,12 @@ class FrameReader:
         self._block_of, self._block_ends, self._block_frames, self._block_depends = 0, False, 0, -1
 
     def feed(self, data: bytes) -> None:
-        """Take what has come.
+        """Cut the frames of ``data`` and of what was left by the call before.
 
         Raises:
             ProtocolError: the connection cannot go on.
         """
+        self.more = False
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -113,6 +123,10 @@ class FrameReader:
             if self._left:
                 at = self._payload(view, at, end)
                 continue
+            if self.units <= 0:
+                self.more = True
+                break
+            self.units -= 1
             if end - at < frames.HEAD_BYTES:
                 break
             high, low, kind, flags, number = frames.HEAD.unpack_from(data, at)
@@ -120,6 +134,7 @@ class FrameReader:
             self._check(kind, flags, number, length)
             start = at + frames.HEAD_BYTES
             if kind == frames.DATA or kind > frames.CONTINUATION:
+                self.units -= 1
                 self._begin(kind, flags, number, length)
                 at = start
                 continue
@@ -128,6 +143,10 @@ class FrameReader:
             at = start + length
             self._control(kind, flags, number, view[start:at])
         self._rest = data[at:]
+
+    def charge(self, units: int) -> None:
+        """Count work that a frame's head does not show."""
+        self.units -= units
 
     def _check(self, kind: int, flags: int, number: int, length: int) -> None:
         """What a frame's head alone can have wrong.
@@ -180,7 +199,9 @@ class FrameReader:
         else:
             # Less is left than the padding once a read has ended within it.
             content = 0 if self._skipping else max(0, self._left - self._padding)
-            size = min(content or self._left, end - at)
+            size = min(content or self._left, end - at, _PIECE_BYTES)
+            if size > _PAYLOAD_UNIT_BYTES:
+                self.units -= size // _PAYLOAD_UNIT_BYTES
             if content:
                 self._empty = False
                 self._sink.on_data(view[at : at + size])

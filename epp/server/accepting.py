@@ -1,29 +1,37 @@
 """Takes the connections of a listener, as many at once as are allowed, and closes what comes beyond.
 
-Owns the listening sockets and what is in its TLS handshake. asyncio's own server can refuse nobody: with TLS
-it tells of a connection only after the handshake, and each that is in one holds a file all the same.
+Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server can
+refuse nobody: with TLS it tells of a connection only after the handshake, and each that is in one holds a
+file all the same. Where idle connections can be ended, no peer holds all places: the oldest idle connection
+of the peer with the most makes room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
 import resource
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from epp.server.turns import Peers, address_key
+
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from epp.server.sparse_log import SparseLog
+    from epp.server.turns import Peer, Turn
 
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 20.0
-#: Connections taken in one turn of the loop; others have theirs, however many wait.
-_A_TURN = 64
+#: Connections taken in one turn of the loop: a few milliseconds.
+_A_TURN = 16
+#: Work units of a new connection, and of a TLS handshake.
+_CONNECT_UNITS, _HANDSHAKE_UNITS = 25, 800
 #: The process or the system has nothing left to accept with: so long until it is tried again.
 _PAUSE_S = 1.0
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -55,6 +63,22 @@ def allowed_connections(wanted: int) -> int:
     return allowed
 
 
+class _Beginning(Generic[P]):
+    """A connection that was accepted and is still to be begun.
+
+    Args:
+        acceptor: begins it.
+        connection: what will serve it.
+    """
+
+    def __init__(self, acceptor: Acceptor[P], connection: P) -> None:
+        self._acceptor, self._connection = acceptor, connection
+
+    def turn(self) -> None:
+        """Begin it."""
+        self._acceptor.begin(self._connection)
+
+
 class Acceptor(Generic[P]):
     """The listening sockets of one listener.
 
@@ -64,6 +88,8 @@ class Acceptor(Generic[P]):
         tls: for connections, None for plaintext.
         lines: for lines that a peer can cause by the thousand.
         on_refused: told of each connection that is closed because there are enough.
+        end_idle: ends an open connection if it is idle, and says whether it was; None where none is.
+        queue: takes what is to wait for its turn: beginning the connections of a peer over its budget.
 
     Attributes:
         open: connections that have begun.
@@ -77,15 +103,22 @@ class Acceptor(Generic[P]):
         tls: ssl.SSLContext | None,
         lines: SparseLog,
         on_refused: Callable[[], None],
+        end_idle: Callable[[P], bool] | None = None,
+        queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._lines, self._on_refused = lines, on_refused
+        self._end_idle, self._queue = end_idle, queue
+        self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
-        #: Of those the sockets that nothing has been begun with.
+        #: The sockets that nothing has been begun with.
         self._untouched: dict[P, socket.socket] = {}
         self._retry: asyncio.TimerHandle | None = None
+        self._peers = Peers()
+        #: Who holds a place, and whose it is.
+        self._places: dict[P, Peer] = {}
         self.open: set[P] = set()
 
     def listen(self, bound: socket.socket) -> None:
@@ -102,26 +135,38 @@ class Acceptor(Generic[P]):
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
-        for task in self._beginning.values():
-            task.cancel()
-        for connection, accepted in self._untouched.items():  # their tasks never run: nobody else would
-            accepted.close()
-            del self._beginning[connection]
-        self._untouched.clear()
+        for connection in [*self._beginning, *self._untouched]:
+            self._end_beginning(connection)
 
-    def begun(self, connection: P) -> None:
-        """A connection can be spoken on."""
+    def begun(self, connection: P, certificate: bytes | None = None) -> Peer | None:
+        """A connection can be spoken on; its peer, which is the ``certificate`` (DER) where there is one.
+
+        None where it was ended while it began.
+        """
         self._beginning.pop(connection, None)
         self.open.add(connection)
+        peer = self._places.get(connection)
+        if peer is not None and certificate is not None:
+            del peer.connections[connection]
+            key = hashlib.sha256(certificate).digest()
+            peer = self._places[connection] = self._peers.find(key, self._loop.time())
+            peer.connections[connection] = None
+        return peer
 
     def gone(self, connection: P) -> None:
         """It is closed."""
         self.open.discard(connection)
+        self._release(connection)
+
+    def begin(self, connection: P) -> None:
+        """Begin a connection whose socket waits, unless it was ended meanwhile."""
+        if connection in self._untouched:
+            self._beginning[connection] = self._loop.create_task(self._begin(connection))
 
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(_A_TURN):
             try:
-                accepted, _ = bound.accept()
+                accepted, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -131,19 +176,64 @@ class Acceptor(Generic[P]):
                 self._pause()
                 self._retry = self._loop.call_later(_PAUSE_S, self._go_on)
                 return
-            if len(self._beginning) + len(self.open) >= self._most:
+            now_s = self._loop.time()
+            peer = self._peers.find(address_key(address), now_s)
+            peer.units -= _CONNECT_UNITS
+            if not self._has_room(peer):
                 accepted.close()
                 self._on_refused()
-                self._lines.warning("a connection was closed at once: %d are open", self._most)
+                self._lines.warning("a connection was closed at once: no place was left for its peer")
                 continue
             accepted.setblocking(False)
             connection = self._new_protocol()
+            peer.connections[connection] = None
+            self._places[connection] = peer
             self._untouched[connection] = accepted
-            self._beginning[connection] = self._loop.create_task(self._begin(connection, accepted))
+            if self._queue is not None and peer.is_over_budget(now_s):
+                self._queue(peer, _Beginning(self, connection))
+            else:
+                self.begin(connection)
 
-    async def _begin(self, connection: P, accepted: socket.socket) -> None:
+    def _has_room(self, peer: Peer) -> bool:
+        """Whether a peer may have one more place, after an idle connection was ended where none was left."""
+        if len(peer.connections) >= self._share:
+            return self._make_room((peer,))
+        return len(self._places) < self._most or self._make_room(self._peers.by_connections())
+
+    def _make_room(self, peers: Iterable[Peer]) -> bool:
+        """End the oldest idle connection of the first of these that has one; whether there was one."""
+        if self._end_idle is None:
+            return False
+        for peer in peers:
+            for connection in peer.connections:
+                if connection in self.open:
+                    if not self._end_idle(connection):
+                        continue
+                    self._release(connection)
+                else:
+                    self._end_beginning(connection)
+                return True
+        return False
+
+    def _end_beginning(self, connection: P) -> None:
+        """Close a connection that has not begun."""
+        task = self._beginning.get(connection)
+        if task is not None:
+            task.cancel()
+        accepted = self._untouched.pop(connection, None)
+        if accepted is not None:  # the task has not taken its first step: nobody else would close it
+            accepted.close()
+            self._beginning.pop(connection, None)
+        self._release(connection)
+
+    def _release(self, connection: P) -> None:
+        peer = self._places.pop(connection, None)
+        if peer is not None:
+            del peer.connections[connection]
+
+    async def _begin(self, connection: P) -> None:
+        accepted, peer = self._untouched.pop(connection), self._places[connection]
         handshake_s = _HANDSHAKE_S if self._tls else None
-        del self._untouched[connection]
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s
@@ -151,7 +241,11 @@ class Acceptor(Generic[P]):
         except OSError:
             log.debug("a connection came to nothing", exc_info=True)
         finally:
+            if self._tls is not None:
+                peer.units -= _HANDSHAKE_UNITS  # only now: one that stalls has cost nothing
             self._beginning.pop(connection, None)
+            if connection not in self.open:
+                self._release(connection)
 
     def _pause(self) -> None:
         for bound in self._sockets:

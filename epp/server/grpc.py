@@ -157,6 +157,8 @@ class GrpcServer:
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
             others=OtherLimit(MAX_OTHER_BYTES, is_body),
+            on_ended=lambda reason: self._metrics.connections_ended.labels(reason).inc(),
+            on_throttled=self._metrics.throttled.inc,
         )
 
     def set_serving(self, *, serving: bool) -> None:

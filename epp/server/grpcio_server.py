@@ -23,6 +23,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Identity alone: a few kilobytes of compressed messages unpack to megabytes.
     ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.max_connection_idle_ms", 300_000),  # as on the built-in transport
 )
 
 

@@ -41,6 +41,7 @@ class Metrics:
         self.requests = RequestMetrics()
         self._streams()
         self._losses()
+        self._connections()
         self._costs()
         self._files_and_endpoints()
         self.cluster = ClusterMetrics(self.registry)
@@ -95,23 +96,14 @@ class Metrics:
             "request.max_held_body_bytes bounds them.",
             registry=registry,
         )
-        self.connections_refused = Counter(
-            "epp_connections_refused",
-            "Connections closed as they came, because listen.max_connections were open to the listener: grpc "
-            "(listen.health is one), http or first_token.",
-            ("listener",),
-            registry=registry,
-        )
-        for listener in ("grpc", "http", "first_token"):
-            self.connections_refused.labels(listener)
+
+    def _losses(self) -> None:
+        registry = self.registry
         self.loop_stall_s = Counter(
             "epp_event_loop_stall_seconds",
             "Time by which heartbeats of the event loop came late, in all; requests waited as long.",
             registry=registry,
         )
-
-    def _losses(self) -> None:
-        registry = self.registry
         self.late_reports = Counter(
             "epp_late_reports", "Reports on unknown or finished decisions, dropped.", registry=registry
         )
@@ -135,6 +127,32 @@ class Metrics:
         self.recorder_restarts = Counter(
             "epp_recorder_restarts",
             "Faults of the thread that writes records, after each of which it started again.",
+            registry=registry,
+        )
+
+    def _connections(self) -> None:
+        registry = self.registry
+        self.connections_refused = Counter(
+            "epp_connections_refused",
+            "Connections closed as they came, because listen.max_connections were open to the listener: grpc "
+            "(listen.health is one), http or first_token; to grpc also because one peer had half of them.",
+            ("listener",),
+            registry=registry,
+        )
+        for listener in ("grpc", "http", "first_token"):
+            self.connections_refused.labels(listener)
+        self.connections_ended = Counter(
+            "epp_connections_ended",
+            "gRPC connections that the picker ended: idle for five minutes, idle while their place was "
+            "needed (room), or a flood from a peer over its budget of work.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in ("idle", "room", "flood"):
+            self.connections_ended.labels(reason)
+        self.throttled = Counter(
+            "epp_connections_throttled_seconds",
+            "Time that gRPC connections were not read because their peers were over their budgets of work.",
             registry=registry,
         )
 

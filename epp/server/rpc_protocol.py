@@ -4,7 +4,10 @@ Owns the socket's side: what came is played to the handlers, what they sent is w
 
 * All that one read brings is played before the next. Answers are written at the end, and in between where
   playing takes longer than a proxy should wait for what is ready.
-* After some milliseconds of work for one connection the others have a turn.
+* Work is done in slices, bounded by work units and by time. What a slice leaves waits for a turn of the
+  listener, and the socket is not read before it is done. Where nothing is left, there is no turn to wait for.
+* Of a peer that is over its budget only connections are read that do little. One that is not read for long
+  because of that is ended.
 * While the socket takes no more, data waits; frames that do not wait are bounded, then the connection goes.
 * A connection that has not said anything of HTTP/2 within a while is closed. TCP finds out who has vanished.
 """
@@ -12,6 +15,7 @@ Owns the socket's side: what came is played to the handlers, what they sent is w
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -25,21 +29,29 @@ from epp.http2.calls import (
     NoRoom,
 )
 from epp.http2.status import Status
+from epp.server.turns import FIRST_UNITS, Allowance
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
     from epp.server.sparse_log import SparseLog
+    from epp.server.turns import Peer, Turn
 
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
 _BEGIN_WITHIN_S = 20.0
-#: After so much work others have a turn: libuv reads a socket that is always ready 32 times, 256 KiB each,
-#: before it looks at another, and the other may be a health check.
-_TURN_S = 0.005
+#: Time for the handlers before others have a turn, in one read or in several: libuv reads a socket that is
+#: always ready 32 times in a row.
+_SLICE_S = 0.002
+#: A connection over the budget is looked at again after this.
+_OVER_BUDGET_S = 0.1
+#: Connections of a peer that wait so at once; each may hold a read of 256 KiB, and more of them are cut.
+_MAX_THROTTLED = 64
+#: An idle connection that was ended closes within this, or is aborted.
+_CLOSE_S = 1.0
 #: The socket takes no more: so much is with it.
 _HIGH_WATER_BYTES = 1024 * 1024
 #: Frames that do not wait, beyond that.
@@ -62,8 +74,19 @@ class Place(Protocol):
     def new_calls(self) -> Calls:
         """The state of a connection."""
 
-    def opened(self, connection: RpcConnection) -> None:
-        """One has begun."""
+    @property
+    def on_ended(self) -> Callable[[str], None]:
+        """Told why a connection is ended."""
+
+    @property
+    def on_throttled(self) -> Callable[[float], None]:
+        """Told of the seconds for which a connection is not read."""
+
+    def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:
+        """One has begun, with a client certificate (DER) or without; its peer."""
+
+    def queue(self, peer: Peer, work: Turn) -> None:
+        """Give work of a peer a turn."""
 
     def closed(self, connection: RpcConnection) -> None:
         """It is gone."""
@@ -85,7 +108,18 @@ class RpcConnection(asyncio.Protocol):
         self._calls.on_over = self._expires_no_more
         self._playing = False
         self._written_s = 0.0
+        self._reader = self._calls.connection.reader
+        self._peer: Peer
+        self._allowance: Allowance
+        self._granted_units = 0
+        #: Time worked since the last turn, and what it left to be played.
         self._worked_s = 0.0
+        self._left: list[CallEvent] = []
+        self._paused = False
+        #: Whether it is not read because its peer is over the budget.
+        self._throttled = False
+        self._later: asyncio.TimerHandle | None = None
+        self._idle_sweeps, self._swept = 0, 0
         self._corked_bytes: int | None = None
         self._begins: asyncio.TimerHandle | None = None
 
@@ -99,8 +133,10 @@ class RpcConnection(asyncio.Protocol):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _ALIVE:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._place.opened(self)
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        self._peer = self._place.opened(self, secured.getpeercert(binary_form=True) if secured else None)
+        self._allowance = Allowance(self._peer, self._time_s())
+        self._reader.units = self._granted_units = FIRST_UNITS
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self.abort()
             return
@@ -109,17 +145,75 @@ class RpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
-        began_s = self._time_s()
-        self._play(self._calls.receive(data, began_s))
-        self._worked_s += self._time_s() - began_s
-        if self._worked_s > _TURN_S and self._transport is not None and not self._transport.is_closing():
-            self._worked_s = 0.0
-            self._transport.pause_reading()
-            self._loop.call_soon(self._next_turn)
+        now_s = self._time_s()
+        self._play(self._calls.receive(data, now_s), now_s + _SLICE_S)
+        self._worked_s += self._time_s() - now_s
+        if self._worked_s > _SLICE_S or self._left or self._reader.more:
+            self._wait_for_turn()
 
-    def _next_turn(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+    def turn(self) -> None:
+        """Do a slice of what was left, and read on once nothing is."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        now_s = self._time_s()
+        if self._throttled:
+            self._throttled = False
+            self._peer.throttled -= 1
+            self._place.on_throttled(self._allowance.waited(now_s))
+            if self._allowance.is_flood:  # its peer has sent more than anybody will answer
+                self._place.on_ended("flood")
+                self.abort()
+                return
+        units = self._allowance.next_units(now_s)
+        if not units:
+            self._throttle(now_s)
+            return
+        self._worked_s, self._reader.units, self._granted_units = 0.0, units, units
+        if self._left:
+            events, self._left = self._left, []
+            self._play(events, now_s + _SLICE_S)
+        elif self._reader.more:
+            self._play(self._calls.receive(b"", now_s), now_s + _SLICE_S)
+        if self._left or self._reader.more:
+            self._queue()
+        else:
+            self._paused = False
+            self._allowance.done()
             self._transport.resume_reading()
+
+    def _settle(self) -> None:
+        """Charge the work since the last turn."""
+        self._allowance.charge(self._granted_units - self._reader.units)
+        self._reader.units = self._granted_units = 0
+
+    def _wait_for_turn(self) -> None:
+        """Read no more before this connection had a turn."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+            self._queue()
+
+    def _queue(self) -> None:
+        """Take a turn: at once where this connection does little, else beside those of the others."""
+        self._settle()
+        now_s = self._time_s()
+        if self._allowance.is_quiet(now_s):
+            self._loop.call_soon(self.turn)
+        elif self._allowance.next_units(now_s):
+            self._place.queue(self._peer, self)
+        else:
+            self._throttle(now_s)
+
+    def _throttle(self, now_s: float) -> None:
+        """Wait for the next turn a while."""
+        if self._peer.throttled >= _MAX_THROTTLED:
+            self._place.on_ended("flood")
+            self.abort()
+            return
+        self._throttled = True
+        self._peer.throttled += 1
+        self._allowance.wait(now_s)
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self)
 
     def pause_writing(self) -> None:
         """The socket takes no more."""
@@ -139,8 +233,12 @@ class RpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # why changes nothing
         """The other side has gone, or we have closed."""
         self._transport = None
+        if self._throttled:
+            self._peer.throttled -= 1
+        self._settle()
+        self._drop_left()
         self._play(self._calls.lost())
-        for timer in (*self._deadlines.values(), self._begins):
+        for timer in (*self._deadlines.values(), self._begins, self._later):
             if timer is not None:
                 timer.cancel()
         self._place.closed(self)
@@ -157,11 +255,30 @@ class RpcConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """End every call, and the connection."""
+        self._drop_left()
         cut = list(self._calls.open)
         for call in cut:
             call.finish(Status.UNAVAILABLE, "the server stops")
-            call.owner.cancelled()
+            if call.owner is not None:
+                call.owner.cancelled()
         self.refuse_more()
+
+    @property
+    def streams(self) -> int:
+        """Open streams."""
+        return self._calls.connection.streams
+
+    def idle_sweeps(self) -> int:
+        """Count one more sweep; the number of those without a stream at them and since the one before."""
+        connection = self._calls.connection
+        is_idle = not connection.streams and connection.last == self._swept
+        self._idle_sweeps, self._swept = (self._idle_sweeps + 1 if is_idle else 0), connection.last
+        return self._idle_sweeps
+
+    def end(self) -> None:
+        """Close an idle connection: with a GOAWAY, and without the other side where it does nothing."""
+        self.refuse_more()
+        self._later = self._loop.call_later(_CLOSE_S, self.abort)
 
     def abort(self) -> None:
         """Close it at once."""
@@ -184,10 +301,17 @@ class RpcConnection(asyncio.Protocol):
         if self._calls.connection.finished:
             self._transport.close()
 
-    def _play(self, events: list[CallEvent]) -> None:
-        """Tell the handlers; write what they send."""
+    def _play(self, events: Sequence[CallEvent], until_s: float = math.inf) -> None:
+        """Pass events to the handlers, and write what they send; what is not played in time is left.
+
+        Looks at the clock after messages alone: a slice has few of the others that cost anything.
+        """
+        if self._left:
+            self._left += events
+            return
         self._playing, self._written_s = True, self._time_s()
-        for event in events:
+        waiting = iter(events)
+        for event in waiting:
             call = event.call
             try:
                 if isinstance(event, CallStarted):
@@ -196,7 +320,11 @@ class RpcConnection(asyncio.Protocol):
                     continue
                 elif isinstance(event, MessageReceived):
                     call.owner.message(event.message)
-                    self._write_early()
+                    now_s = self._time_s()
+                    if now_s > until_s:
+                        self._left = list(waiting)
+                    elif now_s - self._written_s > _WRITE_EVERY_S:
+                        self._write_early(now_s)
                 elif isinstance(event, CallEnded):
                     call.owner.ended()
                 elif isinstance(event, CallCancelled):
@@ -219,13 +347,16 @@ class RpcConnection(asyncio.Protocol):
             self._place.log.info(words, peer, self._calls.failed)
         self.flush()
 
-    def _write_early(self) -> None:
-        now_s = self._time_s()
-        if now_s - self._written_s > _WRITE_EVERY_S:
-            self._written_s = now_s
-            self._playing = False
-            self.flush()
-            self._playing = True
+    def _write_early(self, now_s: float) -> None:
+        self._written_s = now_s
+        self._playing = False
+        self.flush()
+        self._playing = True
+
+    def _drop_left(self) -> None:
+        """Play of what was left only the ends of calls: nobody waits for more."""
+        ends, self._left = [each for each in self._left if isinstance(each, CallCancelled)], []
+        self._play(ends)
 
     def _start(self, call: Call) -> None:
         call.owner = self._place.methods[call.path](call, self.flush)
@@ -257,5 +388,5 @@ class RpcConnection(asyncio.Protocol):
             call.owner.cancelled()
 
     def _has_begun(self) -> None:
-        if not self._calls.connection.begun:
+        if not self._reader.begun:
             self.abort()

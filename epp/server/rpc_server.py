@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
@@ -18,6 +19,7 @@ from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
 from epp.server.sparse_log import SparseLog
+from epp.server.turns import Peer, Turns
 
 if TYPE_CHECKING:
     import ssl
@@ -25,11 +27,18 @@ if TYPE_CHECKING:
 
     from epp.http2.messages import OtherLimit, Room
     from epp.server.rpc_handlers import Serve
+    from epp.server.turns import Turn
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.
 _BACKLOG = 1024
+#: Of each connection, in the kernel: what a flood has sent ahead is the longest to get rid of. As much as one
+#: read; the default grows to megabytes.
+_RECEIVE_BUFFER_BYTES = 256 * 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
+#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: 5 minutes.
+#: An Envoy without requests opens another one with its next.
+_SWEEP_S, _IDLE_SWEEPS = 60.0, 5
 
 
 class RpcServer:
@@ -45,6 +54,9 @@ class RpcServer:
         max_connections: at once; those beyond are closed as they come.
         on_refused: told of each of those.
         others: limit of messages without a body, None for none of its own.
+        on_ended: told of each connection that is ended: ``idle``, ``room`` (it was idle, and its place was
+            needed) or ``flood`` (its peer was over its budget, and it went on).
+        on_throttled: told of the seconds for which a connection is not read.
     """
 
     def __init__(
@@ -59,12 +71,17 @@ class RpcServer:
         max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
         others: OtherLimit | None = None,
+        on_ended: Callable[[str], None] = lambda _: None,
+        on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._room, self._others = room, others
         self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._max_connections, self._on_refused = max_connections, on_refused
+        self.on_ended, self.on_throttled = on_ended, on_throttled
+        self._turns, self._turning = Turns(), False
+        self._sweep: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor[RpcConnection] | None = None
         self._stopping = False
         self._gone: asyncio.Event | None = None
@@ -83,8 +100,12 @@ class RpcServer:
             tls=self._tls,
             lines=self.log,
             on_refused=self._on_refused,
+            end_idle=self._end_idle,
+            queue=self.queue,
         )
+        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
         for bound in sockets:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             port = bound.getsockname()[1]
             self._acceptor.listen(bound)
         return join_address(host, port)
@@ -96,6 +117,8 @@ class RpcServer:
         self._stopping, self._gone = True, asyncio.Event()
         if self._acceptor is not None:
             self._acceptor.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
         for connection in list(self._connections):
             connection.drain()
         await self._wait(min(grace_s, _HEARD_WITHIN_S))
@@ -136,12 +159,19 @@ class RpcServer:
             others=self._others,
         )
 
-    def opened(self, connection: RpcConnection) -> None:
-        """A connection has begun."""
-        if self._acceptor is not None:
-            self._acceptor.begun(connection)
-        if self._stopping:
+    def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:
+        """A connection has begun, with a client certificate (DER) or without; its peer."""
+        peer = self._acceptor.begun(connection, certificate) if self._acceptor is not None else None
+        if peer is None or self._stopping:
             connection.abort()
+        return peer or Peer(0.0)
+
+    def queue(self, peer: Peer, work: Turn) -> None:
+        """Give work of a peer a turn, beside those of the others."""
+        self._turns.add(peer, work)
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def closed(self, connection: RpcConnection) -> None:
         """It is gone."""
@@ -149,3 +179,34 @@ class RpcServer:
             self._acceptor.gone(connection)
         if not self._connections and self._gone is not None:
             self._gone.set()
+
+    def _turn(self) -> None:
+        """One slice of what waits; the sockets that have become ready are read before the next."""
+        found = self._turns.take()
+        self._turning = found is not None
+        if found is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._turn)
+        peer, work = found
+        began_s = loop.time()
+        work.turn()
+        peer.credit_s -= loop.time() - began_s
+
+    def _end_idle(self, connection: RpcConnection) -> bool:
+        """End a connection at once that has no open stream; whether it had none."""
+        if connection.streams:
+            return False
+        connection.end()
+        self.on_ended("room")
+        return True
+
+    def _end_long_idle(self) -> None:
+        for connection in list(self._connections):
+            sweeps = connection.idle_sweeps()
+            if sweeps == _IDLE_SWEEPS:
+                connection.drain()
+                self.on_ended("idle")
+            elif sweeps > _IDLE_SWEEPS:  # it does not answer
+                connection.end()
+        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)

@@ -15,14 +15,15 @@ from grpc_health.v1 import health_pb2
 
 from epp.clock import ManualClock
 from epp.config.listen import ServerTls
+from epp.http2.frames import ErrorCode
 from epp.server.accepting import Acceptor, allow_files, allowed_connections
 from epp.server.rpc_server import RpcServer
 from epp.server.sparse_log import SparseLog
 from epp.server.tls import rpc_context
+from tests.kit import certificates
 from tests.kit.http2 import message
-from tests.kit.logs import own_lines
 from tests.kit.rawpeer import RawPeer, Serving, until
-from tests.kit.transports import BOTH, BUILTIN
+from tests.kit.transports import GRPCIO
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,33 +32,25 @@ CHECK = b"/grpc.health.v1.Health/Check"
 REFUSED = 'epp_connections_refused_total{listener="grpc"}'
 
 
-async def answered(peer: RawPeer) -> bool:
+async def answered(peer: RawPeer, number: int = 1) -> bool:
     """Whether a health check is answered, False when the other side hangs up instead."""
-    peer.open(1, CHECK, ((b"te", b"trailers"),))
-    peer.write(peer.client.data(1, message(health_pb2.HealthCheckRequest().SerializeToString()), end=True))
-    await until(lambda: peer.ended() or (1 in peer.told and peer.told[1].status))
+    peer.open(number, CHECK, ((b"te", b"trailers"),))
+    asked = message(health_pb2.HealthCheckRequest().SerializeToString())
+    peer.write(peer.client.data(number, asked, end=True))
+    await until(lambda: peer.ended() or (number in peer.told and peer.told[number].status))
     return not peer.ended()
 
 
-@pytest.mark.parametrize("transport", BOTH)
-async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those_that_go(
-    tmp_path: Path, transport: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    serving = await Serving.start(
-        tmp_path, ManualClock(), listen={"transport": transport, "max_connections": 3}
-    )
-    caplog.clear()
+async def test_on_grpcio_connections_beyond_the_bound_are_closed(tmp_path: Path) -> None:
+    serving = await Serving.start(tmp_path, listen={"transport": GRPCIO, "max_connections": 3})
     inside = [await RawPeer.connect(serving.address) for _ in range(3)]
-    for peer in inside[:2]:  # the third says nothing but its greeting
+    for peer in inside:
         assert await answered(peer)
     for _ in range(20):
         outside = await RawPeer.connect(serving.address)
         await until(outside.ended)
         await outside.close()
     assert not any(peer.ended() for peer in inside)
-    if transport == BUILTIN:
-        assert await serving.metric(REFUSED) == 20
-        assert own_lines(caplog, logging.WARNING) == ["a connection was closed at once: 3 are open"]
     await inside.pop().close()
     async with asyncio.timeout(30):
         while not await answered(late := await RawPeer.connect(serving.address)):
@@ -67,39 +60,138 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
     await serving.stop()
 
 
-async def test_handshakes_that_nobody_ends_count(tmp_path: Path) -> None:
-    context = rpc_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
-    refused = asyncio.Semaphore(0)
-    server = RpcServer(
-        {},
-        max_receive_bytes=1000,
-        max_send_bytes=1000,
-        tls=context,
-        max_connections=2,
-        on_refused=refused.release,
-    )
-    host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
-    silent = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-    for _ in range(3):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b"", "no handshake is begun"
-        writer.close()
-        await refused.acquire()
-    silent.pop()[1].close()
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    trusting.set_alpn_protocols(["h2"])
+async def busy(serving: Serving, source: str) -> RawPeer:
+    """A connection with an open stream."""
+    peer = await RawPeer.connect(serving.address, source=source)
+    peer.open(1)
+    await peer.round_trip()
+    return peer
+
+
+async def test_a_peer_has_half_of_the_places_for_connections_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = await Serving.start(tmp_path, ManualClock(), listen={"max_connections": 4})
+    caplog.clear()
+    inside = [await busy(serving, "127.0.0.1") for _ in range(2)]
+    for _ in range(20):
+        outside = await RawPeer.connect(serving.address)
+        await until(outside.ended)
+        await outside.close()
+    assert await serving.metric(REFUSED) == 20
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == ["a connection was closed at once: no place was left for its peer"]
+    inside += [await busy(serving, "127.0.0.2") for _ in range(2)]
+    outside = await RawPeer.connect(serving.address, source="127.0.0.3")
+    await until(outside.ended)
+    assert not any(peer.ended() for peer in inside)
+    await inside.pop().close()
     async with asyncio.timeout(30):
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
-            except OSError:
-                continue
-            assert await reader.readexactly(9), "its greeting"
-            break
-    writer.close()
-    silent.pop()[1].close()
+        while not await answered(late := await RawPeer.connect(serving.address, source="127.0.0.3")):
+            await late.close()
+    for peer in (*inside, outside, late):
+        await peer.close()
+    await serving.stop()
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.3"], ids=["of the same peer", "of another"])
+async def test_the_oldest_idle_connection_of_the_peer_with_the_most_makes_room(
+    tmp_path: Path, source: str
+) -> None:
+    serving = await Serving.start(tmp_path, listen={"max_connections": 4})
+    used = await busy(serving, "127.0.0.1")
+    idle = [await RawPeer.connect(serving.address) for _ in range(2)]
+    await until(idle[0].ended)
+    assert idle[0].goaway == ErrorCode.NO_ERROR, "three are more than half"
+    others = [await RawPeer.connect(serving.address, source="127.0.0.2") for _ in range(2)]
+    for peer in (idle[1], *others):
+        await peer.round_trip()
+    late = await RawPeer.connect(serving.address, source=source)
+    assert await answered(late)
+    await until(idle[1].ended)
+    assert await serving.metric('epp_connections_ended_total{reason="room"}') == 2
+    assert not any(peer.ended() for peer in (used, *others))
+    for peer in (used, *idle, *others, late):
+        await peer.close()
+    await serving.stop()
+
+
+async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None:
+    context = rpc_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
+    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context, max_connections=2)
+    host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+    for reader, _ in silent[:2]:
+        assert await reader.read() == b"", "its place was needed"
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting())
+    assert await reader.readexactly(9), "its greeting"
+    assert await silent[2][0].read() == b""
+    for _, other in (*silent, (reader, writer)):
+        other.close()
     await server.stop(0)
+
+
+def trusting() -> ssl.SSLContext:
+    """A client that takes any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: Path) -> None:
+    pairs = []
+    for name in ("one", "other"):
+        pair = certificates.self_signed(
+            tmp_path / f"{name}.crt", tmp_path / f"{name}.key", name, algorithm=certificates.EC
+        )
+        pairs.append(pair)
+    (tmp_path / "ca.crt").write_bytes(b"".join(cert.read_bytes() for cert, _ in pairs))
+    mutual = ServerTls(cert_file="one.crt", key_file="one.key", client_ca_file="ca.crt")
+    server = RpcServer(
+        {}, max_receive_bytes=1000, max_send_bytes=1000, tls=rpc_context(mutual, tmp_path, "epp.yaml")
+    )
+    address = await server.start("127.0.0.1:0")
+    clients = []
+    for (cert, key), source in ((pairs[0], "127.0.0.1"), (pairs[0], "127.0.0.2"), (pairs[1], "127.0.0.1")):
+        context = trusting()
+        context.load_cert_chain(cert, key)
+        clients.append(await RawPeer.connect(address, source=source, tls=context))
+        await clients[-1].round_trip()
+    acceptor = server._acceptor
+    assert acceptor is not None
+    assert [len(peer.connections) for peer in acceptor._peers.by_connections()] == [2, 1, 0, 0]
+    for client in clients:
+        await client.close()
+    await until(lambda: not acceptor._places)
+    await server.stop(0)
+
+
+async def test_a_connection_without_streams_for_some_sweeps_is_drained(tmp_path: Path) -> None:
+    serving = await Serving.start(tmp_path)
+    server = serving.app._grpc._listener
+    assert isinstance(server, RpcServer)
+    idle, crossing, used, now_and_then = [await RawPeer.connect(serving.address) for _ in range(4)]
+    used.open(1)
+    for peer in (idle, crossing, used, now_and_then):
+        await peer.round_trip()
+    for sweep in range(5):
+        if sweep < 4:
+            assert await answered(now_and_then, 1 + 2 * sweep)
+        assert idle.goaway is None
+        server._end_long_idle()
+    assert await answered(crossing), "a request that crosses the GOAWAY is not lost"
+    await until(lambda: idle.goaway == ErrorCode.NO_ERROR)
+    assert crossing.goaway == ErrorCode.NO_ERROR
+    assert await serving.metric('epp_connections_ended_total{reason="idle"}') == 2
+    server._end_long_idle()  # it has not answered the PING
+    await until(idle.ended)
+    assert not any(peer.ended() for peer in (crossing, used, now_and_then))
+    assert used.goaway is None
+    assert now_and_then.goaway is None
+    for peer in (idle, crossing, used, now_and_then):
+        await peer.close()
+    await serving.stop()
 
 
 async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(

@@ -13,6 +13,7 @@ from epp.http2.calls import Call, Calls
 from epp.http2.status import Status
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sparse_log import SparseLog
+from epp.server.turns import Peer, Turn
 from tests.kit.http2 import PATH, REQUEST, Client, message
 
 if TYPE_CHECKING:
@@ -80,8 +81,18 @@ class Place:
     def new_calls(self) -> Calls:
         return Calls({PATH}, max_receive_bytes=100, max_send_bytes=100)
 
-    def opened(self, connection: RpcConnection) -> None:
+    def opened(self, _connection: RpcConnection, _certificate: bytes | None) -> Peer:
         """It is the only one."""
+        return Peer(0.0)
+
+    def on_ended(self, _reason: str) -> None:
+        """Nothing is ended."""
+
+    def on_throttled(self, _waited_s: float) -> None:
+        """Nothing waits."""
+
+    def queue(self, _peer: Peer, _work: Turn) -> None:
+        """Nothing waits for a turn."""
 
     def closed(self, connection: RpcConnection) -> None:
         """Nobody waits for it."""

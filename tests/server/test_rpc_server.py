@@ -1,11 +1,9 @@
-"""The picker's own listener and real clients: grpcio's, grpclib's, and `h2spec` where there is one."""
+"""The picker's own listener and real clients: grpcio's and grpclib's."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -31,6 +29,7 @@ from tests.kit.transports import LONGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 PROCESS = f"/{EXT_PROC}/Process"
 #: What the exchanges below are told in a message's body.
@@ -335,19 +334,6 @@ async def test_tls_without_http2_is_refused(tmp_path: Path) -> None:
         writer.close()
     finally:
         await served.server.stop(0)
-
-
-async def test_h2spec_finds_nothing(served: Served) -> None:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    program = caches / "gorgo-epp" / "h2spec-v2.2.1" / "h2spec"
-    if not program.exists():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no h2spec: run `make h2spec`")
-    host, _, port = served.address.rpartition(":")
-    # By default its HEADERS frame "that exceeds SETTINGS_MAX_FRAME_SIZE" has 17 KB, which we announce that we take.
-    flags = ("-h", host, "-p", port, "-o", "10", "--strict", "--max-header-length", "8000")
-    child = await asyncio.create_subprocess_exec(str(program), *flags, stdout=asyncio.subprocess.PIPE)
-    said, _ = await asyncio.wait_for(child.communicate(), 100)
-    assert b", 0 skipped, 0 failed" in said, said.decode()[-3000:]
 
 
 async def test_a_flood_on_one_connection_leaves_turns_to_others(served: Served) -> None:

@@ -1,0 +1,107 @@
+"""Whose turn it is, and what peers have used up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from epp.http2.limits import Rate
+from epp.server import turns
+from epp.server.turns import Account, Peer, Peers, Turns, address_key
+
+
+class Work:
+    """Names a turn's owner."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def turn(self) -> None:
+        """Nothing is left."""
+
+
+def names(waiting: Turns, costs_s: dict[str, float], count: int) -> str:
+    """Who has the next turns, where each is queued again after it and costs its time."""
+    found = ""
+    for _ in range(count):
+        taken = waiting.take()
+        assert taken is not None
+        peer, work = taken
+        assert isinstance(work, Work)
+        found += work.name
+        peer.credit_s -= costs_s[work.name]
+        waiting.add(peer, work)
+    return found
+
+
+def test_peers_get_the_same_time_however_many_connections_they_have() -> None:
+    waiting, many, one = Turns(), Peer(0.0), Peer(0.0)
+    for name in "abc":
+        waiting.add(many, Work(name))
+    waiting.add(one, Work("x"))
+    found = names(waiting, dict.fromkeys("abcx", 0.002), 60)
+    assert found.count("x") == 30
+    assert {found.count(name) for name in "abc"} == {10}
+
+
+def test_a_peer_whose_turns_take_longer_has_fewer() -> None:
+    waiting = Turns()
+    waiting.add(Peer(0.0), Work("l"))
+    waiting.add(Peer(0.0), Work("s"))
+    found = names(waiting, {"l": 0.02, "s": 0.002}, 110)
+    assert 9 <= found.count("l") <= 11
+
+
+def test_a_peer_alone_has_every_turn() -> None:
+    waiting = Turns()
+    waiting.add(Peer(0.0), Work("a"))
+    assert names(waiting, {"a": 0.5}, 5) == "aaaaa"
+    waiting.take()
+    assert waiting.take() is None
+
+
+def test_a_debt_is_at_most_one_burst() -> None:
+    account = Account(Rate(burst=100, per_s=50), 100, 0.0)
+    account.units -= 10_000
+    assert account.refill(1.0) == -50
+    assert account.refill(2.0) == 0
+    assert account.refill(1000.0) == 100
+
+
+def test_an_account_outlives_its_connections() -> None:
+    peers = Peers()
+    peer = peers.find("a", 0.0)
+    peer.units = -1000
+    assert peers.find("a", 0.001) is peer
+    assert peer.is_over_budget(0.001)
+    assert not peer.is_over_budget(10.0)
+
+
+def test_the_number_of_peers_is_bounded_and_debts_are_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_MAX_PEERS", 3)
+    peers = Peers()
+    debtor, present = peers.find("debtor", 0.0), peers.find("present", 0.0)
+    debtor.units = -1000
+    present.connections["its"] = None
+    for number in range(10):
+        peers.find(number, 0.0)
+    assert peers.find("debtor", 0.0) is debtor
+    assert peers.find("present", 0.0) is present
+    assert len(peers.by_connections()) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (("10.0.0.1", 1), ("10.0.0.1", 2), True),
+        (("10.0.0.1", 1), ("10.0.0.2", 1), False),
+        (("2001:db8::1", 1, 0, 0), ("2001:db8::ffff:2", 1, 0, 0), True),
+        (("2001:db8::1", 1, 0, 0), ("2001:db8:0:1::1", 1, 0, 0), False),
+        (("::ffff:10.0.0.1", 1, 0, 0), ("10.0.0.1", 1), True),
+        (("fe80::1%eth0", 1, 0, 2), ("fe80::2", 1, 0, 2), True),
+        ("", "", True),
+    ],
+)
+def test_a_peer_is_an_address_or_a_slash_64(one: Any, other: Any, same: bool) -> None:
+    assert (address_key(one) == address_key(other)) is same
