@@ -201,18 +201,23 @@ class Acceptor(Generic[P]):
         return len(self._places) < self._most or self._make_room(self._peers.by_connections())
 
     def _make_room(self, peers: Iterable[Peer]) -> bool:
-        """End the oldest idle connection of the first of these that has one; whether there was one."""
+        """End the connection unused for longest of the first of these that has an idle one; whether it did.
+
+        A connection that is in use moves behind the others of its peer.
+        """
         if self._end_idle is None:
             return False
         for peer in peers:
-            for connection in peer.connections:
-                if connection in self.open:
-                    if not self._end_idle(connection):
-                        continue
-                    self._release(connection)
-                else:
+            for _ in range(len(peer.connections)):
+                connection = next(iter(peer.connections))
+                if connection not in self.open:
                     self._end_beginning(connection)
-                return True
+                    return True
+                if self._end_idle(connection):
+                    self._release(connection)
+                    return True
+                del peer.connections[connection]
+                peer.connections[connection] = None
         return False
 
     def _end_beginning(self, connection: P) -> None:

@@ -119,7 +119,7 @@ class RpcConnection(asyncio.Protocol):
         #: Whether it is not read because its peer is over the budget.
         self._throttled = False
         self._later: asyncio.TimerHandle | None = None
-        self._idle_sweeps, self._swept = 0, 0
+        self._idle_sweeps = self._swept = self._seen = 0
         self._corked_bytes: int | None = None
         self._begins: asyncio.TimerHandle | None = None
 
@@ -263,10 +263,11 @@ class RpcConnection(asyncio.Protocol):
                 call.owner.cancelled()
         self.refuse_more()
 
-    @property
-    def streams(self) -> int:
-        """Open streams."""
-        return self._calls.connection.streams
+    def is_in_use(self) -> bool:
+        """Whether it has an open stream, or one began since this was asked last."""
+        connection = self._calls.connection
+        began, self._seen = connection.last != self._seen, connection.last
+        return began or connection.streams > 0
 
     def idle_sweeps(self) -> int:
         """Count one more sweep; the number of those without a stream at them and since the one before."""

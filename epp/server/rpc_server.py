@@ -194,8 +194,8 @@ class RpcServer:
         peer.credit_s -= loop.time() - began_s
 
     def _end_idle(self, connection: RpcConnection) -> bool:
-        """End a connection at once that has no open stream; whether it had none."""
-        if connection.streams:
+        """End a connection at once that is not in use; whether it was not."""
+        if connection.is_in_use():
             return False
         connection.end()
         self.on_ended("room")
