@@ -9,6 +9,9 @@ longer.
 All but bodies is taken by `take_part`: headers and metadata, prompts whose tokens are being counted, and by
 the transport open streams, messages that have not come whole, those that wait behind another, and answers
 that nobody reads.
+
+Each connection takes by a `Share`. Where there is no room, a connection that holds less than half as much as
+the one that holds the most finds it at that one's expense: nobody who fills the budget keeps others out.
 """
 
 from __future__ import annotations
@@ -21,6 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.extproc.types import HttpRequest
+
+    #: Ends calls of a connection while its argument says so.
+    Reclaim = Callable[[Callable[[], bool]], None]
+
+
+def no_reclaim(_needed: Callable[[], bool]) -> None:
+    """There is no connection whose calls could end."""
 
 
 def plain_no_room(_request: HttpRequest) -> Refusal:
@@ -44,7 +54,7 @@ class BodyBudget:
         refusal: as given.
     """
 
-    __slots__ = ("_max_bytes", "_max_with_parts_bytes", "held_bytes", "refusal")
+    __slots__ = ("_max_bytes", "_max_with_parts_bytes", "_reclaims", "_shares", "held_bytes", "refusal")
 
     def __init__(
         self,
@@ -56,21 +66,70 @@ class BodyBudget:
         self._max_bytes, self.refusal = max_bytes, refusal
         self._max_with_parts_bytes = max_bytes + beside_bytes
         self.held_bytes = 0
+        self._shares: set[Share] = set()
+        self._reclaims = False
+
+    def share(self, reclaim: Reclaim) -> Share:
+        """Make a connection's share; ``reclaim`` ends calls of the connection while it is told to."""
+        return Share(self, reclaim)
+
+    def find_room(self, share: Share, size: int, *, body: bool) -> bool:
+        """Whether a share may hold so much more, after what holds the most gave way if need be."""
+        limit = self._max_bytes if body else self._max_with_parts_bytes
+        if self.held_bytes + size <= limit:
+            return True
+        largest = max(self._shares, key=lambda each: each.held_bytes, default=share)
+        if self._reclaims or largest.held_bytes <= 2 * (share.held_bytes + size):
+            return False
+        self._reclaims = True  # an answer to a call that ends may itself want room
+        try:
+            largest.reclaim(lambda: self.held_bytes + size > limit)
+        finally:
+            self._reclaims = False
+        return self.held_bytes + size <= limit
+
+    def hold(self, share: Share, size: int) -> None:
+        """Count what a share takes, or gives back where it is negative."""
+        self.held_bytes += size
+        share.held_bytes += size
+        if share.held_bytes:
+            self._shares.add(share)
+        else:
+            self._shares.discard(share)
+
+
+class Share:
+    """What one connection holds of a budget.
+
+    Args:
+        budget: the process's.
+        reclaim: ends calls of the connection while it is told to.
+
+    Attributes:
+        held_bytes: that are held now.
+        refusal: the budget's.
+    """
+
+    __slots__ = ("_budget", "held_bytes", "reclaim", "refusal")
+
+    def __init__(self, budget: BodyBudget, reclaim: Reclaim) -> None:
+        self._budget, self.reclaim, self.refusal = budget, reclaim, budget.refusal
+        self.held_bytes = 0
 
     def take(self, size: int, *, last: bool) -> bool:
         """Hold a piece, of a body that is whole with its ``last``; False where there is no room."""
-        if not last and self.held_bytes + size > self._max_bytes:
+        if not last and not self._budget.find_room(self, size, body=True):
             return False
-        self.held_bytes += size
+        self._budget.hold(self, size)
         return True
 
     def take_part(self, size: int) -> bool:
         """Hold so much of what is no body; False where there is no room."""
-        if self.held_bytes + size > self._max_with_parts_bytes:
+        if not self._budget.find_room(self, size, body=False):
             return False
-        self.held_bytes += size
+        self._budget.hold(self, size)
         return True
 
     def give_back(self, size: int) -> None:
-        """So much is held no more."""
-        self.held_bytes -= size
+        """Hold so much no more."""
+        self._budget.hold(self, -size)

@@ -41,7 +41,7 @@ from epp.extproc.violation import ViolationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.extproc.body_budget import BodyBudget
+    from epp.extproc.body_budget import Share
     from epp.extproc.modes import Modes
     from epp.extproc.mutate import Change
     from epp.extproc.request_modes import RequestMode
@@ -89,7 +89,7 @@ class RequestSide:
         mode: RequestMode,
         max_body_bytes: int,
         pick_at: Callable[[HttpRequest], PickAt],
-        bodies: BodyBudget,
+        bodies: Share,
     ) -> None:
         self._modes, self._mode, self._max_body_bytes = modes, mode, max_body_bytes
         self._held_bytes = None if modes.observing else mode.held_bytes

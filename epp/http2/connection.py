@@ -80,6 +80,10 @@ class Connection:
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
         self._sender.control(frames.window_update(0, more))
 
+    def youngest(self) -> list[Stream]:
+        """Open streams, the youngest first."""
+        return list(reversed(self._streams.values()))
+
     @property
     def streams(self) -> int:
         """Open streams."""

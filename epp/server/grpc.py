@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
-from epp.extproc.body_budget import BodyBudget
+from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
 from epp.extproc.message_size import MAX_OTHER_BYTES, is_body
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.config.listen import ServerTls
     from epp.config.schema import Config
+    from epp.http2.messages import Room
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation
@@ -103,6 +104,8 @@ class GrpcServer:
         self._bodies = BodyBudget(
             config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
         )
+        #: Of grpcio, which does not say which connection a call is on.
+        self._single = self._bodies.share(no_reclaim)
         metrics.held_body_bytes.set_function(lambda: self._bodies.held_bytes)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
@@ -152,7 +155,7 @@ class GrpcServer:
             max_receive_bytes=receive,
             max_send_bytes=send,
             tls=context,
-            room=self._bodies,
+            new_room=self._bodies.share,
             log=self._logger,
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
@@ -183,7 +186,7 @@ class GrpcServer:
             watcher.leave()
         await stopping
 
-    def _new_exchange(self) -> Exchange:
+    def _new_exchange(self, room: Room | None = None) -> Exchange:
         conformance = self._config.protocol.conformance
         stream = Stream(
             self._limits,
@@ -191,7 +194,7 @@ class GrpcServer:
             self._core.too_large,
             pick_at=self._core.pick_at,
             tell_served=conformance,
-            bodies=self._bodies,
+            bodies=room if isinstance(room, Share) else self._single,
         )
         return Exchange(
             stream, self._core, self._metrics, self._sampler, self._leases, protocol=self._protocol

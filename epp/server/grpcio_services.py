@@ -31,6 +31,7 @@ from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from epp.http2.messages import Room
     from epp.pb.ext_proc_pb2 import ProcessingResponse
     from epp.server.als import AccessLogReceiver
     from epp.server.exchange import Exchange
@@ -56,7 +57,7 @@ class ExtProc:
 
     def __init__(
         self,
-        new_exchange: Callable[[], Exchange],
+        new_exchange: Callable[[Room | None], Exchange],
         metrics: Metrics,
         log: SparseLog,
         *,
@@ -77,7 +78,7 @@ class ExtProc:
         return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method})
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
-        exchange = self._new_exchange()
+        exchange = self._new_exchange(None)
         self._metrics.streams.inc()
         time_s = asyncio.get_running_loop().time
         began_s, code = time_s(), grpc.StatusCode.INTERNAL

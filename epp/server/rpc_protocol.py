@@ -28,6 +28,7 @@ from epp.http2.calls import (
     MessageReceived,
     NoRoom,
 )
+from epp.http2.frames import ErrorCode
 from epp.http2.status import Status
 from epp.server.turns import FIRST_UNITS, Allowance
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.extproc.body_budget import Reclaim
     from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
     from epp.server.sparse_log import SparseLog
@@ -71,8 +73,8 @@ class Place(Protocol):
     def log(self) -> SparseLog:
         """For lines that a peer can cause by the thousand."""
 
-    def new_calls(self) -> Calls:
-        """The state of a connection."""
+    def new_calls(self, reclaim: Reclaim) -> Calls:
+        """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
 
     @property
     def on_ended(self) -> Callable[[str], None]:
@@ -100,7 +102,7 @@ class RpcConnection(asyncio.Protocol):
     """
 
     def __init__(self, place: Place) -> None:
-        self._place, self._calls = place, place.new_calls()
+        self._place, self._calls = place, place.new_calls(self._reclaim)
         self._loop = asyncio.get_running_loop()
         self._time_s = self._loop.time
         self._transport: asyncio.Transport | None = None
@@ -379,8 +381,25 @@ class RpcConnection(asyncio.Protocol):
     def _no_room(call: Call) -> None:
         call.owner.no_room()
         if not call.over:
-            call.finish(Status.RESOURCE_EXHAUSTED, "too many messages wait for their rest")
+            call.finish(Status.RESOURCE_EXHAUSTED, "there is no room for what comes")
             call.owner.cancelled()
+
+    def _reclaim(self, needed: Callable[[], bool]) -> None:
+        """End streams, the youngest first, while their room is needed."""
+        connection = self._calls.connection
+        for stream in connection.youngest():
+            if not needed():
+                break
+            call: Call | None = stream.owner
+            if call is not None and not call.over:
+                if call.owner is None:
+                    continue  # it is still to be started
+                self._no_room(call)
+            if not stream.over:  # the answer waits: nobody reads
+                connection.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+                if call is not None and call.owner is not None:
+                    call.owner.cancelled()
+        self.flush()
 
     def _failed(self, call: Call) -> None:
         """A handler raised."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
+    from epp.extproc.body_budget import Reclaim
     from epp.http2.messages import OtherLimit, Room
     from epp.server.rpc_handlers import Serve
     from epp.server.turns import Turn
@@ -49,7 +50,7 @@ class RpcServer:
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         tls: for connections, None for plaintext.
-        room: what messages are held out of that nobody has taken yet.
+        new_room: makes what a connection holds messages out of that nobody has taken yet.
         log: for lines that a peer can cause by the thousand.
         max_connections: at once; those beyond are closed as they come.
         on_refused: told of each of those.
@@ -66,7 +67,7 @@ class RpcServer:
         max_receive_bytes: int,
         max_send_bytes: int,
         tls: ssl.SSLContext | None = None,
-        room: Room = UNBOUNDED,
+        new_room: Callable[[Reclaim], Room] = lambda _: UNBOUNDED,
         log: SparseLog | None = None,
         max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
@@ -74,7 +75,7 @@ class RpcServer:
         on_ended: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self._room, self._others = room, others
+        self._new_room, self._others = new_room, others
         self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
@@ -149,13 +150,13 @@ class RpcServer:
         """What serves a call, by its path."""
         return self._methods
 
-    def new_calls(self) -> Calls:
-        """The state of a connection."""
+    def new_calls(self, reclaim: Reclaim) -> Calls:
+        """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
         return Calls(
             self._methods,
             max_receive_bytes=self._max_receive_bytes,
             max_send_bytes=self._max_send_bytes,
-            room=self._room,
+            room=self._new_room(reclaim),
             others=self._others,
         )
 

@@ -19,6 +19,7 @@ from epp.server.sparse_log import SparseLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.http2.messages import Room
     from epp.server.als import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
@@ -42,7 +43,7 @@ class Services:
 
     metrics: Metrics
     health: HealthNames
-    new_exchange: Callable[[], Exchange] | None = None
+    new_exchange: Callable[[Room | None], Exchange] | None = None
     access_log: AccessLogReceiver | None = None
     may_leave: bool = True
     watchers: set[Watching] = field(default_factory=set)
@@ -55,7 +56,7 @@ class Services:
         log = self.log
         if new_exchange is not None:
             methods[f"/{EXT_PROC}/Process"] = lambda call, flush: ProcessCall(
-                call, new_exchange(), metrics, flush, log
+                call, new_exchange(call.room), metrics, flush, log
             )
         if access_log is not None:
             methods[f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}"] = lambda call, flush: AccessLogCall(

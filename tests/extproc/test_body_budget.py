@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.extproc.body_budget import BodyBudget
+from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
 from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream, StreamLimits
@@ -41,7 +41,12 @@ def words(request: HttpRequest) -> Refusal:
     return Refusal(503, f"no room on {request.path}".encode())
 
 
-def sending(bodies: BodyBudget, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
+def budget(*arguments: Any) -> Share:
+    """A budget, by the share of its only connection."""
+    return BodyBudget(*arguments).share(no_reclaim)
+
+
+def sending(bodies: Share, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
     """A request whose body is to come."""
     stream = Stream(StreamLimits(max_body_bytes=50), pick_at=lambda _: at, bodies=bodies)
     talk = Conversation(stream)
@@ -50,7 +55,7 @@ def sending(bodies: BodyBudget, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BOD
 
 
 def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> None:
-    bodies = BodyBudget(30 + 2 * HEAD, words)
+    bodies = budget(30 + 2 * HEAD, words)
     first, second = sending(bodies), sending(bodies)
     first.send(request_body(bytes(20)), expect=[])
     second.send(request_body(bytes(10)), expect=[])
@@ -68,7 +73,7 @@ def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> Non
 
 def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
     hint = {"endpoints": [f"10.0.0.{number}:8000" for number in range(50)]}
-    bodies = BodyBudget(2 * HEAD + 5000, words)
+    bodies = budget(2 * HEAD + 5000, words)
     sending(bodies)
     talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
     headers = with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", hint)
@@ -89,7 +94,7 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
 
 
 def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
-    bodies, asked = BodyBudget(), list[HttpRequest]()
+    bodies, asked = budget(), list[HttpRequest]()
 
     def note(request: HttpRequest) -> Refusal:
         asked.append(request)
@@ -109,7 +114,7 @@ def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
 
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED, PARTIAL])
 def test_what_makes_a_body_whole_is_taken_without_room(mode: BodyMode) -> None:
-    bodies = BodyBudget(10 + 2 * HEAD, words)
+    bodies = budget(10 + 2 * HEAD, words)
     sending(bodies).send(request_body(bytes(10)))
     talk = sending(bodies, mode)
     talk.send(request_body(b"123456789012", end=mode is not PARTIAL))
@@ -160,7 +165,7 @@ def answered_before(talk: Conversation) -> None:
     "end", [picked, refused, passed, ended_by_trailers, too_long, out_of_order, answered_before]
 )
 def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
-    bodies = BodyBudget(10_000)
+    bodies = budget(10_000)
     sending(bodies).send(request_body(b"another's"))
     talk = sending(bodies)
     talk.send(request_body(b"12345"))
@@ -175,7 +180,7 @@ def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
 @pytest.mark.parametrize("before", [lambda _: None, whole])
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation], None], cut: bool) -> None:
-    bodies = BodyBudget(10_000)
+    bodies = budget(10_000)
     talk = sending(bodies)
     talk.send(request_body(b"12345"))
     before(talk)
@@ -186,7 +191,7 @@ def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation
 
 
 def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_does_not() -> None:
-    bodies = BodyBudget(10, words)
+    bodies = budget(10, words)
     talk = sending(bodies, at=PickAt.HEADERS)
     talk.send(request_body(b"12345"), expect=[])
     assert bodies.held_bytes == 5
@@ -202,7 +207,7 @@ def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_doe
 @pytest.mark.parametrize("sizes", [(2,), (0, 1), (1, 511, 512, 513, 3), (600, 2, 2, 600), (0, 600, 0)])
 def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(sizes: tuple[int, ...]) -> None:
     """Objects of their own would take twenty times what short ones say."""
-    bodies = BodyBudget()
+    bodies = budget()
     talk = Conversation(Stream(bodies=bodies))
     talk.send(with_modes(request_headers(), DUPLEX))
     pieces = [
@@ -220,3 +225,24 @@ def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(siz
     assert taken_bytes < bodies.held_bytes * 1.5 + 5000
     talk.send(request_body(b"last", end=True))
     assert talk.asked().request.body == b"".join(pieces) + b"last"
+
+
+def test_who_holds_the_most_gives_way_to_who_holds_little() -> None:
+    whole = BodyBudget(100)
+    ended: list[str] = []
+
+    def reclaim(needed: Callable[[], bool]) -> None:
+        while needed():
+            ended.append("call")
+            greedy.give_back(10)
+
+    greedy, modest = whole.share(reclaim), whole.share(no_reclaim)
+    while greedy.take_part(10):
+        pass
+    assert greedy.held_bytes == 100
+    assert modest.take_part(25)
+    assert len(ended) == 3
+    assert modest.take_part(9)
+    assert not modest.take_part(10), "it would hold more than half as much by now"
+    assert not greedy.take_part(10)
+    assert whole.held_bytes == greedy.held_bytes + modest.held_bytes <= 100

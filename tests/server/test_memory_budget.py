@@ -103,12 +103,12 @@ def answers_unread(peer: RawPeer, number: int) -> None:
 
 
 def behind_an_answer(peer: RawPeer, number: int) -> None:
-    """Whole messages, however short, that wait until an answer before them is read."""
+    """Whole messages that wait until an answer before them is read."""
     answers = with_modes(request_headers(), DUPLEX)
     answers.protocol_config.request_body_mode = 2  # type: ignore[assignment]  # open enum: BUFFERED
     peer.open(number)
     peer.say(number, answers)
-    peer.pour(number, message(b"") * 20_000)
+    peer.pour(number, message(bytes(2000)) * 100)
 
 
 #: What makes a stream wait, on how many of each connection, and the window for answers.
@@ -210,7 +210,7 @@ class Gone:
 
 async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
-    bodies = serving.app._grpc._bodies
+    bodies = serving.app._grpc._single
     while bodies.take_part(LONGEST):
         pass
     while bodies.take_part(STREAM_BYTES):

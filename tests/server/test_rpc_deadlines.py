@@ -19,6 +19,8 @@ from tests.kit.http2 import PATH, REQUEST, Client, message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.extproc.body_budget import Reclaim
+
 
 class Handler:
     """Ends its call where it is told to."""
@@ -78,7 +80,7 @@ class Place:
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
 
-    def new_calls(self) -> Calls:
+    def new_calls(self, _reclaim: Reclaim) -> Calls:
         return Calls({PATH}, max_receive_bytes=100, max_send_bytes=100)
 
     def opened(self, _connection: RpcConnection, _certificate: bytes | None) -> Peer:

@@ -72,7 +72,7 @@ class Served:
         self.go, self.ends, self.state = asyncio.Event(), list[bool](), HealthState()
         self.log = AccessLogReceiver(self)  # type: ignore[arg-type]  # takes what is reported
         self.reports = 0
-        new_exchange: Callable[[], Any] = lambda: Echo(self.go, self.ends)  # noqa: E731
+        new_exchange: Callable[[Any], Any] = lambda _: Echo(self.go, self.ends)  # noqa: E731
         names = HealthNames(self.state, any_name=False)
         self.metrics = Metrics()
         self.services = Services(self.metrics, names, new_exchange, self.log)
@@ -363,7 +363,7 @@ async def _connections(served: Served, count: int) -> list[Any]:
 async def test_a_handler_that_cannot_be_made_ends_its_call_and_no_other(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken() -> Any:
+    def broken(_room: Any) -> Any:
         raise ZeroDivisionError
 
     served.services.new_exchange = broken

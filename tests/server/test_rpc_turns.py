@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from epp.extproc.body_budget import Reclaim
     from epp.http2.calls import Call
 
 FLOODS = {
@@ -128,7 +129,7 @@ class Place:
         self.waiting.append(partial(callback, *arguments))
         return SimpleNamespace(cancel=lambda: None)
 
-    def new_calls(self) -> Calls:
+    def new_calls(self, _reclaim: Reclaim) -> Calls:
         return Calls({PATH}, max_receive_bytes=100, max_send_bytes=100)
 
     def opened(self, _connection: RpcConnection, _certificate: bytes | None) -> Peer:

@@ -86,7 +86,7 @@ async def test_streams_are_counted_by_how_they_end(
 
     names = HealthNames(HealthState(), any_name=False)
     log = AccessLogReceiver(exchange)  # type: ignore[arg-type]  # nothing is reported
-    new_exchange: Any = lambda: exchange  # noqa: E731  # scripted
+    new_exchange: Any = lambda _: exchange  # noqa: E731  # scripted
     server = listener(transport, Services(metrics, names, new_exchange, log, may_leave=False))
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
