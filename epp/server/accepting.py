@@ -88,7 +88,8 @@ class Acceptor(Generic[P]):
         tls: for connections, None for plaintext.
         lines: for lines that a peer can cause by the thousand.
         on_refused: told of each connection that is closed because there are enough.
-        end_idle: ends an open connection if it is idle, and says whether it was; None where none is.
+        end_idle: ends an open connection if it is idle, or, where asked so, if it never carried a call; says
+            whether it was. None where none is.
         queue: takes what is to wait for its turn: beginning the connections of a peer over its budget.
 
     Attributes:
@@ -103,7 +104,7 @@ class Acceptor(Generic[P]):
         tls: ssl.SSLContext | None,
         lines: SparseLog,
         on_refused: Callable[[], None],
-        end_idle: Callable[[P], bool] | None = None,
+        end_idle: Callable[[P, bool], bool] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
@@ -201,23 +202,25 @@ class Acceptor(Generic[P]):
         return len(self._places) < self._most or self._make_room(self._peers.by_connections())
 
     def _make_room(self, peers: Iterable[Peer]) -> bool:
-        """End the connection unused for longest of the first of these that has an idle one; whether it did.
+        """End an idle connection of the first of these peers that has one; whether there was one.
 
-        A connection that is in use moves behind the others of its peer.
+        Those that never carried a call come first, then the one unused for longest: a connection that is in
+        use moves behind the others of its peer.
         """
         if self._end_idle is None:
             return False
         for peer in peers:
-            for _ in range(len(peer.connections)):
-                connection = next(iter(peer.connections))
-                if connection not in self.open:
-                    self._end_beginning(connection)
-                    return True
-                if self._end_idle(connection):
-                    self._release(connection)
-                    return True
-                del peer.connections[connection]
-                peer.connections[connection] = None
+            for never_used in (True, False):
+                for _ in range(len(peer.connections)):
+                    connection = next(iter(peer.connections))
+                    if connection not in self.open:
+                        self._end_beginning(connection)
+                        return True
+                    if self._end_idle(connection, never_used):
+                        self._release(connection)
+                        return True
+                    del peer.connections[connection]
+                    peer.connections[connection] = None
         return False
 
     def _end_beginning(self, connection: P) -> None:

@@ -265,6 +265,11 @@ class RpcConnection(asyncio.Protocol):
                 call.owner.cancelled()
         self.refuse_more()
 
+    @property
+    def was_used(self) -> bool:
+        """Whether a stream has begun on it."""
+        return self._calls.connection.last > 0
+
     def is_in_use(self) -> bool:
         """Whether it has an open stream, or one began since this was asked last."""
         connection = self._calls.connection

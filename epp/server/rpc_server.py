@@ -194,9 +194,9 @@ class RpcServer:
         work.turn()
         peer.credit_s -= loop.time() - began_s
 
-    def _end_idle(self, connection: RpcConnection) -> bool:
-        """End a connection at once that is not in use; whether it was not."""
-        if connection.is_in_use():
+    def _end_idle(self, connection: RpcConnection, never_used: bool) -> bool:
+        """End a connection at once that never carried a call, or else is not in use; whether it was so."""
+        if connection.was_used if never_used else connection.is_in_use():
             return False
         connection.end()
         self.on_ended("room")
