@@ -24,7 +24,7 @@ def with_private_escapes(body: bytes) -> bytes | None:
     """A body without lone surrogates, None where there are none or too many."""
     if len(body) > _MAX_BODY_BYTES:
         return None
-    parts, done = [], 0
+    parts, done = list[bytes](), 0
     while found := _TO_LONE.match(body, done):
         if len(parts) >= _MAX_FOUND:
             return None
