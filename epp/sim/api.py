@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from epp.errors import ClientError
+from epp.prompt.surrogates import with_private_escapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +93,10 @@ def parse(body: bytes, *, chat: bool) -> SimRequest:
         ClientError: 400 with words for the client.
     """
     try:
-        data = msgspec.json.decode(body)
+        try:
+            data = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            data = msgspec.json.decode(with_private_escapes(body) or body)  # engines take lone surrogates
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -151,7 +155,7 @@ def _content(content: object, index: int) -> bytes:
     if content is None:
         return b""
     if isinstance(content, str):
-        return content.encode("utf-8", "surrogatepass")
+        return content.encode()
     if isinstance(content, list):
         return b"".join(
             str(part["text"]).encode()
@@ -167,7 +171,7 @@ def _prompt_text(data: Mapping[str, Any]) -> bytes:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
-        return prompt.encode("utf-8", "surrogatepass")
+        return prompt.encode()
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return b"".join((token & 0xFFFF_FFFF).to_bytes(BYTES_PER_TOKEN, "little") for token in prompt)
     raise ClientError(400, "prompt must be one text, or one list of token ids.", "prompt")

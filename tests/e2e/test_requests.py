@@ -51,6 +51,12 @@ async def test_a_conversation_stays_where_its_prefix_is_cached(tmp_path: Path, v
 
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
+async def test_a_prompt_with_half_of_a_surrogate_pair_is_answered(tmp_path: Path, variant: Variant) -> None:
+    async with Serving(tmp_path, replicas=[quick_config("a")], variant=variant) as serving:
+        assert (await serving.chat("cut within a face: \ud83d"))[0] == 200
+
+
+@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.errors import ClientError
@@ -22,6 +22,7 @@ PIECES = st.lists(
 
 
 @given(PIECES)
+@example([r"\\", "ud800", r"\udc00"])
 def test_each_lone_surrogate_alone_gets_another_spelling(pieces: list[str]) -> None:
     body = '"' + "".join(pieces) + '"'
     wanted = json.loads(body)
