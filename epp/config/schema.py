@@ -35,7 +35,7 @@ class Pool(Section, frozen=True):
             Envoy this path, relative to the configuration file. Empty where Envoy does not read it: it
             shares no file system with the picker, or is of the `original-dst` variant.
         eds_delay_s: seconds after it is written to `eds_file` before a new endpoint is picked, so that Envoy
-            knows it by then.
+            knows it by then; one whose models no other endpoint serves is picked at once.
     """
 
     file: str = "endpoints.yaml"

@@ -35,13 +35,16 @@ _LEAST_ANSWER = 8
 def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
     """Tell whether an engine's counts cannot be: below 0, or more than the model's context holds.
 
-    The counts of several prompts are sums, and so are those of a server-side loop of tools (OpenAI
-    responses): only `_ABSURD_TOKENS` bounds them, as it does where the context is not known.
+    Each of several choices may be as long as the context. The counts of several prompts are sums, and so are
+    those of a server-side loop of tools (OpenAI responses): only `_ABSURD_TOKENS` bounds them, as it does
+    where the context is not known.
     """
     slot = fleet.slot_of(entry.served or entry.endpoint) if entry.ask.api in _ONE_PROMPT else None
     limit = (None if slot is None else fleet.context_tokens(slot)) or _ABSURD_TOKENS
-    counts = (usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0)
-    return min(counts) < 0 or max(counts) > limit
+    prompt, answers, cached = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0
+    if min(prompt, answers, cached) < 0:
+        return True
+    return max(prompt, cached) > limit or answers > limit * entry.ask.choices
 
 
 def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:

@@ -43,6 +43,7 @@ class Ask:
         language: of the prompt (`epp.prompt.language`).
         task: as the client names it.
         tried_models: models that the client says it has tried.
+        choices: how many answers to the prompt it asks for.
     """
 
     model: str = ""
@@ -60,6 +61,7 @@ class Ask:
     language: str = ""
     task: str = ""
     tried_models: tuple[str, ...] = ()
+    choices: int = 1
 
 
 @fast_dataclass(frozen=True, slots=True)

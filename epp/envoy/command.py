@@ -239,18 +239,19 @@ def _configured(config_file: Path, variant: str) -> EnvoySettings:
         ConfigError: naming the file, the key and the fix.
     """
     config, errors = salvage_config(_read(config_file), str(config_file))
+    base = config_file.resolve().parent  # as `epp serve` has it
     pool: dict[str, EndpointSpec] = {}
     with gather(errors):
         _check_renderable(config, variant, str(config_file))
     if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
-        pool_file = config_file.parent / config.pool.file
+        pool_file = base / config.pool.file
         with gather(errors):
             pool = parse_pool(_read(pool_file), str(pool_file))
     raise_all(errors)
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
     if variant == Variant.ORIGINAL_DST or config.relays.regions or not config.pool.eds_file:
         return settings
-    return replace(settings, eds_path=str((config_file.parent / config.pool.eds_file).absolute()))
+    return replace(settings, eds_path=str(base / config.pool.eds_file))
 
 
 def _check_renderable(config: Config, variant: str, source: str) -> None:

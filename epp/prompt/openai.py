@@ -40,6 +40,7 @@ class _Chat(OpenAIFields, kw_only=True):
     add_generation_prompt: Any = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
+    n: Any = None
 
 
 class _Completion(OpenAIFields, kw_only=True):
@@ -48,6 +49,7 @@ class _Completion(OpenAIFields, kw_only=True):
     suffix: Any = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
+    n: Any = None
 
 
 _CHAT = decoder(_Chat)
@@ -76,6 +78,7 @@ def _request(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         template_arguments=arguments,
         text_only=text_only,
+        choices=body.n if isinstance(body.n, int) and body.n > 1 else 1,
     )
 
 

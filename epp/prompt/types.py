@@ -32,6 +32,7 @@ class ParsedRequest:
         include_usage: whether a streamed answer will carry ``usage``.
         template_arguments: what the client gives the model's chat template beside the chat.
         text_only: there is no media in it and it is not given as token ids; False where nobody looked.
+        choices: how many answers to the one prompt the client asks for.
     """
 
     api: str
@@ -44,6 +45,7 @@ class ParsedRequest:
     include_usage: bool
     template_arguments: TemplateArguments = ()
     text_only: bool = False
+    choices: int = 1
 
 
 class Parser(Protocol):

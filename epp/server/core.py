@@ -290,6 +290,7 @@ class Core:
             language=language_of(parsed.canonical),
             task=task_of(headers),
             tried_models=tried_models(headers),
+            choices=parsed.choices,
         )
 
     def _priority(self, request: HttpRequest) -> int:

@@ -146,12 +146,21 @@ class PoolFeed:
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 
     def _offer(self) -> None:
-        """Give the picker the pool; endpoints that Envoy does not know yet take no requests."""
-        eds = self._eds
-        endpoints = [
-            endpoint if eds is None or eds.knows(endpoint.address) else replace(endpoint, draining=True)
-            for endpoint in self._endpoints
-        ]
+        """Give the picker the pool; endpoints that Envoy does not know yet take no requests.
+
+        Unless no other endpoint serves their models: a refusal would fail every request until Envoy knows
+        them, and for a pick that it does not know it uses another host.
+        """
+        eds, endpoints = self._eds, self._endpoints
+        if eds is not None:
+            serving = [each for each in endpoints if eds.knows(each.address) and not each.draining]
+            endpoints = [
+                replace(endpoint, draining=True)
+                if not eds.knows(endpoint.address)
+                and any(not each.models or endpoint.models <= each.models for each in serving)
+                else endpoint
+                for endpoint in endpoints
+            ]
         self._picker.set_pool(endpoints, self._clock.mono_s())
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:

@@ -191,6 +191,9 @@ def test_command_lets_envoy_follow_the_file_that_the_picker_writes(
     assert note == f"epp: start the picker before Envoy: it writes {tmp_path}/eds.json\n"
     (tmp_path / "eds.json").write_text("")
     assert cluster() == (found, "")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "epp.yaml").symlink_to(config)
+    assert cluster("--config", str(tmp_path / "links" / "epp.yaml")) == (found, ""), "as the picker has it"
     config.write_text("pool: {eds_file: ''}\npolicy: {fallbacks: 0}")
     assert cluster()[0]["type"] == "STATIC", "they share no file system"
     config.write_text("policy: {fallbacks: 0}")

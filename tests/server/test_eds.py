@@ -41,8 +41,10 @@ class World:
         return self.app
 
     def pool(self, *addresses: str, **fields: Any) -> None:
-        specs = {address: EndpointSpec(address=address, **fields) for address in addresses}
-        self.app._pool.apply(specs)
+        self.apply(*(EndpointSpec(address=address, **fields) for address in addresses))
+
+    def apply(self, *specs: EndpointSpec) -> None:
+        self.app._pool.apply({spec.address: spec for spec in specs})
 
     async def stop(self) -> None:
         for app in self._apps:
@@ -100,6 +102,20 @@ async def test_a_new_endpoint_is_picked_once_envoy_has_had_time_to_read_of_it(
     await until(lambda: not world.app._pool._eds.knows(B))  # type: ignore[union-attr]  # there is one
     world.pool(A, B)
     assert world.eligible() == {A}, "once more, after it had left"
+
+
+async def test_a_new_endpoint_is_picked_at_once_where_no_other_serves_its_model(world: World) -> None:
+    world.picker(LONG_S)
+    world.pool(A)
+    await world.app._pool.start()
+    world.pool(B)
+    assert world.eligible() == {B}, "the whole pool is replaced"
+    world.apply(EndpointSpec(address=A, draining=True), EndpointSpec(address=B))
+    assert world.eligible() == {B}
+    world.apply(EndpointSpec(address=A, models=["m"]), EndpointSpec(address=B, models=["n"]))
+    assert world.eligible() == {A, B}
+    world.apply(EndpointSpec(address=A, models=["m", "n"]), EndpointSpec(address=B, models=["n"]))
+    assert world.eligible() == {A}
 
 
 async def test_a_start_with_another_pool_than_envoy_follows_waits_until_it_has_read_this(

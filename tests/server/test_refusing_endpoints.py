@@ -155,6 +155,20 @@ def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment
     assert outcomes[0].usage == Usage(9000, 0, None)
 
 
+def test_each_of_several_choices_may_be_as_long_as_the_context(deployment: Deployment) -> None:
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    for endpoint in POOL:
+        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192})
+    body = json.dumps({"model": "m", "messages": QUESTION, "n": 4}).encode()
+    request = HttpRequest("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
+    for answers in (30_000, 40_000):
+        decided = deployment.core.decide(request)
+        assert isinstance(decided, Decided)
+        deployment.ended(decided.decision, usage=Usage(100, answers, None))
+    assert [outcome.usage for outcome in outcomes] == [Usage(100, 30_000, None), NO_USAGE]
+
+
 EMPTY = (
     {"usage": Usage(100, 0, None), "response_bytes": 300},
     {"usage": NO_USAGE, "response_bytes": 2},
