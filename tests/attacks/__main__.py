@@ -97,8 +97,12 @@ def main() -> int:
         for late_s, why in row.failures[-3:]:
             print(f"{'':20}{late_s:+.2f} s {why}", flush=True)
 
+    def attack_all(rig: Rig) -> None:
+        for name in ["", *names]:
+            attack(rig, name)
+
     if arguments.behind:
-        asyncio.run(behind(arguments.behind, lambda rig: [attack(rig, name) for name in ["", *names]]))
+        asyncio.run(behind(arguments.behind, attack_all))
     else:
         for name in ["", *names]:
             with alone(tls=arguments.tls) as rig:

@@ -55,7 +55,7 @@ async def gateway(kind: str, folder: Path) -> AsyncIterator[Serving]:
             yield serving
 
 
-async def behind(kind: str, attack: Callable[[Rig], object]) -> None:
+async def behind(kind: str, attack: Callable[[Rig], None]) -> None:
     """Attack a picker behind an Envoy through which chats go.
 
     Args:
