@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError
 from epp.server.app import App
+from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +165,7 @@ def test_errors_of_a_watched_file_are_one_entry_of_the_log(
     with caplog.at_level("ERROR"):
         for file in app._files:
             file.check()
-    (entry,) = (record.message for record in caplog.records if record.levelname == "ERROR")
+    (entry,) = own_lines(caplog, logging.ERROR)
     assert all(f"endpoints.yaml: {key}: " in entry for key in POOL_KEYS)
 
 
