@@ -61,10 +61,11 @@ def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:
         keys: keys in it.
     """
     wrong = {"", section, *(f"{section}.{key}" for key in keys)}
+    meant = {"": {f"did you mean {section!r}?"}, section: {f"did you mean {key!r}?" for key in keys}}
     return not any(
         error.key in wrong
         or error.key.startswith(tuple(f"{section}.{key}." for key in keys))
-        or (error.problem == "unknown key" and error.key.rpartition(".")[0] in ("", section))
+        or (error.problem == "unknown key" and error.fix in meant.get(error.key.rpartition(".")[0], ()))
         for error in found
     )
 

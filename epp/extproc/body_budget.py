@@ -88,6 +88,11 @@ class BodyBudget:
             self._reclaims = False
         return self.held_bytes + size <= limit
 
+    def has_spare(self, size: int, *, half: bool) -> bool:
+        """Whether there is room for so much more, in the first half of the budget where asked so."""
+        limit = self._max_bytes // 2 if half else self._max_with_parts_bytes
+        return self.held_bytes + size <= limit
+
     def hold(self, share: Share, size: int) -> None:
         """Count what a share takes, or gives back where it is negative."""
         self.held_bytes += size
@@ -126,6 +131,13 @@ class Share:
     def take_part(self, size: int) -> bool:
         """Hold so much of what is no body; False where there is no room."""
         if not self._budget.find_room(self, size, body=False):
+            return False
+        self._budget.hold(self, size)
+        return True
+
+    def take_spare(self, size: int, *, half: bool = False) -> bool:
+        """Hold so much for what may be left undone, at nobody's expense; of ``half`` of the budget alone."""
+        if not self._budget.has_spare(size, half=half):
             return False
         self._budget.hold(self, size)
         return True

@@ -6,8 +6,8 @@ be reached by Envoy alone, as that one is: whoever reaches it could report anyth
 it knows.
 
 Rules: an entry that cannot be read is counted and dropped, and so is what the receiver of reports fails on;
-the stream goes on, and Envoy never sees an error. A message of more bytes or entries than Envoy puts into one
-is read to that limit, so that no message keeps the event loop for long.
+the stream goes on, and Envoy never sees an error. A message longer than those that Envoy sends is dropped,
+and so are entries beyond a limit, so that no message keeps the event loop for long.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Exchange:
     def _may_wait(self, reading: Reading) -> bool:
         """Whether the prompt finds room while its tokens are counted; without room they are estimated."""
         size = len(reading.parsed.canonical) if reading.parsed is not None else 0
-        if not self._stream.bodies.take_part(size):
+        if not self._stream.bodies.take_spare(size):
             self._count_over(cancel=True)
             return False
         self._counted_bytes = size
@@ -200,7 +200,7 @@ class Exchange:
             pick = replace(pick, rewrite_response=self._restoring)
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
-            if self._stream.bodies.take_part(WATCH_BYTES):
+            if self._stream.bodies.take_spare(WATCH_BYTES, half=True):
                 self._watch = AnswerWatch()
                 return pick
             how = Observe.CARRY

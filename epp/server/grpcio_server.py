@@ -31,7 +31,7 @@ class GrpcioServer:
     """One listener.
 
     Args:
-        services: what is served; without ext_proc and access log where they are None.
+        services: what is served.
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         credentials: of the listener, None for plaintext.
@@ -66,16 +66,15 @@ class GrpcioServer:
         """
         services = self._services
         server = grpc.aio.server(options=self._options)
-        if services.new_exchange is not None and services.access_log is not None:
-            self._ext_proc = ExtProc(
-                services.new_exchange,
-                services.metrics,
-                services.log,
-                single=services.may_leave,
-                max_send_bytes=self._max_send_bytes,
-            )
-            log = AccessLog(services.access_log)
-            server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))
+        self._ext_proc = ExtProc(
+            services.new_exchange,
+            services.metrics,
+            services.log,
+            single=services.may_leave,
+            max_send_bytes=self._max_send_bytes,
+        )
+        log = AccessLog(services.access_log)
+        server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(Health(services.health, services.watchers), server)
         try:
             if self._credentials is None:

@@ -34,8 +34,8 @@ class Services:
     Attributes:
         metrics: counted into.
         health: what its health service tells.
-        new_exchange: makes what carries one HTTP request; None for a listener without ext_proc.
-        access_log: takes Envoy's reports; None for a listener that does not.
+        new_exchange: makes what carries one HTTP request.
+        access_log: takes Envoy's reports.
         may_leave: whether streams may end with their pick.
         watchers: who watches the health service.
         log: for lines that a peer can cause by the thousand.
@@ -43,23 +43,20 @@ class Services:
 
     metrics: Metrics
     health: HealthNames
-    new_exchange: Callable[[Room | None], Exchange] | None = None
-    access_log: AccessLogReceiver | None = None
+    new_exchange: Callable[[Room | None], Exchange]
+    access_log: AccessLogReceiver
     may_leave: bool = True
     watchers: set[Watching] = field(default_factory=set)
     log: SparseLog = field(default_factory=lambda: SparseLog(logging.getLogger(__name__)))
 
     def methods(self) -> dict[str, Serve]:
         """What serves a call, by its path."""
-        methods = health_service(self.health, self.watchers)
         new_exchange, metrics, access_log = self.new_exchange, self.metrics, self.access_log
         log = self.log
-        if new_exchange is not None:
-            methods[f"/{EXT_PROC}/Process"] = lambda call, flush: ProcessCall(
+        return {
+            **health_service(self.health, self.watchers),
+            f"/{EXT_PROC}/Process": lambda call, flush: ProcessCall(
                 call, new_exchange(call.room), metrics, flush, log
-            )
-        if access_log is not None:
-            methods[f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}"] = lambda call, flush: AccessLogCall(
-                call, flush, access_log
-            )
-        return methods
+            ),
+            f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}": lambda call, flush: AccessLogCall(call, flush, access_log),
+        }

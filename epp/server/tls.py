@@ -15,10 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
 from epp.server.files import WatchedFiles, read_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import grpc
@@ -96,14 +97,19 @@ class Pair:
 
     def __init__(self, tls: FileTls, base: Path, source: str) -> None:
         key, self._cert = base / tls.key_file, base / tls.cert_file
-        contents = (_required(key, source, "key_file"), _required(self._cert, source, "cert_file"))
+        contents: list[bytes] = []
+        errors: list[ConfigError] = []
+        for path, name in ((key, "key_file"), (self._cert, "cert_file")):
+            with gather(errors):
+                contents.append(_required(path, source, name))
+        raise_all(errors)
         try:
             self.pem = _checked(contents)
         except ssl.SSLError as error:
             raise ConfigError(source, "listen.tls", f"not a certificate and its key: {error}") from error
         self.files = WatchedFiles((key, self._cert), self._take)
 
-    def _take(self, contents: tuple[bytes | None, ...]) -> None:
+    def _take(self, contents: Sequence[bytes | None]) -> None:
         try:
             pem = _checked(contents)
         except ssl.SSLError as error:
@@ -124,7 +130,7 @@ def _required(path: Path, source: str, key: str) -> bytes:
     return content
 
 
-def _checked(contents: tuple[bytes | None, ...]) -> tuple[bytes, bytes]:
+def _checked(contents: Sequence[bytes | None]) -> tuple[bytes, bytes]:
     """A key and its certificate. Halves of two pairs are refused: a writer may be between the two files."""
     key, cert = contents
     if key is None or cert is None:
@@ -151,11 +157,10 @@ def grpc_credentials(
         return None
     import grpc  # noqa: PLC0415  # only where grpcio serves
 
-    ca = _client_ca(tls, base, source)
     if tls.self_signed:
-        pem = self_signed(dt.datetime.now(dt.UTC))
+        ca, pem = _client_ca(tls, base, source), self_signed(dt.datetime.now(dt.UTC))
         return grpc.ssl_server_credentials([pem], root_certificates=ca, require_client_auth=ca is not None)
-    pair = Pair(tls, base, source)
+    pair, ca = _files(tls, base, source)
     if not tls.reload:
         return grpc.ssl_server_credentials(
             [pair.pem], root_certificates=ca, require_client_auth=ca is not None
@@ -184,10 +189,11 @@ def rpc_context(
     """
     if tls is None:
         return None
-    ca = _client_ca(tls, base, source)
     if tls.self_signed:
+        ca = _client_ca(tls, base, source)
         return _h2_context(self_signed(dt.datetime.now(dt.UTC)), ca, source)
-    return _presenting(tls, Pair(tls, base, source), partial(_h2_context, ca=ca, source=source), follow)
+    pair, ca = _files(tls, base, source)
+    return _presenting(tls, pair, partial(_h2_context, ca=ca, source=source), follow)
 
 
 def http_context(
@@ -199,8 +205,8 @@ def http_context(
     """
     if tls is None:
         return None
-    ca = _client_ca(tls, base, source)
-    return _presenting(tls, Pair(tls, base, source), partial(_http_context, ca=ca, source=source), follow)
+    pair, ca = _files(tls, base, source)
+    return _presenting(tls, pair, partial(_http_context, ca=ca, source=source), follow)
 
 
 def _presenting(
@@ -259,6 +265,21 @@ def _ask_for_certificates(context: ssl.SSLContext, ca: bytes | None, source: str
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(source, "listen.tls.client_ca_file", f"no certificates: {error}") from error
     context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _files(tls: FileTls, base: Path, source: str) -> tuple[Pair, bytes | None]:
+    """Read the pair, and the CA that signs clients' certificates.
+
+    Raises:
+        ConfigError: naming each file that cannot be used.
+    """
+    errors: list[ConfigError] = []
+    with gather(errors):
+        ca = _client_ca(tls, base, source)
+    with gather(errors):
+        pair = Pair(tls, base, source)
+    raise_all(errors)
+    return pair, ca
 
 
 def _client_ca(tls: FileTls, base: Path, source: str) -> bytes | None:

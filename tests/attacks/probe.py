@@ -114,38 +114,20 @@ def _close(task: asyncio.Task[Connection]) -> None:
         asyncio.ensure_future(task.result().close())  # noqa: RUF006  # it does not wait
 
 
-class Readiness:
-    """Asks for /readyz as a kubelet does, each time on a new connection."""
+class Http:
+    """Asks for /readyz as a kubelet does, each time on a new connection, or for chats as a client of Envoy."""
 
-    def __init__(self, address: str, source: str) -> None:
-        self._address, self._source = address, source
-
-    async def call(self) -> None:
-        """One question."""
-        host, _, port = self._address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(self._source, 0))
-        try:
-            writer.write(b"GET /readyz HTTP/1.1\r\nhost: picker\r\nconnection: close\r\n\r\n")
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise FailedError(status.decode())
-        finally:
-            writer.close()
-
-
-class Chats:
-    """A client of Envoy."""
-
-    def __init__(self, address: str) -> None:
-        self._url = f"http://{address}{CHAT}"
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    def __init__(self, url: str, source: str, body: bytes | None = None) -> None:
+        self._url, self._body, self._wanted = url, body, b"choices" if body else b"ok"
+        connector = aiohttp.TCPConnector(limit=0, force_close=body is None, local_addr=(source, 0))
+        self._http = aiohttp.ClientSession(connector=connector, headers={"content-type": "application/json"})
 
     async def call(self) -> None:
-        """One chat."""
-        headers = {"content-type": "application/json"}
-        async with self._http.post(self._url, data=_BODY, headers=headers) as answer:
+        """One request."""
+        method = "POST" if self._body else "GET"
+        async with self._http.request(method, self._url, data=self._body) as answer:
             text = await answer.read()
-            if answer.status != 200 or b"choices" not in text:
+            if answer.status != 200 or self._wanted not in text:
                 raise FailedError(f"{answer.status} {text[:80]!r}")
 
 
@@ -162,14 +144,13 @@ async def _timed(number: int, call: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _run(kind: str, address: str, source: str, tls: ssl.SSLContext | None) -> None:
-    makers: dict[str, Callable[[], Proxy | Readiness | Chats]] = {
-        "pick": lambda: Proxy(address, source, tls),
-        "ready": lambda: Readiness(address, source),
-        "chat": lambda: Chats(address),
-    }
-    call, due_s, under_way = makers[kind]().call, time.monotonic(), set()
+    caller: Proxy | Http = Proxy(address, source, tls)
+    if kind != "pick":
+        path, body = (CHAT, _BODY) if kind == "chat" else ("/readyz", None)
+        caller = Http(f"http://{address}{path}", source, body)
+    due_s, under_way = time.monotonic(), set()
     for number in itertools.count():
-        task = asyncio.ensure_future(_timed(number, call))
+        task = asyncio.ensure_future(_timed(number, caller.call))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
         due_s += EVERY_S

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -39,8 +38,8 @@ CONFIG: dict[str, Any] = {
 SLOW_MS = 50.0
 _PROCESSES = 2
 _LOOK_S = 0.05
-#: Longest wait for a picker to be itself again.
-_RECOVERY_S = 15.0
+#: Longest wait for a picker to be itself again, and before an attack to serve all probes.
+_RECOVERY_S, _SERVED_S = 15.0, 30.0
 
 
 class Sample(NamedTuple):
@@ -85,24 +84,20 @@ class Row:
         return percentile(self.ms[probe], share) if self.ms.get(probe) else float("nan")
 
 
+def _started(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+    command = tied_to_parent(sys.executable, "-m", *arguments)
+    return subprocess.Popen(command, start_new_session=True, bufsize=0, **pipes)
+
+
 class Probe:
-    """A process of `tests.attacks.probe`, as a context manager."""
+    """A process of `tests.attacks.probe`, whose output is kept in a file."""
 
     def __init__(self, folder: Path, name: str, kind: str, address: str, source: str, *flags: str) -> None:
         self.name, self._file = name, folder / f"{name}.samples"
-        self._command = ("-m", "tests.attacks.probe", kind, address, source, *flags)
         self._samples: list[Sample] = []
         self._read_bytes = 0
-
-    def __enter__(self) -> Self:
-        command = tied_to_parent(sys.executable, *self._command)
         with self._file.open("wb") as samples:
-            self._process = subprocess.Popen(command, stdout=samples, start_new_session=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+            self.process = _started("tests.attacks.probe", kind, address, source, *flags, stdout=samples)
 
     def samples(self, since_s: float = 0.0) -> list[Sample]:
         """Of calls begun since then that are over."""
@@ -118,39 +113,35 @@ class Probe:
         later = [sample.number for sample in self.samples(until_s)]
         return bool(later) and sum(sample.number < min(later) for sample in self._samples) == min(later)
 
+    def served(self) -> bool:
+        """Whether the last ten calls succeeded."""
+        last = self.samples()[-10:]
+        return len(last) == 10 and not any(sample.problem for sample in last)
+
 
 class Rig:
-    """Attackers and probes beside a picker that runs, as a context manager.
+    """Attackers and probes beside a picker that runs; a context manager that ends them.
 
     Args:
         pid: the picker.
         address: its gRPC listener.
-        probes: not started yet.
+        probes: that run.
         tls: whether the listener speaks TLS.
     """
 
     def __init__(self, pid: int, address: str, probes: list[Probe], *, tls: bool = False) -> None:
         self._pid, self._probes = pid, probes
-        command = ("-m", "tests.attacks.attacker", address, *(["tls"] if tls else []))
-        self._command = tied_to_parent(sys.executable, *command)
+        self._command = ("tests.attacks.attacker", address, *(["tls"] if tls else []))
         self._attackers: list[subprocess.Popen[bytes]] = []
-        self._exit = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.callback(self._end_attackers)
-            for probe in self._probes:
-                stack.enter_context(probe)
-            deadline_s = time.monotonic() + 30
-            while any(len(last := probe.samples()[-10:]) < 10 or last[-1].problem for probe in self._probes):
-                if time.monotonic() > deadline_s:
-                    raise RuntimeError(f"not served: {[probe.samples()[-1:] for probe in self._probes]}")
-                time.sleep(_LOOK_S)
-            self._exit = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exit.close()
+        self._end_attackers()
+        for probe in self._probes:
+            probe.process.kill()
+            probe.process.wait()
 
     def run(
         self,
@@ -161,7 +152,7 @@ class Rig:
         slow_ms: float = SLOW_MS,
         quiet_s: float = 2.0,
     ) -> Row:
-        """One attack, and the time until the picker is itself again.
+        """One attack, begun once all probes are served, and the time until the picker is itself again.
 
         Args:
             name: of the attack, ``""`` for none.
@@ -170,7 +161,11 @@ class Rig:
             slow_ms: a call that takes longer is not what is usual.
             quiet_s: calls must be quick for so long before the picker counts as itself again.
         """
-        row = Row(name or "none")
+        row, deadline_s = Row(name or "none"), time.monotonic() + _SERVED_S
+        while not all(probe.served() for probe in self._probes):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"not served: {[probe.samples()[-1:] for probe in self._probes]}")
+            time.sleep(_LOOK_S)
         waiting = self._begin(name, seconds, connections) if name else []
         begun_s = time.monotonic()
         try:
@@ -195,20 +190,15 @@ class Rig:
         for probe in self._probes:
             found = probe.samples(begun_s)
             row.ms[probe.name] = [sample.ms for sample in found if sample.begun_s <= end_s]
-            row.failures += [
-                (sample.end_s - end_s, f"{probe.name}: {sample.problem}")
-                for sample in found
-                if sample.problem
-            ]
+            failed = [sample for sample in found if sample.problem]
+            row.failures += [(sample.end_s - end_s, f"{probe.name}: {sample.problem}") for sample in failed]
         return row
 
     def _begin(self, name: str, seconds: float, connections: int) -> list[Any]:
         """Begin an attack; the pipes that tell of its end."""
         while len(self._attackers) < _PROCESSES:
             pipe = subprocess.PIPE
-            self._attackers.append(
-                subprocess.Popen(self._command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
-            )
+            self._attackers.append(_started(*self._command, stdin=pipe, stdout=pipe))
         if FLOODS[name].all_places:
             connections = MAX_CONNECTIONS + MAX_CONNECTIONS // 10
         share = -(-connections // _PROCESSES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.attacks.__main__ import header, line, memory_problems
+from tests.attacks.__main__ import header, line, memory_problem
 from tests.attacks.floods import FLOODS
 from tests.attacks.pickers import ISTIO, alone, gateway
 from tests.kit.envoy import require_envoy
@@ -33,7 +33,7 @@ def test_peers_that_behave_are_served(rig: Rig, capsys: pytest.CaptureFixture[st
     with capsys.disabled():
         print(f"\n{header(row)}" if name == next(iter(FLOODS)) else "", line(row), sep="\n")
     assert not row.failures
-    assert not memory_problems(row)
+    assert not memory_problem(row)
     assert not row.cut_short
     assert row.tally["made"] >= 8, "nothing was attacked"
 

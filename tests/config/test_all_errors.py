@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError
 from epp.server.app import App
+from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +113,7 @@ def of_keys(lines: list[str]) -> list[str]:
 
 #: Wrong in what only a start finds out, and in every file that a start reads.
 START = f"""
-{SERVED}, http_tls: {{cert_file: no.crt, key_file: no.key}}}}
+{SERVED}, http_tls: {{cert_file: no.crt, key_file: no.key, client_ca_file: no.ca}}}}
 policy: {{name: gorgo, weights: {{rtt: 1}}, bounds: {{queue: [0, 1]}}, params: {{speed: 1}}}}
 overrides_file: overrides.yaml
 prefix: {{secret_file: short}}
@@ -121,18 +123,21 @@ capability: {{file: capability.yaml}}
 START_KEYS = [
     "epp.yaml: prefix.secret_file", "epp.yaml: policy.params.speed", "epp.yaml: policy.bounds.queue",
     "epp.yaml: policy.weights.rtt", "epp.yaml: shadow[0]", "epp.yaml: shadow[2]",
-    "epp.yaml: listen.http_tls.key_file", "overrides.yaml: weights.w", "overrides.yaml: weights.v",
+    "epp.yaml: listen.http_tls.client_ca_file", "epp.yaml: listen.http_tls.key_file",
+    "epp.yaml: listen.http_tls.cert_file", "overrides.yaml: weights.w", "overrides.yaml: weights.v",
     "capability.yaml: models", "endpoints.yaml: endpoints[0].address",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [[], ["scrape.interval_s", "drain_s"]], ids=["values", "and types"])
+@pytest.mark.parametrize(
+    "first", [[], ["scrape.interval_s", "drain_s", "request.size", "regios"]], ids=["values", "and types"]
+)
 def test_a_start_reports_the_errors_of_all_files(tmp_path: Path, first: list[str]) -> None:
     (tmp_path / "short").write_text("x")
     (tmp_path / "overrides.yaml").write_text("weights: {w: 1, v: 1}")
     (tmp_path / "capability.yaml").write_text("models: 1")
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: 'a:0'}]")
-    text = START + ("scrape: {interval_s: -1}\ndrain_s: -1" if first else "")
+    text = START + ("scrape: {interval_s: -1}\ndrain_s: -1\nrequest: {size: 1}\nregios: []" if first else "")
     assert of_keys(served(tmp_path, text)) == [f"epp.yaml: {key}" for key in first] + START_KEYS
 
 
@@ -160,7 +165,7 @@ def test_errors_of_a_watched_file_are_one_entry_of_the_log(
     with caplog.at_level("ERROR"):
         for file in app._files:
             file.check()
-    (entry,) = (record.message for record in caplog.records if record.levelname == "ERROR")
+    (entry,) = own_lines(caplog, logging.ERROR)
     assert all(f"endpoints.yaml: {key}: " in entry for key in POOL_KEYS)
 
 

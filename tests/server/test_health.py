@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -29,7 +29,8 @@ class Listener:
     def __init__(self, transport: str, *, any_name: bool) -> None:
         self.state = HealthState()
         names = HealthNames(self.state, any_name=any_name)
-        self._server = listener(transport, Services(Metrics(), names))
+        nobody: Any = None  # neither requests nor reports come
+        self._server = listener(transport, Services(Metrics(), names, nobody, nobody))
 
     async def start(self) -> None:
         address = await self._server.start("127.0.0.1:0")
