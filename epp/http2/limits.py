@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         max_streams: open at once; proxies open another connection beyond, and what comes nevertheless is
-            refused. When a connection is lost all its streams end in one turn: some 30 ms for so many.
+            refused.
         stream_window_bytes: what may come on a stream before we say that more may.
         connection_window_bytes: the same of all streams.
         max_frame_bytes: longest DATA frame, in either direction.

@@ -90,7 +90,7 @@ class Acceptor(Generic[P]):
         on_refused: told of each connection that is closed because there are enough.
         end_idle: ends an open connection if it is idle, or, where asked so, if it never carried a call; says
             whether it was. None where none is.
-        queue: takes what is to wait for its turn: beginning the connections of a peer over its budget.
+        queue: takes what is to wait for its turn: the handshakes of a peer over its budget.
 
     Attributes:
         open: connections that have begun.
@@ -190,7 +190,7 @@ class Acceptor(Generic[P]):
             peer.connections[connection] = None
             self._places[connection] = peer
             self._untouched[connection] = accepted
-            if self._queue is not None and peer.is_over_budget(now_s):
+            if self._queue is not None and self._tls is not None and peer.is_over_budget(now_s):
                 self._queue(peer, _Beginning(self, connection))
             else:
                 self.begin(connection)
