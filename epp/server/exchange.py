@@ -87,6 +87,11 @@ class Exchange:
         """Whether it carries a decision whose end has not been told."""
         return bool(self._decision_id)
 
+    @property
+    def left(self) -> bool:
+        """Whether its request was left with the pick, which may not have gone out."""
+        return bool(self._left_id)
+
     async def receive(self, message: ProcessingRequest) -> Answer:
         """Take a message; what to send, in order, and how the stream then ends, if it does."""
         answer = self.take(message)

@@ -44,6 +44,8 @@ class Echo:
         ends: how exchanges were closed.
     """
 
+    left = False
+
     def __init__(self, go: asyncio.Event, ends: list[bool]) -> None:
         self.go, self.ends = go, ends
 

@@ -33,6 +33,8 @@ ENDED, SECONDS, OPEN = (
 class Scripted:
     """An exchange that answers every message in the same way."""
 
+    left = False
+
     def __init__(self, answer: Callable[[], Awaitable[Any]]) -> None:
         self._answer = answer
 
