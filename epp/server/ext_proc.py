@@ -208,7 +208,7 @@ class ProcessCall:
 
 
 class _NothingLeft:
-    """Stands for an exchange that is over, so that what it held is free at once and no garbage collection's."""
+    """Stands for an exchange that is over: what it held is free at once, and not in a garbage collection."""
 
     def unsent(self) -> None:
         """No request was left with its pick."""
