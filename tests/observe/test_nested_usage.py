@@ -29,7 +29,7 @@ COUNTLESS = {
     "null": {"usage": None},
     "another count": {"usage": {"max_tokens": 5, "tokens": 3}},
     "words": {"usage": {"prompt_tokens": "7", "note": '"prompt_tokens": 5', "completion_tokens": None}},
-    "negative": {"usage": {"prompt_tokens": -1, "completion_tokens": True}},
+    "truth": {"usage": {"completion_tokens": True}},
 }
 
 
