@@ -51,10 +51,13 @@ class BodyBudget:
 
     Attributes:
         held_bytes: that are held now.
+        max_bytes: as given.
+        max_with_parts_bytes: the same and ``beside_bytes``.
         refusal: as given.
+        shares: those that hold something.
     """
 
-    __slots__ = ("_max_bytes", "_max_with_parts_bytes", "_reclaims", "_shares", "held_bytes", "refusal")
+    __slots__ = ("_reclaims", "held_bytes", "max_bytes", "max_with_parts_bytes", "refusal", "shares")
 
     def __init__(
         self,
@@ -63,44 +66,27 @@ class BodyBudget:
         *,
         beside_bytes: int = 0,
     ) -> None:
-        self._max_bytes, self.refusal = max_bytes, refusal
-        self._max_with_parts_bytes = max_bytes + beside_bytes
+        self.max_bytes, self.refusal = max_bytes, refusal
+        self.max_with_parts_bytes = max_bytes + beside_bytes
         self.held_bytes = 0
-        self._shares: set[Share] = set()
+        self.shares: set[Share] = set()
         self._reclaims = False
 
     def share(self, reclaim: Reclaim) -> Share:
         """Make a connection's share; ``reclaim`` ends calls of the connection while it is told to."""
         return Share(self, reclaim)
 
-    def find_room(self, share: Share, size: int, *, body: bool) -> bool:
-        """Whether a share may hold so much more, after what holds the most gave way if need be."""
-        limit = self._max_bytes if body else self._max_with_parts_bytes
-        if self.held_bytes + size <= limit:
-            return True
-        largest = max(self._shares, key=lambda each: each.held_bytes, default=share)
+    def make_room(self, share: Share, size: int, limit_bytes: int) -> bool:
+        """Whether a share may hold so much more within a limit, once what holds the most gave way."""
+        largest = max(self.shares, key=lambda each: each.held_bytes, default=share)
         if self._reclaims or largest.held_bytes <= 2 * (share.held_bytes + size):
             return False
         self._reclaims = True  # an answer to a call that ends may itself want room
         try:
-            largest.reclaim(lambda: self.held_bytes + size > limit)
+            largest.reclaim(lambda: self.held_bytes + size > limit_bytes)
         finally:
             self._reclaims = False
-        return self.held_bytes + size <= limit
-
-    def has_spare(self, size: int, *, half: bool) -> bool:
-        """Whether there is room for so much more, in the first half of the budget where asked so."""
-        limit = self._max_bytes // 2 if half else self._max_with_parts_bytes
-        return self.held_bytes + size <= limit
-
-    def hold(self, share: Share, size: int) -> None:
-        """Count what a share takes, or gives back where it is negative."""
-        self.held_bytes += size
-        share.held_bytes += size
-        if share.held_bytes:
-            self._shares.add(share)
-        else:
-            self._shares.discard(share)
+        return self.held_bytes + size <= limit_bytes
 
 
 class Share:
@@ -123,25 +109,43 @@ class Share:
 
     def take(self, size: int, *, last: bool) -> bool:
         """Hold a piece, of a body that is whole with its ``last``; False where there is no room."""
-        if not last and not self._budget.find_room(self, size, body=True):
+        budget = self._budget
+        limit_bytes = budget.max_bytes
+        if (
+            not last
+            and budget.held_bytes + size > limit_bytes
+            and not budget.make_room(self, size, limit_bytes)
+        ):
             return False
-        self._budget.hold(self, size)
+        self._hold(size)
         return True
 
     def take_part(self, size: int) -> bool:
         """Hold so much of what is no body; False where there is no room."""
-        if not self._budget.find_room(self, size, body=False):
+        budget = self._budget
+        limit_bytes = budget.max_with_parts_bytes
+        if budget.held_bytes + size > limit_bytes and not budget.make_room(self, size, limit_bytes):
             return False
-        self._budget.hold(self, size)
+        self._hold(size)
         return True
 
     def take_spare(self, size: int, *, half: bool = False) -> bool:
         """Hold so much for what may be left undone, at nobody's expense; of ``half`` of the budget alone."""
-        if not self._budget.has_spare(size, half=half):
+        budget = self._budget
+        if budget.held_bytes + size > (budget.max_bytes // 2 if half else budget.max_with_parts_bytes):
             return False
-        self._budget.hold(self, size)
+        self._hold(size)
         return True
 
     def give_back(self, size: int) -> None:
         """Hold so much no more."""
-        self._budget.hold(self, -size)
+        self._budget.held_bytes -= size
+        self.held_bytes -= size
+        if not self.held_bytes:
+            self._budget.shares.discard(self)
+
+    def _hold(self, size: int) -> None:
+        if not self.held_bytes:
+            self._budget.shares.add(self)
+        self._budget.held_bytes += size
+        self.held_bytes += size

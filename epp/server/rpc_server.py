@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.
 _BACKLOG = 1024
-#: Of each connection, in the kernel: what a flood has sent ahead is the longest to get rid of. As much as one
-#: read; the default grows to megabytes.
-_RECEIVE_BUFFER_BYTES = 256 * 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
 #: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: 5 minutes.
@@ -106,7 +102,6 @@ class RpcServer:
         )
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
         for bound in sockets:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             port = bound.getsockname()[1]
             self._acceptor.listen(bound)
         return join_address(host, port)
