@@ -70,24 +70,35 @@ def announced(limits: Limits) -> dict[Setting, int]:
 
 
 class Bucket:
-    """What is left of a rate.
+    """A token bucket that its owner may overdraw: the cost of work is known once it is done.
 
     Args:
         rate: how it fills.
+        units: in it at first, None for a full one.
+        now_s: the time; without it the first refill starts the time.
+
+    Attributes:
+        units: left as of the last refill; whoever works subtracts.
     """
 
-    __slots__ = ("_filled_s", "_left", "_rate")
+    __slots__ = ("_filled_s", "_rate", "units")
 
-    def __init__(self, rate: Rate) -> None:
-        self._rate, self._left, self._filled_s = rate, rate.burst, float("-inf")
+    def __init__(self, rate: Rate, units: float | None = None, now_s: float = float("-inf")) -> None:
+        self._rate, self._filled_s = rate, now_s
+        self.units = rate.burst if units is None else units
 
-    def take(self, now_s: float) -> bool:
-        """Take one; whether there was one. The first ever taken starts the time."""
+    def refill(self, now_s: float) -> float:
+        """Add what the time has brought, to a debt of at most one burst; the units left."""
         waited_s = now_s - self._filled_s
         if waited_s > 0:
-            self._left = min(self._rate.burst, self._left + waited_s * self._rate.per_s)
+            rate = self._rate
+            self.units = min(rate.burst, max(self.units, -rate.burst) + waited_s * rate.per_s)
             self._filled_s = now_s
-        if self._left < 1:
+        return self.units
+
+    def take(self, now_s: float) -> bool:
+        """Take one unit; whether there was one."""
+        if self.refill(now_s) < 1:
             return False
-        self._left -= 1
+        self.units -= 1
         return True

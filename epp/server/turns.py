@@ -1,11 +1,11 @@
 """Peers of a listener: the work that each may cause, and whose turn it is when work was left.
 
-Owns the accounts of peers and the order of turns. Rules:
+Owns the budgets of peers and the order of turns. Rules:
 
-* A peer is a client certificate, else an address (of IPv6 its /64). Its account outlives its connections, so
+* A peer is a client certificate, else an address (of IPv6 its /64). Its budget outlives its connections, so
   a reconnect brings no fresh allowance.
-* Work is counted in the units of `epp.http2.limits`. A peer that has used more than its account holds is over
-  its budget: of its connections only the quiet ones are read.
+* Work is counted in the units of `epp.http2.limits`. Of a peer that is over its budget only the quiet
+  connections are read.
 * What is left after a slice waits in deficit round robin: over peers by the time that serving them took, and
   over the connections of a peer one by one.
 """
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from epp.http2.limits import Rate
+from epp.http2.limits import Bucket, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -32,36 +32,10 @@ FIRST_UNITS, _QUIET_SLICE_UNITS = 300, 100
 _SLICE_UNITS = 500
 #: A connection that was not read for so much of a window's time is a flood.
 _FLOOD_S, _WINDOW_S = 0.5, 1.0
-#: Peers without a connection whose accounts are kept.
+#: Peers without a connection whose budgets are kept.
 _MAX_PEERS = 1024
 #: Time that a peer is served before the next is.
 _QUANTUM_S = 0.002
-
-
-class Account:
-    """A token bucket that its owner may overdraw: work is known once it is done.
-
-    Args:
-        rate: how it fills.
-        units: in it at first.
-        now_s: the time.
-
-    Attributes:
-        units: left as of the last `refill`; whoever works subtracts.
-    """
-
-    __slots__ = ("_filled_s", "_rate", "units")
-
-    def __init__(self, rate: Rate, units: float, now_s: float) -> None:
-        self._rate, self.units, self._filled_s = rate, units, now_s
-
-    def refill(self, now_s: float) -> float:
-        """Add what the time has brought, to a debt of at most one burst; the units left."""
-        rate = self._rate
-        debt = max(self.units, -rate.burst)
-        self.units = min(rate.burst, debt + (now_s - self._filled_s) * rate.per_s)
-        self._filled_s = now_s
-        return self.units
 
 
 class Turn(Protocol):
@@ -71,8 +45,8 @@ class Turn(Protocol):
         """Do one slice of it, and queue again what is left."""
 
 
-class Peer(Account):
-    """One peer of a listener.
+class Peer(Bucket):
+    """One peer of a listener, with its budget.
 
     Args:
         now_s: the time.
@@ -87,19 +61,19 @@ class Peer(Account):
     __slots__ = ("connections", "credit_s", "queue", "throttled")
 
     def __init__(self, now_s: float) -> None:
-        super().__init__(_PEER, _PEER.burst, now_s)
+        super().__init__(_PEER, now_s=now_s)
         self.connections: dict[Any, None] = {}
         self.queue: deque[Turn] = deque()
         self.credit_s = 0.0
         self.throttled = 0
 
     def is_over_budget(self, now_s: float) -> bool:
-        """Whether it has used up its account."""
+        """Whether it has used up its budget."""
         return self.units <= 0 and self.refill(now_s) <= 0
 
 
 class Allowance:
-    """What one connection may use: of its peer's account, else of a little of its own.
+    """What one connection may use: of its peer's budget, else of a little of its own.
 
     Args:
         peer: the connection's.
@@ -109,7 +83,7 @@ class Allowance:
     __slots__ = ("_own", "_peer", "_unread_s", "_waiting_since_s", "_waits", "_window_s")
 
     def __init__(self, peer: Peer, now_s: float) -> None:
-        self._peer, self._own = peer, Account(_QUIET, FIRST_UNITS, now_s)
+        self._peer, self._own = peer, Bucket(_QUIET, FIRST_UNITS, now_s)
         self._waits = False
         self._window_s = self._waiting_since_s = now_s
         self._unread_s = 0.0
@@ -171,7 +145,7 @@ class Peers:
         return sorted(self._peers.values(), key=lambda peer: -len(peer.connections))
 
     def _forget(self, now_s: float) -> None:
-        """Drop peers without connections: all with full accounts, else the one known for longest."""
+        """Drop peers without connections: all with full budgets, else the one known for longest."""
         absent = [key for key, peer in self._peers.items() if not peer.connections]
         full = [key for key in absent if self._peers[key].refill(now_s) >= _PEER.burst]
         for key in full or absent[:1]:

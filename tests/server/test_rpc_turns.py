@@ -41,7 +41,7 @@ async def test_a_flood_is_ended_and_others_of_its_address_are_served_meanwhile(
     serving = await Serving.start(tmp_path)
     quiet = await RawPeer.connect(serving.address)
     number = 1
-    for _ in range(3):  # the account outlives the connection
+    for _ in range(3):  # the budget outlives the connection
         attack = await RawPeer.connect(serving.address)
         attack.write(flood)
         while not attack.ended():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from epp.http2.limits import Rate
+from epp.http2.limits import Bucket, Rate
 from epp.server import turns
-from epp.server.turns import Account, Peer, Peers, Turns, address_key
+from epp.server.turns import Peer, Peers, Turns, address_key
 
 
 class Work:
@@ -62,14 +62,14 @@ def test_a_peer_alone_has_every_turn() -> None:
 
 
 def test_a_debt_is_at_most_one_burst() -> None:
-    account = Account(Rate(burst=100, per_s=50), 100, 0.0)
-    account.units -= 10_000
-    assert account.refill(1.0) == -50
-    assert account.refill(2.0) == 0
-    assert account.refill(1000.0) == 100
+    bucket = Bucket(Rate(burst=100, per_s=50), now_s=0.0)
+    bucket.units -= 10_000
+    assert bucket.refill(1.0) == -50
+    assert bucket.refill(2.0) == 0
+    assert bucket.refill(1000.0) == 100
 
 
-def test_an_account_outlives_its_connections() -> None:
+def test_a_budget_outlives_its_connections() -> None:
     peers = Peers()
     peer = peers.find("a", 0.0)
     peer.units = -1000
