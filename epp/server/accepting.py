@@ -13,6 +13,7 @@ import errno
 import hashlib
 import logging
 import resource
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from epp.server.turns import Peers, address_key
@@ -61,22 +62,6 @@ def allowed_connections(wanted: int) -> int:
     allowed = max(soft // _FILES_SHARE, 1)
     log.warning("%d connections are taken instead of %d: %d files may be open", allowed, wanted, soft)
     return allowed
-
-
-class _Beginning(Generic[P]):
-    """A connection that was accepted and is still to be begun.
-
-    Args:
-        acceptor: begins it.
-        connection: what will serve it.
-    """
-
-    def __init__(self, acceptor: Acceptor[P], connection: P) -> None:
-        self._acceptor, self._connection = acceptor, connection
-
-    def turn(self) -> None:
-        """Begin it."""
-        self._acceptor.begin(self._connection)
 
 
 class Acceptor(Generic[P]):
@@ -159,11 +144,6 @@ class Acceptor(Generic[P]):
         self.open.discard(connection)
         self._release(connection)
 
-    def begin(self, connection: P) -> None:
-        """Begin a connection whose socket waits, unless it was ended meanwhile."""
-        if connection in self._untouched:
-            self._beginning[connection] = self._loop.create_task(self._begin(connection))
-
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(_A_TURN):
             try:
@@ -191,9 +171,9 @@ class Acceptor(Generic[P]):
             self._places[connection] = peer
             self._untouched[connection] = accepted
             if self._queue is not None and self._tls is not None and peer.is_over_budget(now_s):
-                self._queue(peer, _Beginning(self, connection))
+                self._queue(peer, partial(self._begin, connection))
             else:
-                self.begin(connection)
+                self._begin(connection)
 
     def _has_room(self, peer: Peer) -> bool:
         """Whether a peer may have one more place, after an idle connection was ended where none was left."""
@@ -239,7 +219,12 @@ class Acceptor(Generic[P]):
         if peer is not None:
             del peer.connections[connection]
 
-    async def _begin(self, connection: P) -> None:
+    def _begin(self, connection: P) -> None:
+        """Begin a connection whose socket waits, unless it was ended meanwhile."""
+        if connection in self._untouched:
+            self._beginning[connection] = self._loop.create_task(self._connect(connection))
+
+    async def _connect(self, connection: P) -> None:
         accepted, peer = self._untouched.pop(connection), self._places[connection]
         handshake_s = _HANDSHAKE_S if self._tls else None
         try:

@@ -89,7 +89,7 @@ class Place(Protocol):
     def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:
         """One has begun, with a client certificate (DER) or without; its peer."""
 
-    def queue(self, peer: Peer, work: Turn) -> None:
+    def queue(self, peer: Peer, turn: Turn) -> None:
         """Give work of a peer a turn."""
 
     def closed(self, connection: RpcConnection) -> None:
@@ -208,7 +208,7 @@ class RpcConnection(asyncio.Protocol):
         if self._allowance.is_quiet(now_s):
             self._loop.call_soon(self.turn)
         elif self._allowance.next_units(now_s):
-            self._place.queue(self._peer, self)
+            self._place.queue(self._peer, self.turn)
         else:
             self._throttle(now_s)
 
@@ -221,7 +221,7 @@ class RpcConnection(asyncio.Protocol):
         self._throttled = True
         self._peer.throttled += 1
         self._allowance.wait(now_s)
-        self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self)
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self.turn)
 
     def pause_writing(self) -> None:
         """The socket takes no more."""
@@ -378,7 +378,7 @@ class RpcConnection(asyncio.Protocol):
         self._play(ends)
         self._left = rest
         if rest:
-            self._place.queue(self._peer, self)
+            self._place.queue(self._peer, self.turn)
         else:
             self._place.closed(self)
 

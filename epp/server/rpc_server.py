@@ -162,9 +162,9 @@ class RpcServer:
             connection.abort()
         return peer or Peer(0.0)
 
-    def queue(self, peer: Peer, work: Turn) -> None:
+    def queue(self, peer: Peer, turn: Turn) -> None:
         """Give work of a peer a turn, beside those of the others."""
-        self._turns.add(peer, work)
+        self._turns.add(peer, turn)
         if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -184,9 +184,9 @@ class RpcServer:
             return
         loop = asyncio.get_running_loop()
         loop.call_soon(self._turn)
-        peer, work = found
+        peer, turn = found
         began_s = loop.time()
-        work.turn()
+        turn()
         peer.credit_s -= loop.time() - began_s
 
     def _end_idle(self, connection: RpcConnection, never_used: bool) -> bool:

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 from epp.http2.limits import Bucket, Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
+
+    #: Does a slice of work that waited, and queues again what is left.
+    Turn = Callable[[], None]
 
 #: More than an Envoy uses that saturates the picker: 1,500 requests/s, some 22 units each. A flood gets by it
 #: a tenth of a CPU.
@@ -36,13 +39,6 @@ _FLOOD_S, _WINDOW_S = 0.5, 1.0
 _MAX_PEERS = 1024
 #: Time that a peer is served before the next is.
 _QUANTUM_S = 0.002
-
-
-class Turn(Protocol):
-    """Work that waits for its turn."""
-
-    def turn(self) -> None:
-        """Do one slice of it, and queue again what is left."""
 
 
 class Peer(Bucket):
@@ -158,27 +154,27 @@ class Turns:
     def __init__(self) -> None:
         self._round: deque[Peer] = deque()
 
-    def add(self, peer: Peer, work: Turn) -> None:
+    def add(self, peer: Peer, turn: Turn) -> None:
         """Queue work of a peer."""
         if not peer.queue:
             self._round.append(peer)
             peer.credit_s = min(peer.credit_s, 0.0)
-        peer.queue.append(work)
+        peer.queue.append(turn)
 
     def take(self) -> tuple[Peer, Turn] | None:
-        """Whose turn it is; the time that the work takes is to be subtracted from the peer's ``credit_s``."""
+        """Whose turn it is; the time that it takes is to be subtracted from the peer's ``credit_s``."""
         while self._round:
             peer = self._round[0]
             if peer.credit_s <= 0:
                 self._round.rotate(-1)
                 self._round[0].credit_s += _QUANTUM_S
                 continue
-            work = peer.queue.popleft()
+            turn = peer.queue.popleft()
             if not peer.queue:
                 self._round.popleft()
                 if self._round:
                     self._round[0].credit_s += _QUANTUM_S
-            return peer, work
+            return peer, turn
         return None
 
 

@@ -13,13 +13,14 @@ from epp.http2.calls import Call, Calls
 from epp.http2.status import Status
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sparse_log import SparseLog
-from epp.server.turns import Peer, Turn
+from epp.server.turns import Peer
 from tests.kit.http2 import PATH, REQUEST, Client, message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.extproc.body_budget import Reclaim
+    from epp.server.turns import Turn
 
 
 class Handler:
@@ -93,7 +94,7 @@ class Place:
     def on_throttled(self, _waited_s: float) -> None:
         """Nothing waits."""
 
-    def queue(self, _peer: Peer, _work: Turn) -> None:
+    def queue(self, _peer: Peer, _turn: Turn) -> None:
         """Nothing waits for a turn."""
 
     def closed(self, connection: RpcConnection) -> None:

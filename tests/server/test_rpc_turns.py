@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from epp.extproc.body_budget import Reclaim
     from epp.http2.calls import Call
+    from epp.server.turns import Turn
 
 FLOODS = {
     "window updates": frames.window_update(0, 1) * 300_000,
@@ -139,8 +140,8 @@ class Place:
     def closed(self, connection: RpcConnection) -> None:
         """Nobody waits for it."""
 
-    def queue(self, _peer: Peer, work: RpcConnection) -> None:
-        self.waiting.append(work.turn)
+    def queue(self, _peer: Peer, turn: Turn) -> None:
+        self.waiting.append(turn)
 
     def on_ended(self, reason: str) -> None:
         self.ended.append(reason)

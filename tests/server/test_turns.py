@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,52 +12,51 @@ from epp.server import turns
 from epp.server.turns import Peer, Peers, Turns, address_key
 
 
-class Work:
-    """Names a turn's owner."""
+class Waiting(Turns):
+    """Work that tells its name when it has its turn."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = list[str]()
 
-    def turn(self) -> None:
-        """Nothing is left."""
+    def name(self, peer: Peer, name: str) -> None:
+        """Queue work of a peer."""
+        self.add(peer, partial(self.found.append, name))
 
-
-def names(waiting: Turns, costs_s: dict[str, float], count: int) -> str:
-    """Who has the next turns, where each is queued again after it and costs its time."""
-    found = ""
-    for _ in range(count):
-        taken = waiting.take()
-        assert taken is not None
-        peer, work = taken
-        assert isinstance(work, Work)
-        found += work.name
-        peer.credit_s -= costs_s[work.name]
-        waiting.add(peer, work)
-    return found
+    def names(self, costs_s: dict[str, float], count: int) -> str:
+        """Who has the next turns, where each is queued again after it and costs its time."""
+        for _ in range(count):
+            taken = self.take()
+            assert taken is not None
+            peer, turn = taken
+            turn()
+            peer.credit_s -= costs_s[self.found[-1]]
+            self.add(peer, turn)
+        return "".join(self.found)
 
 
 def test_peers_get_the_same_time_however_many_connections_they_have() -> None:
-    waiting, many, one = Turns(), Peer(0.0), Peer(0.0)
+    waiting, many, one = Waiting(), Peer(0.0), Peer(0.0)
     for name in "abc":
-        waiting.add(many, Work(name))
-    waiting.add(one, Work("x"))
-    found = names(waiting, dict.fromkeys("abcx", 0.002), 60)
+        waiting.name(many, name)
+    waiting.name(one, "x")
+    found = waiting.names(dict.fromkeys("abcx", 0.002), 60)
     assert found.count("x") == 30
     assert {found.count(name) for name in "abc"} == {10}
 
 
 def test_a_peer_whose_turns_take_longer_has_fewer() -> None:
-    waiting = Turns()
-    waiting.add(Peer(0.0), Work("l"))
-    waiting.add(Peer(0.0), Work("s"))
-    found = names(waiting, {"l": 0.02, "s": 0.002}, 110)
+    waiting = Waiting()
+    waiting.name(Peer(0.0), "l")
+    waiting.name(Peer(0.0), "s")
+    found = waiting.names({"l": 0.02, "s": 0.002}, 110)
     assert 9 <= found.count("l") <= 11
 
 
 def test_a_peer_alone_has_every_turn() -> None:
-    waiting = Turns()
-    waiting.add(Peer(0.0), Work("a"))
-    assert names(waiting, {"a": 0.5}, 5) == "aaaaa"
+    waiting = Waiting()
+    waiting.name(Peer(0.0), "a")
+    assert waiting.names({"a": 0.5}, 5) == "aaaaa"
     waiting.take()
     assert waiting.take() is None
 
