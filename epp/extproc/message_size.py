@@ -7,7 +7,7 @@ message; what stands beside it, metadata and attributes, counts against the limi
 
 from __future__ import annotations
 
-MAX_OTHER_BYTES = 256 * 1024
+MAX_BODILESS_BYTES = 256 * 1024
 """Longest message without a body: headers, trailers, and what goes along with them.
 
 Envoy's longest request headers are 60 KiB unless its ``max_request_headers_kb`` is raised. Decoded, short
@@ -19,7 +19,7 @@ _BODIES = (0x22, 0x2A)
 
 
 def is_body(length: int, begin: bytes) -> bool:
-    """Whether a message is a body and at most `MAX_OTHER_BYTES` beside it.
+    """Whether a message is a body and at most `MAX_BODILESS_BYTES` beside it.
 
     Args:
         length: bytes of the message.
@@ -32,4 +32,4 @@ def is_body(length: int, begin: bytes) -> bool:
         body_bytes |= (byte & 0x7F) << (7 * at)
         if byte < 0x80:
             break
-    return length - body_bytes <= MAX_OTHER_BYTES
+    return length - body_bytes <= MAX_BODILESS_BYTES

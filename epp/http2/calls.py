@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from epp.http2.events import Event
     from epp.http2.headers import RequestHead
     from epp.http2.limits import Limits
-    from epp.http2.messages import Message, OtherLimit, Room
+    from epp.http2.messages import BodilessLimit, Message, Room
     from epp.http2.stream import Stream
 
 #: Seconds of a unit of ``grpc-timeout``.
@@ -209,7 +209,7 @@ class Calls:
         max_send_bytes: longest message sent.
         limits: of the connection.
         room: what messages are held out of that nobody has taken yet.
-        others: limit of messages without a body, None for none of its own.
+        bodiless: limit of messages without a body, None for none of its own.
 
     Attributes:
         connection: below.
@@ -224,9 +224,9 @@ class Calls:
         max_send_bytes: int,
         limits: Limits | None = None,
         room: Room = UNBOUNDED,
-        others: OtherLimit | None = None,
+        bodiless: BodilessLimit | None = None,
     ) -> None:
-        self._paths, self._max_receive_bytes, self._others = paths, max_receive_bytes, others
+        self._paths, self._max_receive_bytes, self._bodiless = paths, max_receive_bytes, bodiless
         self.room = room
         self.max_send_bytes = max_send_bytes
         self.connection = Connection(limits, room)
@@ -295,7 +295,7 @@ class Calls:
             return
         try:
             _check_encoding(head)
-            reader = MessageReader(self._max_receive_bytes, self.room, self._others)
+            reader = MessageReader(self._max_receive_bytes, self.room, self._bodiless)
             call = Call(self, stream, head.path, reader, _timeout_s(head))
             if head.path not in self._paths:
                 raise MessageError(Status.UNIMPLEMENTED, "Method not found!")  # noqa: TRY301  # one answer to all

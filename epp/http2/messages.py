@@ -23,7 +23,7 @@ Message = bytes | bytearray | memoryview
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BL")
-#: First bytes of a message that `OtherLimit.is_body` is given.
+#: First bytes of a message that `BodilessLimit.is_body` is given.
 BEGIN_BYTES = 8
 
 
@@ -69,8 +69,8 @@ UNBOUNDED = Unbounded()
 
 
 @dataclass(frozen=True, slots=True)
-class OtherLimit:
-    """The limit of messages that do not carry a body.
+class BodilessLimit:
+    """The limit of messages that carry no body.
 
     Attributes:
         max_bytes: longest such message.
@@ -80,6 +80,16 @@ class OtherLimit:
 
     max_bytes: int
     is_body: Callable[[int, bytes], bool]
+
+    def check(self, length: int, begin: bytes) -> None:
+        """Check a message by its length and its first `BEGIN_BYTES`.
+
+        Raises:
+            MessageError: RESOURCE_EXHAUSTED, it is too long and carries no body.
+        """
+        if length > self.max_bytes and not self.is_body(length, begin):
+            words = f"Received message without a body larger than max ({length} vs. {self.max_bytes})"
+            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
 
 
 def prefix(length: int) -> bytes:
@@ -93,20 +103,20 @@ class MessageReader:
     Args:
         max_bytes: longest message.
         room: what a message that has not come whole is held out of.
-        others: limit of messages without a body, None for none of its own.
+        bodiless: limit of messages without a body, None for none of its own.
 
     Attributes:
         taken_bytes: of the room.
     """
 
-    __slots__ = ("_begins", "_held", "_max_bytes", "_others", "_room", "_wanted", "taken_bytes")
+    __slots__ = ("_bodiless", "_held", "_max_bytes", "_room", "_unchecked", "_wanted", "taken_bytes")
 
-    def __init__(self, max_bytes: int, room: Room = UNBOUNDED, others: OtherLimit | None = None) -> None:
-        self._max_bytes, self._room, self._others = max_bytes, room, others
+    def __init__(self, max_bytes: int, room: Room = UNBOUNDED, bodiless: BodilessLimit | None = None) -> None:
+        self._max_bytes, self._room, self._bodiless = max_bytes, room, bodiless
         self.taken_bytes = 0
         self._held = bytearray()
         self._wanted = PREFIX_BYTES
-        self._begins = False  # what is held is too short for `_check_begin`
+        self._unchecked = False  # a long message, by its first bytes
 
     @property
     def partial(self) -> bool:
@@ -128,8 +138,8 @@ class MessageReader:
                 stop = at + PREFIX_BYTES + length
                 if stop <= end:
                     message = piece[at + PREFIX_BYTES : stop]
-                    if self._begins:
-                        self._check_begin(message)
+                    if self._unchecked:
+                        self._check_begin(length, message)
                     yield message
                     at = stop
                     continue
@@ -137,8 +147,8 @@ class MessageReader:
             size = min(self._wanted - len(self._held), end - at)
             self._held += piece[at : at + size]
             at += size
-            if self._begins and len(self._held) >= min(self._wanted, PREFIX_BYTES + BEGIN_BYTES):
-                self._check_begin(memoryview(self._held)[PREFIX_BYTES:])
+            if self._unchecked and len(self._held) >= min(self._wanted, PREFIX_BYTES + BEGIN_BYTES):
+                self._check_begin(self._wanted - PREFIX_BYTES, memoryview(self._held)[PREFIX_BYTES:])
             if len(self._held) < self._wanted:
                 continue
             if self._wanted == PREFIX_BYTES:
@@ -171,14 +181,9 @@ class MessageReader:
         if flag:
             words = "a compressed message" if flag == 1 else f"a message with the flag {flag}"
             raise MessageError(Status.INTERNAL, f"{words} on a call that names no compression")
-        self._begins = self._others is not None and length > self._others.max_bytes
+        self._unchecked = self._bodiless is not None and length > self._bodiless.max_bytes
 
-    def _check_begin(self, message: memoryview) -> None:
-        """Refuse a message that is longer than those without a body may be, and carries none."""
-        self._begins = False
-        others = self._others
-        assert others is not None  # noqa: S101  # `_check` has looked
-        length = self._wanted - PREFIX_BYTES if self._held else len(message)
-        if not others.is_body(length, bytes(message[:BEGIN_BYTES])):
-            words = f"Received message without a body larger than max ({length} vs. {others.max_bytes})"
-            raise MessageError(Status.RESOURCE_EXHAUSTED, words)
+    def _check_begin(self, length: int, message: memoryview) -> None:
+        self._unchecked = False
+        assert self._bodiless is not None  # noqa: S101  # `_check` has looked
+        self._bodiless.check(length, bytes(message[:BEGIN_BYTES]))

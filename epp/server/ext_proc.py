@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from epp.extproc.message_size import MAX_BODILESS_BYTES, is_body
 from epp.extproc.types import Abort, Finish
+from epp.http2.messages import BodilessLimit
 from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 #: What a message that waits takes beside its bytes.
 _ITEM_BYTES = 64
-#: Lines of the log on either transport.
+#: On either transport: the limit of messages without a body, and lines of the log.
+BODILESS = BodilessLimit(MAX_BODILESS_BYTES, is_body)
 ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
 #: What a stream is aborted for that says what no proxy says.
 NO_MESSAGE = "a message is no ProcessingRequest"

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
-from epp.extproc.message_size import MAX_OTHER_BYTES, is_body
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.http2.messages import OtherLimit
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
+from epp.server.ext_proc import BODILESS
 from epp.server.health import HealthNames, HealthState
 from epp.server.metrics_hot import FamilyCollector
 from epp.server.metrics_protocol import ProtocolMetrics
@@ -159,7 +158,7 @@ class GrpcServer:
             log=self._logger,
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
-            others=OtherLimit(MAX_OTHER_BYTES, is_body),
+            bodiless=BODILESS,
             on_ended=lambda reason: self._metrics.connections_ended.labels(reason).inc(),
             on_throttled=self._metrics.throttled.inc,
         )

@@ -18,14 +18,13 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
-from epp.extproc.message_size import MAX_OTHER_BYTES, is_body
 from epp.extproc.types import Abort, Finish
-from epp.http2.messages import BEGIN_BYTES
+from epp.http2.messages import BEGIN_BYTES, MessageError
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.als import METHOD as ACCESS_LOG_METHOD
 from epp.server.als import SERVICE as ACCESS_LOG
-from epp.server.ext_proc import ABORTED, FAILED, NO_MESSAGE, go_name
+from epp.server.ext_proc import ABORTED, BODILESS, FAILED, NO_MESSAGE, go_name
 from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ class ExtProc:
                 message = await context.read()
             except DecodeError:
                 raise _AbortedError(grpc.StatusCode.INTERNAL, NO_MESSAGE) from None
-            except _TooLongError as error:
-                raise _AbortedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+            except MessageError as error:
+                raise _AbortedError(grpc.StatusCode[error.status.name], error.words) from None
             if message is grpc.aio.EOF:
                 return b""
             replies, marker = await exchange.receive(message)
@@ -134,16 +133,9 @@ class ExtProc:
         return message
 
 
-class _TooLongError(Exception):
-    """A message without a body is longer than those may be."""
-
-
 def _request(message: bytes) -> ProcessingRequest:
     """Read a message whose length gRPC has checked against that of bodies alone."""
-    size = len(message)
-    if size > MAX_OTHER_BYTES and not is_body(size, message[:BEGIN_BYTES]):
-        words = f"Received message without a body larger than max ({size} vs. {MAX_OTHER_BYTES})"
-        raise _TooLongError(words)
+    BODILESS.check(len(message), message[:BEGIN_BYTES])
     return ProcessingRequest.FromString(message)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.extproc.body_budget import Reclaim
-    from epp.http2.messages import OtherLimit, Room
+    from epp.http2.messages import BodilessLimit, Room
     from epp.server.rpc_handlers import Serve
     from epp.server.turns import Turn
 
@@ -50,7 +50,7 @@ class RpcServer:
         log: for lines that a peer can cause by the thousand.
         max_connections: at once; those beyond are closed as they come.
         on_refused: told of each of those.
-        others: limit of messages without a body, None for none of its own.
+        bodiless: limit of messages without a body, None for none of its own.
         on_ended: told of each connection that is ended: ``idle``, ``room`` (it was idle, and its place was
             needed) or ``flood`` (its peer was over its budget, and it went on).
         on_throttled: told of the seconds for which a connection is not read.
@@ -67,11 +67,11 @@ class RpcServer:
         log: SparseLog | None = None,
         max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
-        others: OtherLimit | None = None,
+        bodiless: BodilessLimit | None = None,
         on_ended: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self._new_room, self._others = new_room, others
+        self._new_room, self._bodiless = new_room, bodiless
         self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
@@ -152,7 +152,7 @@ class RpcServer:
             max_receive_bytes=self._max_receive_bytes,
             max_send_bytes=self._max_send_bytes,
             room=self._new_room(reclaim),
-            others=self._others,
+            bodiless=self._bodiless,
         )
 
     def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:

@@ -23,7 +23,7 @@ from epp.http2.calls import (
     NoRoom,
 )
 from epp.http2.frames import ErrorCode
-from epp.http2.messages import MessageError, MessageReader, OtherLimit
+from epp.http2.messages import BodilessLimit, MessageError, MessageReader
 from epp.http2.status import Status, percent_encoded
 from tests.kit.http2 import PATH, REQUEST, Client, Fields, message, only, sent
 
@@ -182,8 +182,10 @@ def test_messages_without_a_body_have_a_limit_of_their_own(
     length: int, begin: bytes, taken: bool, size: int
 ) -> None:
     """It is known from the first bytes: no more of a message that is too long is kept."""
-    others = OtherLimit(20, lambda long, first: long == length and len(first) == 8 and first[:4] == b"body")
-    reader = MessageReader(LONGEST, others=others)
+    bodiless = BodilessLimit(
+        20, lambda long, first: long == length and len(first) == 8 and first[:4] == b"body"
+    )
+    reader = MessageReader(LONGEST, bodiless=bodiless)
     data, kept, found = message(begin + bytes(length - len(begin))), 0, list[bytes]()
 
     def feed_all() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from epp.extproc.message_size import MAX_OTHER_BYTES
+from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.http2.calls import STREAM_BYTES
 from epp.http2.status import Status
 from epp.server.health import EXT_PROC, MAX_WATCHES
@@ -154,7 +154,7 @@ async def serving(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 async def test_a_message_without_a_body_has_a_limit_of_its_own(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limit = MAX_OTHER_BYTES
+    limit = MAX_BODILESS_BYTES
     async with grpc.aio.insecure_channel(serving.address) as channel:
         process = channel.stream_stream(f"/{EXT_PROC}/Process")
         for told, taken in (
