@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
+from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.report import decode
 from epp.server.sparse_log import SparseLog
@@ -29,9 +30,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 METHOD = "StreamAccessLogs"
-#: Longest message, and most entries of one. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an
-#: entry of ours takes some hundred bytes.
-_MAX_BYTES = 256 * 1024
+#: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
+#: takes some hundred bytes.
 _MAX_ENTRIES = 1000
 
 
@@ -72,7 +72,7 @@ class AccessLogReceiver:
 
     def take(self, message: Message) -> None:
         """One message of a stream."""
-        if len(message) > _MAX_BYTES:
+        if len(message) > MAX_BODILESS_BYTES:
             self.malformed += 1
             return
         try:
