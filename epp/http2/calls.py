@@ -129,16 +129,8 @@ class Call:
 
     @property
     def room(self) -> Room:
-        """What its connection holds messages out of."""
+        """What its connection holds messages out of; who keeps some for later takes their bytes there."""
         return self._calls.room
-
-    def keep(self, size: int) -> bool:
-        """Whether there is room for so many bytes of messages that are kept for later; `let_go` ends it."""
-        return self._calls.room.take_part(size)
-
-    def let_go(self, size: int) -> None:
-        """So many are kept no more."""
-        self._calls.room.give_back(size)
 
     def _begin(self) -> None:
         if not self._begun:
