@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Reclaim = Callable[[Callable[[], bool]], None]
 
 
-def no_reclaim(_needed: Callable[[], bool]) -> None:
+def _no_reclaim(_needed: Callable[[], bool]) -> None:
     """There is no connection whose calls could end."""
 
 
@@ -72,7 +72,7 @@ class BodyBudget:
         self.shares: set[Share] = set()
         self._reclaims = False
 
-    def share(self, reclaim: Reclaim) -> Share:
+    def share(self, reclaim: Reclaim = _no_reclaim) -> Share:
         """Make a connection's share; ``reclaim`` ends calls of the connection while it is told to."""
         return Share(self, reclaim)
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.extproc import mutate
-from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
+from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, detect
 from epp.extproc.mutate import Change
 from epp.extproc.request_modes import request_mode
@@ -116,7 +116,7 @@ class Stream:
         self._tell_served = tell_served
         self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
         self._too_large, self._pick_at = too_large, pick_at
-        self.bodies = BodyBudget().share(no_reclaim) if bodies is None else bodies
+        self.bodies = BodyBudget().share() if bodies is None else bodies
         self._modes: Modes | None = None
         self._request: RequestSide | None = None
         self._response: ResponseSide | None = None

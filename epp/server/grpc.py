@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
-from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
+from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
 from epp.server.als import AccessLogReceiver
@@ -103,8 +103,8 @@ class GrpcServer:
         self._bodies = BodyBudget(
             config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
         )
-        #: Of grpcio, which does not say which connection a call is on.
-        self._single = self._bodies.share(no_reclaim)
+        #: Of all calls on grpcio, which does not say which connection a call is on.
+        self._grpcio_share = self._bodies.share()
         metrics.held_body_bytes.set_function(lambda: self._bodies.held_bytes)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
@@ -193,7 +193,7 @@ class GrpcServer:
             self._core.too_large,
             pick_at=self._core.pick_at,
             tell_served=conformance,
-            bodies=room if isinstance(room, Share) else self._single,
+            bodies=room if isinstance(room, Share) else self._grpcio_share,
         )
         return Exchange(
             stream, self._core, self._metrics, self._sampler, self._leases, protocol=self._protocol

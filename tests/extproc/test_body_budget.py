@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.extproc.body_budget import BodyBudget, Share, no_reclaim
+from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream, StreamLimits
@@ -43,7 +43,7 @@ def words(request: HttpRequest) -> Refusal:
 
 def budget(*arguments: Any) -> Share:
     """A budget, by the share of its only connection."""
-    return BodyBudget(*arguments).share(no_reclaim)
+    return BodyBudget(*arguments).share()
 
 
 def sending(bodies: Share, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
@@ -236,7 +236,7 @@ def test_who_holds_the_most_gives_way_to_who_holds_little() -> None:
             ended.append("call")
             greedy.give_back(10)
 
-    greedy, modest = whole.share(reclaim), whole.share(no_reclaim)
+    greedy, modest = whole.share(reclaim), whole.share()
     while greedy.take_part(10):
         pass
     assert greedy.held_bytes == 100

@@ -133,7 +133,7 @@ async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begi
         if number == 1:
             peer.pour(1, message(chat))
         await peer.round_trip()
-    bodies = serving.app._grpc._single
+    bodies = serving.app._grpc._grpcio_share
     while bodies.take_part(10_000):
         pass
     peer.pour(3, message(chat) + half(20_000))
@@ -156,7 +156,7 @@ async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> No
     for number in (1, 3):
         peer.open(number)
         await peer.round_trip()
-        while number == 3 and serving.app._grpc._single.take_part(WATCH_BYTES):
+        while number == 3 and serving.app._grpc._grpcio_share.take_part(WATCH_BYTES):
             pass
         before = bodies.held_bytes
         peer.say(number, with_modes(models, DUPLEX, DUPLEX), response_headers(), response_body(b"answer"))
@@ -186,7 +186,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
         peer.open(number)
         peer.say(number, with_modes(request_headers(), DUPLEX))
         await peer.round_trip()
-        while number == 3 and serving.app._grpc._single.take_part(10_000):
+        while number == 3 and serving.app._grpc._grpcio_share.take_part(10_000):
             pass
         before = bodies.held_bytes
         peer.pour(number, chat)
@@ -226,7 +226,7 @@ async def test_the_longest_message_comes_by_bits_beside_a_full_budget(
     serving: Serving, peer: RawPeer
 ) -> None:
     """A budget that one body fills must not refuse the message that brings it."""
-    serving.app._grpc._single.take(BUDGET, last=True)
+    serving.app._grpc._grpcio_share.take(BUDGET, last=True)
     peer.open(1)
     peer.say(1, with_modes(request_headers(), BodyMode.BUFFERED))
     peer.pour(1, message(request_body(CHAT + b" " * 490_000, end=True).SerializeToString()))

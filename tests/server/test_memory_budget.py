@@ -210,7 +210,7 @@ class Gone:
 
 async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
-    bodies = serving.app._grpc._single
+    bodies = serving.app._grpc._grpcio_share
     while bodies.take_part(LONGEST):
         pass
     while bodies.take_part(STREAM_BYTES):
