@@ -215,8 +215,8 @@ class RequestSide:
         Method and path stay, in whose API's words a later refusal is written.
         """
         self._drop_body()
-        kept = self._headers.get(":method", ""), self._headers.get(":path", "")[:_KEPT_PATH_CHARS]
-        self._headers, self._metadata = dict(zip((":method", ":path"), kept, strict=True)), {}
+        method, path = self._headers.get(":method", ""), self._headers.get(":path", "")[:_KEPT_PATH_CHARS]
+        self._headers, self._metadata = {":method": method, ":path": path}, {}
         taken_bytes, self._taken_bytes = self._taken_bytes, 0
         self._bodies.give_back(taken_bytes)
 
