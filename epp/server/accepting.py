@@ -191,16 +191,15 @@ class Acceptor(Generic[P]):
             return False
         for peer in peers:
             for never_used in (True, False):
-                for _ in range(len(peer.connections)):
-                    connection = next(iter(peer.connections))
+                for connection in list(peer.connections):
                     if connection not in self.open:
                         self._end_beginning(connection)
                         return True
                     if self._end_idle(connection, never_used):
                         self._release(connection)
                         return True
-                    del peer.connections[connection]
-                    peer.connections[connection] = None
+                    if not never_used:  # it is in use
+                        peer.connections[connection] = peer.connections.pop(connection)
         return False
 
     def _end_beginning(self, connection: P) -> None:
