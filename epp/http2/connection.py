@@ -63,7 +63,7 @@ class Connection:
         self._events: list[Event] = []
         self._now_s = 0.0
         self._streams: dict[int, Stream] = {}
-        self.last = 0  # stream opened
+        self.last_number = 0  # of the streams opened
         #: Streams that we have ended and whose frames may still be on their way: to the other side they are
         #: open until it reads that, so there are never more.
         self._reset = Lately(limits.max_streams)
@@ -166,7 +166,7 @@ class Connection:
         self.drain()
         if not self._drained and not self.closed:
             self._drained = True
-            self._sender.control(frames.goaway(self.last, ErrorCode.NO_ERROR))
+            self._sender.control(frames.goaway(self.last_number, ErrorCode.NO_ERROR))
 
     def lost(self) -> list[Stream]:
         """The socket is gone, and all streams with what waits on them: these; no event comes of it."""
@@ -218,12 +218,12 @@ class Connection:
         try:
             if stream is not None:
                 self._trailers(stream, block, end=end)
-            elif number <= self.last or (self._drained and number & 1):
+            elif number <= self.last_number or (self._drained and number & 1):
                 self._unheard(number, block)
             elif not number & 1:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {number}")
             else:
-                self.last = number
+                self.last_number = number
                 self._request(number, block, end=end)
         except StreamError as error:
             self._stream_error(number, error.code, error.detail)
@@ -343,9 +343,9 @@ class Connection:
 
     def _is_forgiven(self, number: int, what: str) -> bool:
         """Whether a frame on a stream that is not open is one that was on its way when we ended it."""
-        if number > self.last and self._drained:
+        if number > self.last_number and self._drained:
             return True
-        if number > self.last or not number & 1:
+        if number > self.last_number or not number & 1:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which nobody opened")
         return number in self._reset
 
@@ -399,5 +399,5 @@ class Connection:
             self._events.append(StreamReset(stream, code, detail))
 
     def _fail(self, code: ErrorCode, detail: str) -> None:
-        self._sender.control(frames.goaway(self.last, code, detail.encode()))
+        self._sender.control(frames.goaway(self.last_number, code, detail.encode()))
         self._events.append(ConnectionFailed(code, detail, self.lost()))

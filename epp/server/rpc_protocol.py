@@ -273,19 +273,19 @@ class RpcConnection(asyncio.Protocol):
     @property
     def was_used(self) -> bool:
         """Whether a stream has begun on it."""
-        return self._calls.connection.last > 0
+        return self._calls.connection.last_number > 0
 
     def is_in_use(self) -> bool:
         """Whether it has an open stream, or one began since this was asked last."""
         connection = self._calls.connection
-        began, self._seen = connection.last != self._seen, connection.last
+        began, self._seen = connection.last_number != self._seen, connection.last_number
         return began or connection.streams > 0
 
     def idle_sweeps(self) -> int:
         """Count one more sweep; the number of those without a stream at them and since the one before."""
         connection = self._calls.connection
-        is_idle = not connection.streams and connection.last == self._swept
-        self._idle_sweeps, self._swept = (self._idle_sweeps + 1 if is_idle else 0), connection.last
+        is_idle = not connection.streams and connection.last_number == self._swept
+        self._idle_sweeps, self._swept = (self._idle_sweeps + 1 if is_idle else 0), connection.last_number
         return self._idle_sweeps
 
     def end(self) -> None:
