@@ -11,31 +11,26 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 import struct
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from epp.config.address import split_address
 from tests.attacks.floods import FLOODS, Flood
+from tests.kit import certificates
+
+if TYPE_CHECKING:
+    import ssl
 
 _NICE = 10
 #: The first bytes of a record of TLS, and then silence.
 _HANDSHAKE = b"\x16\x03\x01"
 #: Cut by a reset: connections that wait a minute for their end would use up the ports.
 _NO_LINGER = struct.pack("ii", 1, 0)
-
-
-def client_tls() -> ssl.SSLContext:
-    """TLS that takes any certificate."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 async def _peer(flood: Flood, greeting: bytes, connect: dict[str, Any], tally: Counter[str]) -> None:
@@ -95,7 +90,7 @@ def main() -> None:
     os.nice(_NICE)
     with contextlib.suppress(OSError):  # where the kernel groups sessions, a nice value counts within one
         Path("/proc/self/autogroup").write_text(str(_NICE))
-    tls = client_tls() if "tls" in sys.argv else None
+    tls = certificates.trusting() if "tls" in sys.argv else None
     for line in sys.stdin:
         order = json.loads(line)
         for _ in zip(range(2), FLOODS[order["name"]].blobs(), strict=False):

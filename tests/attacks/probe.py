@@ -19,7 +19,7 @@ import aiohttp
 import uvloop
 
 from epp.extproc.modes import BodyMode
-from tests.attacks.attacker import client_tls
+from tests.kit import certificates
 from tests.kit.conversation import request_body, request_headers, with_modes
 from tests.kit.rawpeer import RawPeer
 from tests.kit.replicas import CHAT, chat_body
@@ -159,4 +159,4 @@ async def _run(kind: str, address: str, source: str, tls: ssl.SSLContext | None)
 
 if __name__ == "__main__":
     KIND, ADDRESS, SOURCE, *FLAGS = sys.argv[1:]
-    uvloop.run(_run(KIND, ADDRESS, SOURCE, client_tls() if "tls" in FLAGS else None))
+    uvloop.run(_run(KIND, ADDRESS, SOURCE, certificates.trusting() if "tls" in FLAGS else None))

@@ -7,7 +7,6 @@ import gc
 import logging
 import resource
 import socket
-import ssl
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,20 +122,12 @@ async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
     for reader, _ in silent[:2]:
         assert await reader.read() == b"", "its place was needed"
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting())
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=certificates.trusting())
     assert await reader.readexactly(9), "its greeting"
     assert await silent[2][0].read() == b""
     for _, other in (*silent, (reader, writer)):
         other.close()
     await server.stop(0)
-
-
-def trusting() -> ssl.SSLContext:
-    """A client that takes any certificate."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: Path) -> None:
@@ -154,7 +145,7 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
     address = await server.start("127.0.0.1:0")
     clients = []
     for (cert, key), source in ((pairs[0], "127.0.0.1"), (pairs[0], "127.0.0.2"), (pairs[1], "127.0.0.1")):
-        context = trusting()
+        context = certificates.trusting()
         context.load_cert_chain(cert, key)
         clients.append(await RawPeer.connect(address, source=source, tls=context))
         await clients[-1].round_trip()

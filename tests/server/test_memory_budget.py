@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+from epp.bench.cpu import held
 from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.http2.calls import STREAM_BYTES
 from epp.http2.status import Status
@@ -21,6 +20,7 @@ from tests.kit.transports import BOTH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from epp.pb.ext_proc_pb2 import ProcessingRequest
 
@@ -50,11 +50,6 @@ async def picker(tmp_path: Path) -> AsyncIterator[PickerProcess]:
     await made.start()
     yield made
     await made.stop()
-
-
-def rss_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def opening() -> ProcessingRequest:
@@ -126,7 +121,7 @@ WAITING = (
 
 async def test_whatever_waits_stays_within_the_budget_and_is_given_back(picker: PickerProcess) -> None:
     for holds, streams, window in WAITING:
-        before, peers = rss_bytes(picker.pid), list[RawPeer]()
+        before, peers = held(picker.pid).rss_bytes, list[RawPeer]()
         for _ in range(4):
             peer = await RawPeer.connect(picker.grpc, initial_window_size=window)
             peers.append(peer)
@@ -134,7 +129,7 @@ async def test_whatever_waits_stays_within_the_budget_and_is_given_back(picker: 
                 holds(peer, number)
             await peer.round_trip()
             assert await picker.metric(HELD) <= BUDGET + LONGEST, holds.__name__
-            assert rss_bytes(picker.pid) - before < BUDGET + LONGEST + BESIDE, holds.__name__
+            assert held(picker.pid).rss_bytes - before < BUDGET + LONGEST + BESIDE, holds.__name__
         assert await picker.metric(HELD) > BUDGET / 2, holds.__name__
         told = [told for peer in peers for told in peer.told.values()]
         assert any(one.status or one.reset is not None for one in told), f"{holds.__name__}: none was refused"
