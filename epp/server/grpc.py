@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.config.listen import ServerTls
     from epp.config.schema import Config
     from epp.http2.messages import Room
     from epp.server.core import Core
@@ -69,7 +68,7 @@ class GrpcServer:
         source: name of the configuration file, for errors.
         observation: what is seen of responses.
         clock: the time.
-        max_connections: to each listener at once; those beyond are closed as they come.
+        max_connections: at once; those beyond are closed as they come.
         follow: takes the TLS files that are to be watched.
 
     Raises:
@@ -120,7 +119,7 @@ class GrpcServer:
             log=self._logger,
         )
         self._watchers = services.watchers
-        self._listener = self._listen(services, config.listen.tls, base, source)
+        self._listener = self._listen(services, base)
         self._started = False
 
     async def start(self) -> str:
@@ -135,8 +134,9 @@ class GrpcServer:
         self._started = True
         return bound
 
-    def _listen(self, services: Services, tls: ServerTls | None, base: Path, source: str) -> Listener:
+    def _listen(self, services: Services, base: Path) -> Listener:
         receive, send = self._max_receive_bytes, self._max_send_bytes
+        tls, source = self._config.listen.tls, self._source
         if self._config.listen.transport == "grpcio":
             from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
 
