@@ -115,6 +115,30 @@ async def test_the_oldest_idle_connection_of_the_peer_with_the_most_makes_room(
     await serving.stop()
 
 
+async def test_a_connection_that_never_carried_a_call_makes_room_before_those_that_did(
+    tmp_path: Path,
+) -> None:
+    serving = await Serving.start(tmp_path, listen={"max_connections": 6})
+    first = await RawPeer.connect(serving.address)
+    assert await answered(first)
+    unused = await RawPeer.connect(serving.address)
+    await unused.round_trip()
+    second = await RawPeer.connect(serving.address)
+    assert await answered(second)
+    third = await RawPeer.connect(serving.address)
+    assert await answered(third)
+    await until(unused.ended)
+    refused = await RawPeer.connect(serving.address)
+    await until(refused.ended)
+    late = await RawPeer.connect(serving.address)
+    assert await answered(late)
+    await until(first.ended)
+    assert not any(peer.ended() for peer in (second, third, late)), "the first was unused for longest"
+    for peer in (first, unused, second, third, refused, late):
+        await peer.close()
+    await serving.stop()
+
+
 async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None:
     context = rpc_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
     server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context, max_connections=2)
