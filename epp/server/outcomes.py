@@ -100,10 +100,8 @@ class Outcomes:
         """
         pauses = self._picker.fleet.retry_after
         if status in STATUSES:
-            slot, asked_s = (
-                self._picker.fleet.slot_of(where),
-                retry_after_s(retry_after, self._clock.wall_s()),
-            )
+            slot = self._picker.fleet.slot_of(where)
+            asked_s = retry_after_s(retry_after, self._clock.wall_s())
             if slot is None or asked_s <= 0.0:
                 return
             if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
@@ -160,13 +158,13 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._metrics.late_reports.inc()
             return
+        served = self._resolver.endpoint_of(report.served)
         if report.decision_id not in self._finished:  # else the stream showed the headers
-            served = self._resolver.endpoint_of(report.served)
             self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
             self._metrics.compressed.inc()
-        if report.served:
-            self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
+        if served:
+            self._picker.served(report.decision_id, served)
         # What is refused or comes too late goes into no outcome.
         counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
@@ -176,12 +174,11 @@ class Outcomes:
         if outcome is None:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
-        merged = (
-            None if outcome is None else self._merged(outcome, report, report.usage if counted else NO_USAGE)
-        )
+        if outcome is not None:
+            outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
         before = self._unreported.get(report.decision_id, before)
-        self._judge(report, before, empty=merged is not None and merged.empty)
-        if merged is None:
+        self._judge(report, before, empty=outcome is not None and outcome.empty)
+        if outcome is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
             else:
@@ -189,8 +186,8 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
-        self._picker.settle(merged)
-        self._tell(merged)
+        self._picker.settle(outcome)
+        self._tell(outcome)
 
     def _late(self, decision_id: str) -> None:
         """The stream or a first token tells of a request that is not in flight.
