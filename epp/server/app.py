@@ -29,7 +29,6 @@ from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread
-from epp.server.honoured import Honoured
 from epp.server.http import build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
@@ -101,7 +100,6 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
-        self.core.outcomes.told.append(Honoured(self.picker.fleet, self.metrics).outcome)
         self._pool = self._build_pool(counter)
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)

@@ -76,6 +76,8 @@ class Outcomes:
         self._finished: dict[str, _Verdict] = {}
         #: What was counted of those that were told without their report, which is late when it comes.
         self._unreported: dict[str, _Verdict] = {}
+        #: Endpoints whose last pick Envoy did not honour.
+        self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
@@ -186,6 +188,7 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
+        self._count_honoured(outcome)
         self._picker.settle(outcome)
         self._tell(outcome)
 
@@ -315,6 +318,24 @@ class Outcomes:
             verdict = where, False
         self._count(*verdict, _EMPTY if outcome.empty else f"status {status}", self._clock.mono_s())
         return verdict
+
+    def _count_honoured(self, outcome: Outcome) -> None:
+        """Count a pick that Envoy did not honour; log it once until Envoy honours one of that endpoint."""
+        endpoint = outcome.endpoint
+        if outcome.honoured:
+            self._not_honoured.discard(endpoint)
+        if outcome.honoured is not False:
+            return
+        self._metrics.picks_not_honoured.inc()
+        # A late pick of an endpoint that has left the pool is nothing to warn of.
+        if endpoint not in self._not_honoured and self._picker.fleet.slot_of(endpoint) is not None:
+            self._not_honoured.add(endpoint)
+            log.warning(
+                "Envoy did not honour a pick of %s and used %s: it does not know that endpoint. Let it follow"
+                " pool.eds_file, or render its configuration again (`epp envoy render`)",
+                endpoint,
+                outcome.served,
+            )
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
         """An endpoint failed a request, or did not; addresses outside the pool are nobody's."""
