@@ -331,8 +331,7 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=self._recorder.verdict if self._config.records.folder else None,
         )
-        await self._health.start(routes, on_stall)
-        self.http_address, self.health_address = self._health.addresses
+        self.http_address, self.health_address = await self._health.start(routes, on_stall)
         self.grpc_address = await self._grpc.start()
         if listen.first_token:
             tls = http_context(listen.first_token_tls, self._base, source, self._certificates.append)
