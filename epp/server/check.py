@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.config.capability import parse_capability
-from epp.config.load import parse_weights, stated
+from epp.config.load import check_weights, parse_weights, stated
 from epp.config.pool import parse_pool
 from epp.config.reward_model import parse_reward_model
-from epp.decide.weights import WeightBook
+from epp.decide.weights import effective_bounds
 from epp.errors import ConfigError, gather
 from epp.policies.registry import POLICIES, create
 from epp.server.cluster import require_library
@@ -75,17 +75,8 @@ class _Checks:
             return
         # Without parameters, so that an error among them hides none of the weights.
         specs = create(section.name).weight_specs
-        bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
-        with gather(self.errors):
-            bounds = dict(
-                WeightBook(
-                    policy=section.name,
-                    specs=specs,
-                    configured=section.weights,
-                    bounds=section.bounds,
-                    source=self._source,
-                ).bounds
-            )
+        bounds = effective_bounds(specs, section.bounds, self._source, self.errors)
+        self.run(check_weights, section.weights, self._source, "policy.weights", bounds)
         for file, parse in ((config.weights_file, parse_plan), (config.overrides_file, parse_weights)):
             self._file(file, parse, policy=section.name, bounds=bounds)
 
