@@ -334,7 +334,8 @@ class App:
         self.http_address, self.health_address = await self._health.start(routes, on_stall)
         self.grpc_address = await self._grpc.start()
         if listen.first_token:
-            tls = http_context(listen.first_token_tls, self._base, source, self._certificates.append)
+            section, follow = "listen.first_token_tls", self._certificates.append
+            tls = http_context(listen.first_token_tls, self._base, source, follow, section)
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))

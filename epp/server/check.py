@@ -51,8 +51,8 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
     if stated(found, "pool", "file", "kubernetes"):
         checks.pool()
     # What has ended the start is found again.
-    again = {(error.source, error.problem) for error in checks.errors}
-    before = [error for error in found if (error.source, error.problem) not in again]
+    again = set(map(str, checks.errors))
+    before = [error for error in found if str(error) not in again]
     return sorted([*before, *checks.errors], key=lambda error: error.source != source)
 
 
@@ -85,16 +85,8 @@ class _Checks:
         listen = self._config.listen
         self.run(rpc_context, listen.tls, self._base, self._source)
         for key in ("http_tls", "first_token_tls"):
-            found: list[ConfigError] = []
-            with gather(found):
-                http_context(getattr(listen, key), self._base, self._source)
-            # Contexts are made without knowing whose they are.
-            self.errors += [
-                ConfigError(
-                    each.source, each.key.replace("listen.tls", f"listen.{key}"), each.problem, each.fix
-                )
-                for each in found
-            ]
+            check = partial(http_context, section=f"listen.{key}")
+            self.run(check, getattr(listen, key), self._base, self._source)
 
     def tokenizers(self) -> None:
         """Models' tokenizers."""
