@@ -37,7 +37,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
         config: what can be used of the configuration.
         base: folder that its paths are relative to.
         source: its name, for errors.
-        found: errors so far. What hangs on a key that they name is not looked at.
+        found: errors so far. What depends on a key that they name is not checked.
     """
     checks = _Checks(config, base, source)
     if config.prefix.secret_file:
@@ -57,7 +57,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
 
 
 class _Checks:
-    """Checks that do not hang on each other; their errors are gathered."""
+    """Independent checks, whose errors are gathered."""
 
     def __init__(self, config: Config, base: Path, source: str) -> None:
         self._config, self._base, self._source = config, base, source

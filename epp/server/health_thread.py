@@ -152,7 +152,7 @@ class HealthThread:
             return http, await self._in_thread(self._health.start(listen.health))
 
     async def heartbeats(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` at every tick, which is to call `publish` here; no end."""
+        """Call ``publish``, which has to call `HealthThread.publish`, at every tick for ever."""
         time_s = asyncio.get_running_loop().time
         while True:
             due_s = time_s() + self._tick_s

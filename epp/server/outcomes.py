@@ -92,7 +92,7 @@ class Outcomes:
             self._late(decision_id)
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
-        """Leave an endpoint alone that asks for it, or end its pause, however its headers were learned.
+        """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
 
         Args:
             decision_id: the request.
