@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
-async def in_daemon_thread(work: Callable[[], T]) -> T:
+async def in_daemon_thread(work: Callable[[*Ts], T], *arguments: *Ts) -> T:
     """Run blocking work in a daemon thread of its own and return its result.
 
     File systems may never answer. The threads of `asyncio.to_thread` are few, shared, and joined when the
@@ -28,7 +29,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            value = work()
+            value = work(*arguments)
         except BaseException as error:  # noqa: BLE001  # raised in the caller
             result.set_exception(error)
         else:

@@ -161,7 +161,11 @@ def example() -> Metrics:
     picker.fleet.health.success(0, 0.0, "outcome")
     metrics.registry.register(
         PickerCollector(
-            picker, lambda: 0.0, bytes_per_token=lambda: {"m": 4.0}, saturation=lambda now_s: 0.5 + now_s
+            picker,
+            lambda: 0.0,
+            bytes_per_token=lambda: {"m": 4.0},
+            saturation=lambda now_s: 0.5 + now_s,
+            models=str,
         )
     )
     metrics.registry.register(FamilyCollector(observation_families()))

@@ -43,15 +43,17 @@ class Weights:
 
 
 def effective_bounds(
-    specs: Mapping[str, WeightSpec], configured: Mapping[str, tuple[float, float]], source: str
+    specs: Mapping[str, WeightSpec],
+    configured: Mapping[str, tuple[float, float]],
+    source: str,
+    errors: list[ConfigError],
 ) -> dict[str, tuple[float, float]]:
     """The policy's hard bounds, tightened by the configuration.
 
-    Raises:
-        ConfigError: unknown weight, reversed bounds, or bounds wider than the policy's own.
+    Unknown weights, reversed bounds, and bounds wider than the policy's own are added to ``errors``; they
+    tighten nothing.
     """
     bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
-    errors = []
     for name, (low, high) in configured.items():
         key = f"policy.bounds.{name}"
         if name not in bounds:
@@ -62,7 +64,6 @@ def effective_bounds(
             errors.append(ConfigError(source, key, problem, "low <= high"))
         else:
             bounds[name] = (low, high)
-    raise_all(errors)
     return bounds
 
 
@@ -91,11 +92,7 @@ class WeightBook:
     ) -> None:
         self._policy = policy
         errors: list[ConfigError] = []
-        self.bounds: Mapping[str, tuple[float, float]] = {
-            name: (spec.low, spec.high) for name, spec in specs.items()
-        }
-        with gather(errors):
-            self.bounds = effective_bounds(specs, bounds, source)
+        self.bounds = effective_bounds(specs, bounds, source, errors)
         base = {name: spec.default for name, spec in specs.items()}
         for (
             name,
@@ -103,7 +100,6 @@ class WeightBook:
         ) in base.items():  # a default outside tightened bounds moves to the nearest allowed value
             base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
         self._base = base
-        self._configured: Mapping[str, float] = {}
         with gather(errors):
             self._configured = check_weights(configured, source, "policy.weights", self.bounds)
         raise_all(errors)

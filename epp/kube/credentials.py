@@ -118,14 +118,9 @@ async def _beside_the_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises:
         KubeError: whatever it raises, in our words, or that it takes too long.
     """
-
-    async def limited() -> T:
-        async with asyncio.timeout(LOAD_S):
-            return await work()
-
     try:
         async with asyncio.timeout(LOAD_S):  # what blocks does not see its own limit
-            return await in_daemon_thread(lambda: asyncio.run(limited()))
+            return await in_daemon_thread(lambda: asyncio.run(asyncio.wait_for(work(), LOAD_S)))
     except KubeError:
         raise
     except Exception as error:  # files, plugins and token servers fail in any way they like

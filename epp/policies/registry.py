@@ -115,16 +115,12 @@ def create(
     known: list[str] = []
     if dataclasses.is_dataclass(factory):
         known = [field.name for field in dataclasses.fields(factory)]
-    raise_all([
-        ConfigError(
-            source,
-            f"{_PARAMS}.{param}",
-            f"policy {name} has no parameter {param!r}",
-            _nearest(param, known),
-        )
-        for param in params or {}
-        if param not in known
-    ])  # fmt: skip
+    errors = []
+    for param in params or {}:
+        if param not in known:
+            problem = f"policy {name} has no parameter {param!r}"
+            errors.append(ConfigError(source, f"{_PARAMS}.{param}", problem, _nearest(param, known)))
+    raise_all(errors)
     try:
         return factory(**(params or {}))
     except ValueError as error:

@@ -29,7 +29,6 @@ from epp.server.files import WatchedFile, WatchedFiles, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread
-from epp.server.honoured import Honoured
 from epp.server.http import build_app
 from epp.server.learning import Learning
 from epp.server.metrics import Metrics, PickerCollector
@@ -101,7 +100,6 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
-        self.core.outcomes.told.append(Honoured(self.picker.fleet, self.metrics).outcome)
         self._pool = self._build_pool(counter)
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
@@ -333,11 +331,11 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=self._recorder.verdict if self._config.records.folder else None,
         )
-        await self._health.start(routes, on_stall)
-        self.http_address, self.health_address = self._health.addresses
+        self.http_address, self.health_address = await self._health.start(routes, on_stall)
         self.grpc_address = await self._grpc.start()
         if listen.first_token:
-            tls = http_context(listen.first_token_tls, self._base, source, self._certificates.append)
+            section, follow = "listen.first_token_tls", self._certificates.append
+            tls = http_context(listen.first_token_tls, self._base, source, follow, section)
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.config.capability import parse_capability
-from epp.config.load import parse_weights, stated
+from epp.config.load import check_weights, parse_weights, stated
 from epp.config.pool import parse_pool
 from epp.config.reward_model import parse_reward_model
-from epp.decide.weights import WeightBook
+from epp.decide.weights import effective_bounds
 from epp.errors import ConfigError, gather
 from epp.policies.registry import POLICIES, create
 from epp.server.cluster import require_library
@@ -37,7 +37,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
         config: what can be used of the configuration.
         base: folder that its paths are relative to.
         source: its name, for errors.
-        found: errors so far. What hangs on a key that they name is not looked at.
+        found: errors so far. What depends on a key that they name is not checked.
     """
     checks = _Checks(config, base, source)
     if config.prefix.secret_file:
@@ -51,13 +51,13 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
     if stated(found, "pool", "file", "kubernetes"):
         checks.pool()
     # What has ended the start is found again.
-    again = {(error.source, error.problem) for error in checks.errors}
-    before = [error for error in found if (error.source, error.problem) not in again]
+    again = set(map(str, checks.errors))
+    before = [error for error in found if str(error) not in again]
     return sorted([*before, *checks.errors], key=lambda error: error.source != source)
 
 
 class _Checks:
-    """Checks that do not hang on each other; their errors are gathered."""
+    """Independent checks, whose errors are gathered."""
 
     def __init__(self, config: Config, base: Path, source: str) -> None:
         self._config, self._base, self._source = config, base, source
@@ -75,17 +75,8 @@ class _Checks:
             return
         # Without parameters, so that an error among them hides none of the weights.
         specs = create(section.name).weight_specs
-        bounds = {name: (spec.low, spec.high) for name, spec in specs.items()}
-        with gather(self.errors):
-            bounds = dict(
-                WeightBook(
-                    policy=section.name,
-                    specs=specs,
-                    configured=section.weights,
-                    bounds=section.bounds,
-                    source=self._source,
-                ).bounds
-            )
+        bounds = effective_bounds(specs, section.bounds, self._source, self.errors)
+        self.run(check_weights, section.weights, self._source, "policy.weights", bounds)
         for file, parse in ((config.weights_file, parse_plan), (config.overrides_file, parse_weights)):
             self._file(file, parse, policy=section.name, bounds=bounds)
 
@@ -94,16 +85,8 @@ class _Checks:
         listen = self._config.listen
         self.run(rpc_context, listen.tls, self._base, self._source)
         for key in ("http_tls", "first_token_tls"):
-            found: list[ConfigError] = []
-            with gather(found):
-                http_context(getattr(listen, key), self._base, self._source)
-            # Contexts are made without knowing whose they are.
-            self.errors += [
-                ConfigError(
-                    each.source, each.key.replace("listen.tls", f"listen.{key}"), each.problem, each.fix
-                )
-                for each in found
-            ]
+            check = partial(http_context, section=f"listen.{key}")
+            self.run(check, getattr(listen, key), self._base, self._source)
 
     def tokenizers(self) -> None:
         """Models' tokenizers."""

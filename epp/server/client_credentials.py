@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from functools import partial
 from pathlib import Path
 
 from epp.server.files import POLL_S, read_file
@@ -67,7 +66,7 @@ class TokenFile:
         """Read the file for ever."""
         while True:
             try:
-                content = await in_daemon_thread(partial(read_file, self._path))
+                content = await in_daemon_thread(read_file, self._path)
                 self._problem = "" if content is not None else f"{self._path} does not exist"
                 self._headers = {"authorization": f"Bearer {(content or b'').decode().strip()}"}
             except (OSError, ValueError) as error:

@@ -107,7 +107,8 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         path = arguments.config
         config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), str(path))
         base = path.resolve().parent
-        raise_all(errors and all_errors(config, base, str(path), errors))
+        if errors:
+            raise_all(all_errors(config, base, str(path), errors))
         setup = Setup(
             config,
             base,

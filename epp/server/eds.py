@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.config.eds import eds_content, peer_name
@@ -81,7 +80,7 @@ class EdsFile:
                     self._changed.clear()
                     await self._changed.wait()
         with contextlib.suppress(OSError):
-            self._content = await in_daemon_thread(partial(read_file, self._path))
+            self._content = await in_daemon_thread(read_file, self._path)
         before = self._content
         new = await self._write()
         if before not in (None, self._content):
@@ -112,7 +111,7 @@ class EdsFile:
         content = eds_content(hosts.values())
         try:
             if content != self._content:
-                await in_daemon_thread(partial(replace_file, self._path, content))
+                await in_daemon_thread(replace_file, self._path, content)
         except OSError as error:
             self._failed(error)
         else:

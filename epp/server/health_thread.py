@@ -88,9 +88,6 @@ class HealthThread:
         metrics: counted into.
         max_connections: to each listener at once; those beyond are closed as they come.
         follow: takes the certificate's files, which are to be watched.
-
-    Attributes:
-        addresses: where `listen.http` and `listen.health` are, once they are open; ``""`` for what is not.
     """
 
     def __init__(
@@ -111,15 +108,19 @@ class HealthThread:
         self._state = HealthState()
         self._not_ready = "starting"
         self._clock: StallClock | None = None
-        self.addresses = ("", "")
 
-    async def start(self, routes: web.Application, on_stall: Callable[[float, str], None] | None) -> None:
+    async def start(
+        self, routes: web.Application, on_stall: Callable[[float, str], None] | None
+    ) -> tuple[str, str]:
         """Start the thread and open the listeners.
 
         Args:
             routes: of `listen.http`.
             on_stall: called from the thread once the picker's loop has stood still for
                 `listen.stall_limit_s`, with the seconds and the stack of the loop's thread.
+
+        Returns:
+            The addresses of `listen.http` and `listen.health`, ``""`` for one that is not configured.
 
         Raises:
             ConfigError: an address cannot be bound, or a certificate not be used.
@@ -144,14 +145,14 @@ class HealthThread:
             on_refused=refused.labels("grpc").inc,
         )
         with told_of(source, "listen.http", listen.http):
-            self.addresses = (await self._in_thread(self._http.start(listen.http)), "")
-        if listen.health:
-            with told_of(source, "listen.health", listen.health):
-                health = await self._in_thread(self._health.start(listen.health))
-            self.addresses = (self.addresses[0], health)
+            http = await self._in_thread(self._http.start(listen.http))
+        if not listen.health:
+            return http, ""
+        with told_of(source, "listen.health", listen.health):
+            return http, await self._in_thread(self._health.start(listen.health))
 
     async def heartbeats(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` at every tick, which is to call `publish` here; no end."""
+        """Call ``publish``, which has to call `HealthThread.publish`, at every tick for ever."""
         time_s = asyncio.get_running_loop().time
         while True:
             due_s = time_s() + self._tick_s

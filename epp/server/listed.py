@@ -17,7 +17,7 @@ class _Models(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Models)
 
 
-def listed_models(body: bytes) -> dict[str, int | None]:
+def parse_models(body: bytes) -> dict[str, int | None]:
     """Read the names that requests may give, adapters among them; empty when the body tells none.
 
     Each has its context length in tokens, prompt and answer together, where the engine tells it: vLLM and

@@ -13,9 +13,8 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from epp.server.metrics_hot import Capped
 from epp.server.metrics_paths import path_families
-from epp.server.metrics_requests import FAIRNESS_ID, MAX_STRANGE_MODELS, PRIORITY
+from epp.server.metrics_requests import FAIRNESS_ID, PRIORITY
 from epp.server.metrics_weights import weight_families
 from epp.signals.rates import Rates
 
@@ -82,7 +81,7 @@ class PickerCollector(Collector):
         pool: name of the pool, for llm-d's gauges of it.
         bytes_per_token: what was learned by model, the last observed last.
         saturation: how saturated the pool is at an instant; not shown when None.
-        models: those that are labels.
+        models: label of a model.
     """
 
     def __init__(
@@ -93,11 +92,10 @@ class PickerCollector(Collector):
         bytes_per_token: Callable[[], Mapping[str, float]] | None = None,
         saturation: Callable[[float], float] | None = None,
         *,
-        models: Capped | None = None,
+        models: Callable[[str], str],
     ) -> None:
         self._picker, self._mono_s, self._pool = picker, mono_s, pool
-        self._bytes_per_token, self._saturation = bytes_per_token, saturation
-        self._models = Capped(MAX_STRANGE_MODELS) if models is None else models
+        self._bytes_per_token, self._saturation, self._models = bytes_per_token, saturation, models
 
     def describe(self) -> list[Metric]:
         """Nothing to describe before the first scrape."""

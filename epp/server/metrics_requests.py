@@ -4,8 +4,8 @@ Owns the metrics of requests and what must be remembered of an open one to count
 calls, `decided` and `finished`, each one dictionary look-up and a handful of list increments.
 
 Labels: llm-d's four (R) are ``model_name``, ``target_model_name``, ``fairness_id`` and ``priority``. Names of
-models come from clients: those that the pool serves are labels, of others only the first
-`MAX_STRANGE_MODELS`, since one model has some 400 series, and the rest are ``other``; priorities
+models come from clients: those that the pool serves become labels, and so do the first
+`MAX_STRANGE_MODELS` of the others, as one model has some 400 series; the rest are ``other``. Priorities
 are those of InferenceObjectives, of which the first `MAX_PRIORITIES` become labels; endpoints
 are addresses of the pool, and their series go when they go.
 """

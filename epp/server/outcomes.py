@@ -76,6 +76,8 @@ class Outcomes:
         self._finished: dict[str, _Verdict] = {}
         #: What was counted of those that were told without their report, which is late when it comes.
         self._unreported: dict[str, _Verdict] = {}
+        #: Endpoints whose last pick Envoy did not honour.
+        self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.told: list[Callable[[Outcome], None]] = []
 
@@ -90,7 +92,7 @@ class Outcomes:
             self._late(decision_id)
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
-        """Leave an endpoint alone that asks for it, or end its pause, however its headers were learned.
+        """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
 
         Args:
             decision_id: the request.
@@ -100,10 +102,8 @@ class Outcomes:
         """
         pauses = self._picker.fleet.retry_after
         if status in STATUSES:
-            slot, asked_s = (
-                self._picker.fleet.slot_of(where),
-                retry_after_s(retry_after, self._clock.wall_s()),
-            )
+            slot = self._picker.fleet.slot_of(where)
+            asked_s = retry_after_s(retry_after, self._clock.wall_s())
             if slot is None or asked_s <= 0.0:
                 return
             if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
@@ -160,13 +160,13 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._metrics.late_reports.inc()
             return
+        served = self._resolver.endpoint_of(report.served)
         if report.decision_id not in self._finished:  # else the stream showed the headers
-            served = self._resolver.endpoint_of(report.served)
             self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
             self._metrics.compressed.inc()
-        if report.served:
-            self._picker.served(report.decision_id, self._resolver.endpoint_of(report.served))
+        if served:
+            self._picker.served(report.decision_id, served)
         # What is refused or comes too late goes into no outcome.
         counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
@@ -176,12 +176,11 @@ class Outcomes:
         if outcome is None:
             now_s = self._clock.mono_s()
             outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
-        merged = (
-            None if outcome is None else self._merged(outcome, report, report.usage if counted else NO_USAGE)
-        )
+        if outcome is not None:
+            outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
         before = self._unreported.get(report.decision_id, before)
-        self._judge(report, before, empty=merged is not None and merged.empty)
-        if merged is None:
+        self._judge(report, before, empty=outcome is not None and outcome.empty)
+        if outcome is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
             else:
@@ -189,8 +188,9 @@ class Outcomes:
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
-        self._picker.settle(merged)
-        self._tell(merged)
+        self._count_honoured(outcome)
+        self._picker.settle(outcome)
+        self._tell(outcome)
 
     def _late(self, decision_id: str) -> None:
         """The stream or a first token tells of a request that is not in flight.
@@ -318,6 +318,24 @@ class Outcomes:
             verdict = where, False
         self._count(*verdict, _EMPTY if outcome.empty else f"status {status}", self._clock.mono_s())
         return verdict
+
+    def _count_honoured(self, outcome: Outcome) -> None:
+        """Count a pick that Envoy did not honour; log it once until Envoy honours one of that endpoint."""
+        endpoint = outcome.endpoint
+        if outcome.honoured:
+            self._not_honoured.discard(endpoint)
+        if outcome.honoured is not False:
+            return
+        self._metrics.picks_not_honoured.inc()
+        # A late pick of an endpoint that has left the pool is nothing to warn of.
+        if endpoint not in self._not_honoured and self._picker.fleet.slot_of(endpoint) is not None:
+            self._not_honoured.add(endpoint)
+            log.warning(
+                "Envoy did not honour a pick of %s and used %s: it does not know that endpoint. Let it follow"
+                " pool.eds_file, or render its configuration again (`epp envoy render`)",
+                endpoint,
+                outcome.served,
+            )
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
         """An endpoint failed a request, or did not; addresses outside the pool are nobody's."""

@@ -18,7 +18,7 @@ import msgspec
 from epp.draw import draw
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
-from epp.server.listed import listed_models
+from epp.server.listed import parse_models
 from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
@@ -329,7 +329,7 @@ class Poller:
         connection.close()  # it is not asked again soon
         if answer.status >= 500:
             return None
-        return listed_models(answer.body) if answer.status == 200 else {}
+        return parse_models(answer.body) if answer.status == 200 else {}
 
     def _failed_probe(self, problem: str) -> None:
         self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())

@@ -146,10 +146,10 @@ class PoolFeed:
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
 
     def _offer(self) -> None:
-        """Give the picker the pool; endpoints that Envoy does not know yet take no requests.
+        """Give the picker the pool; an endpoint that Envoy does not know yet takes no requests.
 
-        Unless no other endpoint serves their models: a refusal would fail every request until Envoy knows
-        them, and for a pick that it does not know it uses another host.
+        One whose models no other endpoint serves takes them at once: without it every request for them would
+        be refused, while Envoy sends a request whose pick it does not know to another host.
         """
         eds, endpoints = self._eds, self._endpoints
         if eds is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.decide.record_restore import read_seeds
@@ -76,7 +75,7 @@ class IndexRestore:
             return
         self._index.expect_seeds()  # an endpoint may leave, or its engine restart, while we read
         try:
-            restored = await in_daemon_thread(partial(self._read, slots))
+            restored = await in_daemon_thread(self._read, slots)
         except Exception:
             log.exception("the prefix index starts empty: the records cannot be read")
             return

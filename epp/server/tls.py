@@ -12,7 +12,6 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, gather, raise_all
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _VALID_DAYS = 3650
+#: Key of the gRPC listener's TLS section.
+_SECTION = "listen.tls"
 
 Follow = Callable[[WatchedFiles], None]
 
@@ -86,6 +87,7 @@ class Pair:
         tls: the files.
         base: folder that relative names are relative to.
         source: name of the configuration file, for errors.
+        section: key of ``tls`` in it.
 
     Attributes:
         pem: the last good key and certificate.
@@ -95,18 +97,18 @@ class Pair:
         ConfigError: a file cannot be read, or the two do not belong together.
     """
 
-    def __init__(self, tls: FileTls, base: Path, source: str) -> None:
+    def __init__(self, tls: FileTls, base: Path, source: str, section: str = _SECTION) -> None:
         key, self._cert = base / tls.key_file, base / tls.cert_file
         contents: list[bytes] = []
         errors: list[ConfigError] = []
         for path, name in ((key, "key_file"), (self._cert, "cert_file")):
             with gather(errors):
-                contents.append(_required(path, source, name))
+                contents.append(_required(path, source, f"{section}.{name}"))
         raise_all(errors)
         try:
             self.pem = _checked(contents)
         except ssl.SSLError as error:
-            raise ConfigError(source, "listen.tls", f"not a certificate and its key: {error}") from error
+            raise ConfigError(source, section, f"not a certificate and its key: {error}") from error
         self.files = WatchedFiles((key, self._cert), self._take)
 
     def _take(self, contents: Sequence[bytes | None]) -> None:
@@ -124,9 +126,9 @@ def _required(path: Path, source: str, key: str) -> bytes:
     try:
         content = read_file(path)
     except OSError as error:
-        raise ConfigError(source, f"listen.tls.{key}", str(error)) from error
+        raise ConfigError(source, key, str(error)) from error
     if content is None:
-        raise ConfigError(source, f"listen.tls.{key}", f"{path} does not exist")
+        raise ConfigError(source, key, f"{path} does not exist")
     return content
 
 
@@ -191,29 +193,38 @@ def rpc_context(
         return None
     if tls.self_signed:
         ca = _client_ca(tls, base, source)
-        return _h2_context(self_signed(dt.datetime.now(dt.UTC)), ca, source)
-    pair, ca = _files(tls, base, source)
-    return _presenting(tls, pair, partial(_h2_context, ca=ca, source=source), follow)
+        return _filled(_h2_context(), self_signed(dt.datetime.now(dt.UTC)), ca, source, _SECTION)
+    return _presenting(_h2_context, tls, base, source, section=_SECTION, follow=follow)
 
 
 def http_context(
-    tls: FileTls | None, base: Path, source: str, follow: Follow = _unwatched
+    tls: FileTls | None,
+    base: Path,
+    source: str,
+    follow: Follow = _unwatched,
+    section: str = "listen.http_tls",
 ) -> ssl.SSLContext | None:
     """What an HTTP listener presents, None for plaintext.
 
-    Arguments and errors are those of `grpc_credentials`.
+    Arguments and errors are those of `grpc_credentials`; ``section`` is the key of ``tls``, for errors.
     """
     if tls is None:
         return None
-    pair, ca = _files(tls, base, source)
-    return _presenting(tls, pair, partial(_http_context, ca=ca, source=source), follow)
+    return _presenting(_http_context, tls, base, source, section=section, follow=follow)
 
 
 def _presenting(
-    tls: FileTls, pair: Pair, make: Callable[[tuple[bytes, bytes]], ssl.SSLContext], follow: Follow
+    blank: Callable[[], ssl.SSLContext],
+    tls: FileTls,
+    base: Path,
+    source: str,
+    *,
+    section: str,
+    follow: Follow,
 ) -> ssl.SSLContext:
     """A context with a pair, and with the pairs that replace it where ``tls.reload`` is set."""
-    first = make(pair.pem)
+    pair, ca = _files(tls, base, source, section)
+    first = _filled(blank(), pair.pem, ca, source, section)
     if not tls.reload:
         return first
     follow(pair.files)
@@ -223,7 +234,7 @@ def _presenting(
         # OpenSSL asks at every handshake, server name or not.
         nonlocal pem, current
         if pair.pem is not pem:
-            pem, current = pair.pem, make(pair.pem)
+            pem, current = pair.pem, _filled(blank(), pair.pem, ca, source, section)
         if current is not first:
             handshake.context = current
 
@@ -231,21 +242,16 @@ def _presenting(
     return first
 
 
-def _h2_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.SSLContext:
+def _h2_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
     context.set_alpn_protocols(["h2"])
-    _load(context, pem)
-    _ask_for_certificates(context, ca, source)
     return context
 
 
-def _http_context(pem: tuple[bytes, bytes], ca: bytes | None, source: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    _load(context, pem)
-    _ask_for_certificates(context, ca, source)
-    return context
+def _http_context() -> ssl.SSLContext:
+    return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
 def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:
@@ -256,18 +262,21 @@ def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
-def _ask_for_certificates(context: ssl.SSLContext, ca: bytes | None, source: str) -> None:
-    """Serve only clients whose certificate the CA signed, where there is one."""
-    if ca is None:
-        return
-    try:
-        context.load_verify_locations(cadata=ca.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(source, "listen.tls.client_ca_file", f"no certificates: {error}") from error
-    context.verify_mode = ssl.CERT_REQUIRED
+def _filled(
+    context: ssl.SSLContext, pem: tuple[bytes, bytes], ca: bytes | None, source: str, section: str
+) -> ssl.SSLContext:
+    """The context with a pair; where there is a CA, clients need a certificate that it signed."""
+    _load(context, pem)
+    if ca is not None:
+        try:
+            context.load_verify_locations(cadata=ca.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(source, f"{section}.client_ca_file", f"no certificates: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
-def _files(tls: FileTls, base: Path, source: str) -> tuple[Pair, bytes | None]:
+def _files(tls: FileTls, base: Path, source: str, section: str = _SECTION) -> tuple[Pair, bytes | None]:
     """Read the pair, and the CA that signs clients' certificates.
 
     Raises:
@@ -275,12 +284,14 @@ def _files(tls: FileTls, base: Path, source: str) -> tuple[Pair, bytes | None]:
     """
     errors: list[ConfigError] = []
     with gather(errors):
-        ca = _client_ca(tls, base, source)
+        ca = _client_ca(tls, base, source, section)
     with gather(errors):
-        pair = Pair(tls, base, source)
+        pair = Pair(tls, base, source, section)
     raise_all(errors)
     return pair, ca
 
 
-def _client_ca(tls: FileTls, base: Path, source: str) -> bytes | None:
-    return _required(base / tls.client_ca_file, source, "client_ca_file") if tls.client_ca_file else None
+def _client_ca(tls: FileTls, base: Path, source: str, section: str = _SECTION) -> bytes | None:
+    if not tls.client_ca_file:
+        return None
+    return _required(base / tls.client_ca_file, source, f"{section}.client_ca_file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -49,9 +48,7 @@ async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path
         await seen.until("scrape_failures", 2)
         assert f"ca_file {path}: No such file" in seen.failures[0]
         certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
-        async with asyncio.timeout(10):
-            while "Cannot connect" not in seen.failures[-1]:
-                await asyncio.sleep(0.01)
+        await until(lambda: "Cannot connect" in seen.failures[-1])
 
 
 async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:

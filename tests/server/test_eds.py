@@ -14,9 +14,10 @@ from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server import eds
 from epp.server.app import App
+from tests.kit.rawpeer import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 A, B, NAME = "10.0.0.1:80", "10.0.0.2:80", "gpu.example:80"
@@ -62,12 +63,6 @@ class World:
 
     def eligible(self) -> set[str]:
         return {each.address for _, each in self.app.picker.fleet.members if not each.draining}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 @pytest_asyncio.fixture

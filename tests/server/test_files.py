@@ -166,9 +166,9 @@ async def test_a_file_is_read_again_when_threads_can_be_started_again(
 
 def test_blocking_work_keeps_no_process_from_its_end() -> None:
     program = """
-import asyncio, functools, time
+import asyncio, time
 from epp.threads import in_daemon_thread
-asyncio.run(asyncio.wait_for(in_daemon_thread(functools.partial(time.sleep, 3600)), 0.1))
+asyncio.run(asyncio.wait_for(in_daemon_thread(time.sleep, 3600), 0.1))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert b"TimeoutError" in done.stderr.splitlines()[-1]

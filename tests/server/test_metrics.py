@@ -52,7 +52,7 @@ class Bench:
             self.picker.fleet.assume_rtt(address, 50.0)
         self.metrics = Metrics()
         self.metrics.registry.register(
-            PickerCollector(self.picker, lambda: 1.0, pool="p", saturation=lambda _: 0.25)
+            PickerCollector(self.picker, lambda: 1.0, pool="p", saturation=lambda _: 0.25, models=str)
         )
 
     def decide(
@@ -360,7 +360,7 @@ def test_the_page_parses_as_prometheus_text() -> None:
 
 def test_engines_metrics_that_come_while_the_page_is_written_are_not_younger_than_nothing() -> None:
     clock, bench = ManualClock(), Bench()
-    collected = PickerCollector(bench.picker, clock.mono_s).collect()
+    collected = PickerCollector(bench.picker, clock.mono_s, models=str).collect()
     next(collected)
     clock.advance(1.0)
     for slot, _ in bench.picker.fleet.members:

@@ -18,7 +18,7 @@ from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
-from epp.server.listed import listed_models
+from epp.server.listed import parse_models
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     BEATS,
@@ -219,7 +219,7 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
     ],
 )
 def test_a_list_of_models_that_is_none_says_nothing(body: bytes) -> None:
-    assert listed_models(body) == {}
+    assert parse_models(body) == {}
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

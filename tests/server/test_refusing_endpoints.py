@@ -105,6 +105,19 @@ def test_an_endpoint_that_leaves_and_returns_is_not_left_alone(deployment: Deplo
     assert deployment.decide(QUESTION).excluded == {}
 
 
+def outcomes_of(deployment: Deployment) -> list[Outcome]:
+    """Outcomes from now on."""
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.told.append(outcomes.append)
+    return outcomes
+
+
+def list_context(deployment: Deployment) -> None:
+    """Each engine lists a context of 8192 tokens, and an adapter without one."""
+    for endpoint in POOL:
+        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192, "a": None})
+
+
 @pytest.mark.parametrize(
     ("usage", "known"),
     [
@@ -122,13 +135,11 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     deployment: Deployment, usage: Usage, known: str, by_stream: bool, listed: bool
 ) -> None:
     """By the context that engines list, else by the configured one."""
-    outcomes: list[Outcome] = []
-    deployment.core.outcomes.told.append(outcomes.append)
+    outcomes = outcomes_of(deployment)
     pool = [replace(endpoint, context_tokens=100_000 if listed else 8192) for endpoint in POOL]
     deployment.app.picker.set_pool(pool, deployment.clock.now_s)
     if listed:
-        for endpoint in POOL:
-            deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192, "a": None})
+        list_context(deployment)
     expected = deployment.fleet.answers.expected("m")
     decision = deployment.decide(QUESTION)
     if by_stream:
@@ -143,10 +154,8 @@ def test_counts_below_zero_or_above_the_context_are_refused(
 
 
 def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment: Deployment) -> None:
-    outcomes: list[Outcome] = []
-    deployment.core.outcomes.told.append(outcomes.append)
-    for endpoint in POOL:
-        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192})
+    outcomes = outcomes_of(deployment)
+    list_context(deployment)
     body = json.dumps({"model": "m", "input": ["one", "two"]}).encode()
     request = HttpRequest("POST", "/v1/embeddings", {"content-type": "application/json"}, body)
     decided = deployment.core.decide(request)
@@ -156,10 +165,8 @@ def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment
 
 
 def test_each_of_several_choices_may_be_as_long_as_the_context(deployment: Deployment) -> None:
-    outcomes: list[Outcome] = []
-    deployment.core.outcomes.told.append(outcomes.append)
-    for endpoint in POOL:
-        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192})
+    outcomes = outcomes_of(deployment)
+    list_context(deployment)
     body = json.dumps({"model": "m", "messages": QUESTION, "n": 4}).encode()
     request = HttpRequest("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
     for answers in (30_000, 40_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.server.doctor.fetch import ask_endpoint
-from epp.server.listed import listed_models as read_models
+from epp.server.listed import parse_models
 
 if TYPE_CHECKING:
     import aiohttp
@@ -21,7 +21,7 @@ _NAMED = 5
 async def listed_models(http: aiohttp.ClientSession, target: Target) -> list[str]:
     """What an engine says it serves; empty when it does not say."""
     answer = await ask_endpoint(http, target, "/v1/models")
-    return sorted(read_models(answer.body))
+    return sorted(parse_models(answer.body))
 
 
 def check_models(report: Report, address: str, spec: EndpointSpec, listed: list[str]) -> None:
