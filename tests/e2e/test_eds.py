@@ -12,7 +12,7 @@ from epp.envoy.settings import Variant
 from tests.e2e.test_faults import STEADY, under_load, until_seen
 from tests.kit.picker import Serving
 from tests.kit.records import recorded
-from tests.kit.replicas import quick_config
+from tests.kit.replicas import quick_config, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +57,7 @@ async def test_a_replica_taken_from_the_file_gets_no_request_and_one_put_in_gets
         assert taken.requests == before
         await serving.picker.start()
         serving.write_pool(list(specs.values()))
-        async with asyncio.timeout(20):
-            while taken.requests < before + 20:
-                await asyncio.sleep(0.02)
+        await until(lambda: taken.requests >= before + 20, timeout_s=20)
         shares = Counter({replica.address: -replica.requests for replica in serving.replicas})
         await until_seen(seen, 300)
         stop.set()

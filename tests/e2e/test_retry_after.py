@@ -12,6 +12,7 @@ from epp.envoy.settings import Variant
 from epp.sim.fault import Fault
 from tests.e2e.test_faults import under_load, until_seen
 from tests.kit.picker import Serving
+from tests.kit.replicas import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,14 +47,10 @@ async def test_a_replica_that_goes_on_refusing_fails_one_request_a_pause(tmp_pat
         await serving.picker.until_metric(LEFT_ALONE, lambda value: value > 0, endpoint=victim.address)
         await until_seen(seen, 2 * len(tasks))
         first, before = seen[429], victim.requests
-        async with asyncio.timeout(30):
-            while victim.requests < before + 2:  # two pauses
-                await asyncio.sleep(0.05)
+        await until(lambda: victim.requests >= before + 2, timeout_s=30)  # two pauses
         assert seen[429] - first <= 2
         victim.set_fault(Fault())
-        async with asyncio.timeout(30):
-            while victim.requests < before + 50:
-                await asyncio.sleep(0.05)
+        await until(lambda: victim.requests >= before + 50, timeout_s=30)
         assert await serving.picker.metric(LEFT_ALONE, endpoint=victim.address) == 0
         stop.set()
         await asyncio.gather(*tasks)

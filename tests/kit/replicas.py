@@ -75,8 +75,8 @@ async def post(
         return response.status, await response.json()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until a reading is true; ten seconds at most."""
-    async with asyncio.timeout(10):
+async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+    """Wait until a reading is true."""
+    async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
