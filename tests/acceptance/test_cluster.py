@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.kit import EPP, Process, Stack, free_ports, http, run, until
+from tests.acceptance.kit import EPP, Stack, free_ports, http, run, until
 from tests.kit import kubeobjects as objects
 from tests.kit.kubeserver import KubeServer
 
@@ -90,7 +90,7 @@ def test_llm_ds_command_line_follows_an_inference_pool(
             *("--config-file", str(tmp_path / "plugins.yaml"), "--grpc-port", ports[0]),
             *("--metrics-port", ports[1], "--grpc-health-port", ports[2]),
         ]
-        stack.picker = Process(words, tmp_path / "picker.log")
+        stack.picker = stack.start("picker", words)
         until(ready.exists)
         until(lambda: http(f"http://127.0.0.1:{ports[1]}/readyz").status == 200)
         lines = [json.loads(line) for line in stack.picker.log().splitlines()]
