@@ -49,9 +49,9 @@ HEAD = f"""<!-- Written by tools/gen_metrics_docs.py from the metrics themselves
 dashboards and alerts work; `epp_*` are ours. A dashboard and alert rules for Prometheus are in
 `deploy/grafana/` and `deploy/prometheus/`.
 
-Labels are bounded. `model_name` comes from clients: models of the endpoints file or the cluster, and
-those that engines list in `/v1/models`, become labels; of all others the first {MAX_STRANGE_MODELS} (of at
-most 128 characters), the rest are `other`. `target_model_name` equals it while models are not
+Labels are bounded. `model_name` comes from clients: models of the endpoints file or the cluster, those
+that engines list in `/v1/models`, and the first {MAX_STRANGE_MODELS} others (of at most 128 characters)
+become labels; the rest are `other`. `target_model_name` equals it while models are not
 rewritten. `priority` is that of the request's InferenceObjective, 0 without one, and `other` after
 {MAX_PRIORITIES} different ones; the two `inflight` gauges have all requests under 0. `fairness_id` has
 llm-d's default: nothing is queued, so nobody takes turns. `name` and `inference_pool` are

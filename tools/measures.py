@@ -1,13 +1,11 @@
 """Measure the size of the code base and print it beside its limits and goals.
 
     python -m tools.measures            # the table; seconds
-    python -m tools.measures --json     # the figures alone
     python -m tools.measures --lower    # lowers limits to what is measured, raises none
 
 Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
 one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
-limit and the goal of each figure; `measures_slow.json` what takes longer to measure, with the commit it was
-measured at.
+limit and the goal of each figure.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from statistics import median_high
 
 ROOT = Path(__file__).parent.parent
 LIMITS = Path(__file__).with_name("measures.json")
-SLOW = Path(__file__).with_name("measures_slow.json")
 SOURCES = ("epp", "bench", "tools")
 #: Layout and comments; what is left is what a reader has to read.
 _LAYOUT = {
@@ -110,11 +107,6 @@ def other_tokens() -> int:
     return sum(match["comment"] is None for text in texts for match in _OTHER.finditer(text))
 
 
-def words(*paths: Path) -> int:
-    """Count the words of some pages."""
-    return sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
-
-
 def rows(page: str, section: str = "") -> int:
     """Count the rows of a generated page's tables, of one section where it is named."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -132,9 +124,14 @@ def closure() -> tuple[int, int]:
     return modules, lines
 
 
-def static_figures() -> dict[str, int]:
-    """Measure all that the source text alone says."""
+def figures() -> dict[str, int]:
+    """Measure the source text, the import closure and the request path."""
+    from tools.request_path import request_path  # noqa: PLC0415  # imports the whole server
+
     code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
+    path = request_path()
+    gorgo_ms = ROOT / "epp" / "policies" / "gorgo_ms.py"
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     return {
         "code tokens": code.tokens,
         "tokens of Lua, C, JS": other_tokens(),
@@ -148,26 +145,12 @@ def static_figures() -> dict[str, int]:
         "largest file, code lines": max(code.files),
         "median function, lines": median_high(code.functions),
         "largest function, lines": max(code.functions),
-        "gorgo_ms.py, lines": file_lines("policies/gorgo_ms.py"),
+        "gorgo_ms.py, lines": gorgo_ms.read_text(encoding="utf-8").count("\n"),
         "configuration keys": rows("configuration.md", "## epp.yaml"),
         "tuner's keys": rows("configuration.md", "## The tuner's settings"),
         "metrics": rows("metrics.md"),
-        "words of docs and README": words(*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"),
-    }
-
-
-def file_lines(name: str) -> int:
-    """Count the lines of one file of the package."""
-    return (ROOT / "epp" / name).read_text(encoding="utf-8").count("\n")
-
-
-def figures() -> dict[str, int]:
-    """Measure the static figures and the request path."""
-    from tools.request_path import request_path  # noqa: PLC0415  # imports the whole server
-
-    path = request_path()
-    return static_figures() | {
-        "request: files": path.files,
+        "words of docs and README": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
+        "request: files": len(path.files),
         "request: calls": path.calls,
         "request: hops": path.hops,
         "request: value types": len(path.value_types),
@@ -175,18 +158,13 @@ def figures() -> dict[str, int]:
 
 
 def show(measured: dict[str, int]) -> None:
-    """Print the table: figure, its limit, its goal; then the slow figures with their commit."""
+    """Print the table: figure, its limit, its goal."""
     table = json.loads(LIMITS.read_text(encoding="utf-8"))
     print(f"{'':30s}{'now':>10s}{'limit':>10s}{'goal':>10s}")
     for name, value in measured.items():
         limit, goal = table[name]
         mark = "" if value <= goal else "  above its goal"
         print(f"{name:30s}{value:10,d}{limit:10,d}{goal:10,d}{mark}")
-    if SLOW.exists():
-        slow = json.loads(SLOW.read_text(encoding="utf-8"))
-        print(f"\nmeasured at {slow.pop('commit')}, `make measures-slow`:")
-        for name, value in slow.items():
-            print(f"{name:30s}{value:>10}")
 
 
 def lower(measured: dict[str, int]) -> None:
@@ -198,19 +176,15 @@ def lower(measured: dict[str, int]) -> None:
 
 
 def main() -> int:
-    """Print the table, or the figures as JSON."""
+    """Print the table, after lowering its limits where asked to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--lower", action="store_true", help="lower limits to what is measured")
     arguments, measured = parser.parse_args(), figures()
     if arguments.lower:
         lower(measured)
-    if arguments.json:
-        print(json.dumps(measured, indent=1))
-    else:
-        show(measured)
+    show(measured)
     return 0
 
 

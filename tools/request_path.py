@@ -39,21 +39,17 @@ class RequestPath:
     """Counts of one request.
 
     Attributes:
+        files: those with a function that was called.
         calls: frames of our functions.
         hops: of them those called from another of our files.
         value_types: names of the types that it made instances of.
     """
 
+    files: set[str] = field(default_factory=set)
     calls: int = 0
     hops: int = 0
     value_types: set[str] = field(default_factory=set)
-    _files: set[str] = field(default_factory=set)
     _known: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def files(self) -> int:
-        """Count the files with a function that was called."""
-        return len(self._files)
 
     def event(self, frame: FrameType, kind: str, value: object) -> None:
         """Take an event of `sys.setprofile`."""
@@ -64,7 +60,7 @@ class RequestPath:
             self._seen(value)
         elif kind == "call":
             self.calls += 1
-            self._files.add(file)
+            self.files.add(file)
             caller = frame.f_back.f_code.co_filename if frame.f_back else ""
             self.hops += caller.startswith(_PACKAGE) and caller != file
             for argument in frame.f_locals.values():
@@ -73,7 +69,7 @@ class RequestPath:
     def counted_from_here(self) -> None:
         """Forget the counts of the warm-up; values that it met are no request's own."""
         self.calls = self.hops = 0
-        self._files.clear()
+        self.files.clear()
         self.value_types.clear()
 
     def _seen(self, value: object) -> None:

@@ -27,7 +27,7 @@ TLS_MATCH = "tls"
 """Key under `envoy.transport_socket_match` whose value names an endpoint's transport socket."""
 
 PLAINTEXT = "plaintext"
-"""Transport socket of EDS endpoints without TLS; named, so that nobody else is spoken to in the clear."""
+"""Transport socket of EDS endpoints without TLS; named, so that no other endpoint is sent plaintext."""
 
 _ASSIGNMENT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 

@@ -34,8 +34,8 @@ class Pool(Section, frozen=True):
         eds_file: where the pool of `file` is written for Envoy, which follows it; `epp envoy render` tells
             Envoy this path, relative to the configuration file. Empty where Envoy does not read it: it
             shares no file system with the picker, or is of the `original-dst` variant.
-        eds_delay_s: seconds after it is written to `eds_file` before a new endpoint is picked, so that Envoy
-            knows it by then; one whose models no other endpoint serves is picked at once.
+        eds_delay_s: seconds from writing a new endpoint to `eds_file` until it is picked, so that Envoy knows
+            it by then; one whose models no other endpoint serves is picked at once.
     """
 
     file: str = "endpoints.yaml"
@@ -114,12 +114,12 @@ class Request(Section, frozen=True):
 
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
-        max_held_body_bytes: what all requests may hold together that wait: bodies for their rest (in full
-            duplex they come in pieces, as slowly as their clients send them), with their headers and
-            metadata as they lie in memory. What comes beyond is answered with 503. On the picker's own
-            transport open streams count 8 KiB each, and messages that have come in part, wait behind another,
-            or wait to be read; responses that are read count 64 KiB. All but bodies may hold the longest
-            message's length beside it. At least `max_body_bytes`.
+        max_held_body_bytes: what all waiting requests may hold together: incomplete bodies (in full duplex
+            they come in pieces, as slowly as their clients send them), with their headers and metadata as
+            they lie in memory. More is answered with 503. Each response that is read counts 64 KiB; on the
+            picker's own transport, open streams (8 KiB each) and messages that are incomplete, queued or not
+            yet read count, too. All but bodies may exceed the limit by the length of the longest message. At
+            least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
         default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``

@@ -29,7 +29,6 @@ _FIXES = {
     "str": 'a text, in quotes where it looks like something else, e.g. "1"',
 }
 _MISSING = "Object missing required field"
-_AT = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 
 _MERGE = "tag:yaml.org,2002:merge"
 #: Sections within sections. Composing descends on the process's stack, and far enough down ends the process.
@@ -166,23 +165,18 @@ class Salvaged(Generic[T]):
 
         msgspec stops at the first error, so its parts are converted one by one.
         """
-        lost = len(self.left_out)
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            if len(self.errors) > MOST_ERRORS:
-                return _Wrong
-            left = self._parts(value, kind, key)
-        else:
+        if not _refusal(value, kind):
             return value
-        try:
-            msgspec.convert(left, kind)
-        except msgspec.ValidationError as error:
-            # That something is missing which was left out, or reported as missing, is no other error.
-            if len(self.left_out) == lost and not str(error).startswith(_MISSING):
-                self.errors += _explain(str(error), kind, self._source, key)
-        else:
+        if len(self.errors) > MOST_ERRORS:
+            return _Wrong
+        lost = len(self.left_out)
+        left = self._parts(value, kind, key)
+        refusal = _refusal(left, kind)
+        if not refusal:
             return left
+        # That something is missing which was left out, or reported as missing, is no other error.
+        if len(self.left_out) == lost and not refusal.startswith(_MISSING):
+            self.errors += _explain(refusal, kind, self._source, key)
         self.left_out.add(key)
         return _Wrong
 
@@ -215,10 +209,19 @@ class Salvaged(Generic[T]):
         return {name: part for name, part in left.items() if part is not _Wrong}
 
 
+def _refusal(value: object, kind: object) -> str:
+    """The error of msgspec for a value, empty when it is of the type."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
 def _explain(text: str, kind: object, source: str, key: str) -> list[ConfigError]:
     """The errors of a value whose parts are right; a section's own check may find several."""
-    parts = _AT.match(text)
-    problem, path = (parts["problem"], parts["path"] or "") if parts else (text, "")
+    problem, _, path = text.partition(" - at `$")
+    path = path.removesuffix("`")
     fix = _fix(problem, kind)
     if fix and "matching regex" in problem:
         problem = "no such value"  # the fix says in words what the expression does

@@ -29,7 +29,7 @@ PUT_IN_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class PoolChange:
-    """What came of it.
+    """Who served while a replica left the pool and came back.
 
     Attributes:
         replica: the one that was taken out.

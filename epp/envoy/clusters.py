@@ -257,8 +257,8 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
     """One entry for each way of speaking TLS in the pool, and plaintext for all that names none.
 
-    With an EDS file endpoints come later: by name where there is a CA for them, and plaintext for those that
-    name it.
+    With an EDS file endpoints may join later: where a CA is configured there is an entry for those verified
+    by name, and plaintext is for endpoints that name it.
     """
     names = {socket_name(endpoint) for endpoint in settings.endpoints}
     if settings.eds_path and settings.upstream_ca_file:

@@ -28,7 +28,7 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 
 
 WATCH_BYTES = 64 * 1024
-"""What a watch keeps at most, in pieces however short; of one piece more for a moment."""
+"""Most that a watch keeps, however short the pieces; a piece that is being fed comes on top."""
 
 #: Pieces that are kept apart: as objects of their own, short ones would take many times their bytes.
 _MAX_PIECES = 512

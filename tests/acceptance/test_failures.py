@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import threading
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.kit import CONTINUE, KILL, STOP, TERMINATE, http, serving, until
+from tests.acceptance.kit import http, serving, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.acceptance.kit import Stack
 
 
-def load(stack: Stack, count: int, during: int = 0, event: object = None) -> list[int]:
+def load(stack: Stack, count: int, during: int = 0, event: Callable[[], None] | None = None) -> list[int]:
     """Send requests one after the other; ``event`` is called after ``during`` of them."""
     statuses = []
     for number in range(count):
-        if number == during and callable(event):
+        if event and number == during:
             event()
         statuses.append(stack.chat(f"question {number}").status)
     return statuses
@@ -27,7 +29,7 @@ def load(stack: Stack, count: int, during: int = 0, event: object = None) -> lis
 
 def test_a_killed_picker_costs_no_request_and_comes_back(tmp_path: Path) -> None:
     with serving(tmp_path) as stack:
-        assert load(stack, 12, 4, lambda: stack.picker.signal(KILL)) == [200] * 12
+        assert load(stack, 12, 4, lambda: stack.picker.signal(SIGKILL)) == [200] * 12
         stack.picker.wait()
         stack.start_picker()
         until(stack.ready)
@@ -36,14 +38,14 @@ def test_a_killed_picker_costs_no_request_and_comes_back(tmp_path: Path) -> None
 
 def test_a_hung_picker_costs_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as stack:
-        assert load(stack, 8, 3, lambda: stack.picker.signal(STOP)) == [200] * 8
-        stack.picker.signal(CONTINUE)
+        assert load(stack, 8, 3, lambda: stack.picker.signal(SIGSTOP)) == [200] * 8
+        stack.picker.signal(SIGCONT)
         until(lambda: "x-epp-decision-id" in stack.chat().headers)
 
 
 def test_a_killed_replica_is_avoided_and_returns(tmp_path: Path) -> None:
     with serving(tmp_path) as stack:
-        assert load(stack, 15, 5, lambda: stack.replicas["a"].signal(KILL)) == [200] * 15
+        assert load(stack, 15, 5, lambda: stack.replicas["a"].signal(SIGKILL)) == [200] * 15
         stack.replicas["a"].wait()
         stack.start_replica("a")
         until(
@@ -79,7 +81,7 @@ def test_a_drain_ends_in_order(tmp_path: Path) -> None:
         slow = threading.Thread(target=lambda: answers.append(stack.chat(max_tokens=64, stream=True)))
         slow.start()
         until(lambda: stack.metric("epp_decisions_total") == 1)
-        stack.picker.signal(TERMINATE)
+        stack.picker.signal(SIGTERM)
         assert stack.picker.wait() == 0
         slow.join()
         assert answers[0].status == 200

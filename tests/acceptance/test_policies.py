@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.kit import Stack, run, until
+from tests.acceptance.kit import run, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.acceptance.kit import Stack
 
 POLICIES = [
     "dynamo",
@@ -46,21 +46,9 @@ POLICIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Three replicas; each test starts a picker of its own before them, and one Envoy serves them all."""
-    with Stack(tmp_path_factory.mktemp("policies")) as stack:
-        stack.start_replicas("a", "b", "c")
-        stack.write_pool()
-        stack.start_picker()
-        until(stack.ready)
-        stack.start_envoy()
-        yield stack
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_serves_and_its_decisions_verify(replicas: Stack, policy: str) -> None:
-    stack = replicas
+def test_a_policy_serves_and_its_decisions_verify(stack: Stack, policy: str) -> None:
+    """Each starts a picker of its own; replicas and Envoy serve them all."""
     stack.picker.stop()
     records = f"records-{policy}"
     stack.start_picker(policy={"name": policy}, records={"folder": records})

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.chart import EXAMPLE_NAMES, example, objects_of, require_helm, require_oldest_helm
-from tools.helm import CHART, EXAMPLES, HelmError, template
+from tests.kit.chart import EXAMPLE_NAMES, example, objects_of, require_helm
+from tools.helm import CHART, EXAMPLES, HelmError, find_oldest_helm, template
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("name", EXAMPLE_NAMES)
 def test_the_oldest_helm_renders_the_same(name: str) -> None:
-    text = template("--values", str(EXAMPLES / f"{name}.yaml"), binary=require_oldest_helm())
+    text = template("--values", str(EXAMPLES / f"{name}.yaml"), binary=require_helm(find_oldest_helm))
     assert objects_of(text) == example(name)
 
 

@@ -12,11 +12,11 @@ import yaml
 
 from tests.chart.test_schemas import require_crds
 from tests.kit import kubeobjects as objects
-from tests.kit.chart import require_oldest_helm
+from tests.kit.chart import require_helm
 from tests.kit.helmserver import HelmServer
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubereal import ADMIN, RealKube, binaries
-from tools.helm import CHART, EXAMPLES, HelmError, cache, find_helm, helm
+from tools.helm import CHART, EXAMPLES, HelmError, cache, find_helm, find_oldest_helm, helm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ class Installed:
 @pytest.fixture(params=["kit", "kit, oldest Helm", "real"] if binaries() else ["kit", "kit, oldest Helm"])
 async def installed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Installed]:
     require_crds()
-    binary = require_oldest_helm() if "oldest" in request.param else find_helm()
+    binary = require_helm(find_oldest_helm if "oldest" in request.param else find_helm)
     async with contextlib.AsyncExitStack() as stack:
         server: HelmServer | RealKube
         if request.param == "real":

@@ -9,8 +9,8 @@ from epp.decide import recorder
 from epp.decide.record_files import read_records
 from epp.decide.record_writer import RecordWriter
 from epp.decide.recorder import FileRecorder
-from tests.kit.rawpeer import until
 from tests.kit.records import HASHER, decided
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

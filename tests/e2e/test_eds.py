@@ -11,9 +11,9 @@ from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from tests.e2e.test_faults import STEADY, under_load, until_seen
 from tests.kit.picker import Serving
-from tests.kit.rawpeer import until
 from tests.kit.records import recorded
 from tests.kit.replicas import quick_config
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

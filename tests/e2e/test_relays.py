@@ -48,12 +48,12 @@ class Tiers:
     http: aiohttp.ClientSession
 
     async def ask(self, region: str = "") -> tuple[int, str]:
-        """Status and the replica that answered."""
+        """Status, and the replica that answered or else what Envoy said."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         headers = {HEADER: region} if region else {}
         async with self.http.post(self.envoy.listener_url + CHAT, json=body, headers=headers) as answer:
-            await answer.read()
-            return answer.status, answer.headers.get("x-served-by", "")
+            said = await answer.text()
+            return answer.status, answer.headers.get("x-served-by", said)
 
     async def outcomes(self, count: int) -> list[tuple[str, Mapping[str, Any]]]:
         """Picks and outcomes on record, once there are so many."""

@@ -12,7 +12,7 @@ from epp.envoy.settings import Variant
 from epp.sim.fault import Fault
 from tests.e2e.test_faults import under_load, until_seen
 from tests.kit.picker import Serving
-from tests.kit.rawpeer import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

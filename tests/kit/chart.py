@@ -9,30 +9,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tools.helm import EXAMPLES, HelmError, find_helm, find_oldest_helm, template
+from tools.helm import EXAMPLES, HelmError, find_helm, template
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Object = dict[str, Any]
 EXAMPLE_NAMES = tuple(sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
 
 
-def require_helm() -> None:
-    """Skip the calling test without Helm, saying so; on CI that is a failure."""
-    try:
-        find_helm()
-    except HelmError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+def require_helm(find: Callable[[], Path] = find_helm) -> Path:
+    """Skip the calling test without a Helm, saying so; on CI that is a failure.
 
-
-def require_oldest_helm() -> Path:
-    """The oldest Helm that the chart works with; without it as `require_helm`."""
-    require_helm()
+    Args:
+        find: which Helm: `find_helm` or `find_oldest_helm`.
+    """
     try:
-        return find_oldest_helm()
+        return find()
     except HelmError as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))

@@ -15,6 +15,24 @@ NAMESPACE = "llm"
 GROUP = "inference.networking.k8s.io"
 OLD_GROUP = "inference.networking.x-k8s.io"
 STARTED = "2026-01-01T00:00:00Z"
+#: llm-d's plugin file, as its charts mount it.
+PLUGINS = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+- type: max-score-picker
+- type: single-profile-handler
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: max-score-picker}
+"""
 
 
 def pod(name: str, *, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None,

@@ -19,10 +19,10 @@ from epp.server.health import EXT_PROC
 from epp.server.metrics_page import page
 from epp.signals.endpoint import Endpoint
 from tests.kit.http2 import Client, Fields, Frame, message
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
     from pathlib import Path
 
     from google.protobuf.message import Message
@@ -163,13 +163,6 @@ class RawPeer:
             self.goaway = frame.code
         elif frame.kind == frames.PING and frame.flags & frames.ACK:
             self._pongs += 1
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Wait for it."""
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from epp.sim.engine_class import L40S_X2
 from epp.sim.http import SimConfig, SimReplica
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     import aiohttp
 
@@ -73,10 +72,3 @@ async def post(
 ) -> tuple[int, Any]:
     async with http.post(replica.url + path, json=body) as response:
         return response.status, await response.json()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until a reading is true; ten seconds at most."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -19,7 +19,7 @@ from epp.kube.problems import KubeError, Reason
 from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig, nowhere
 from tests.kit.kubeserver import KubeServer
-from tests.kit.rawpeer import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

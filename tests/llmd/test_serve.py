@@ -31,23 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-PLUGINS = """
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: queue-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
-- type: max-score-picker
-- type: single-profile-handler
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: queue-scorer, weight: 2}
-  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
-  - {pluginRef: prefix-cache-scorer, weight: 3}
-  - {pluginRef: max-score-picker}
-"""
 NOT_SERVING, SERVING = (
     health_pb2.HealthCheckResponse.NOT_SERVING,
     health_pb2.HealthCheckResponse.SERVING,
@@ -110,7 +93,7 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         await client.run_pod(objects.pod("engine-0", ports=(port,)), "127.0.0.1")
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", server.url)))
         plugins, ready = tmp_path / "default-plugins.yaml", tmp_path / "ready.json"
-        plugins.write_text(PLUGINS)
+        plugins.write_text(objects.PLUGINS)
         words = [
             "serve", "--pool-name", "vllm", "--pool-namespace", objects.NAMESPACE,
             "--pool-group", objects.GROUP, "--zap-encoder", "json", "--config-file", str(plugins),

@@ -11,7 +11,7 @@ from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.files import replace_file
 from tests.kit import certificates
-from tests.kit.rawpeer import until
+from tests.kit.waiting import until
 from tests.server.test_poll import engine, polling
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from epp.server.sparse_log import SparseLog
 from epp.server.tls import rpc_context
 from tests.kit import certificates
 from tests.kit.http2 import message
-from tests.kit.rawpeer import RawPeer, Serving, until
+from tests.kit.rawpeer import RawPeer, Serving
 from tests.kit.transports import GRPCIO
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server import eds
 from epp.server.app import App
-from tests.kit.rawpeer import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

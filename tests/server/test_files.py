@@ -16,7 +16,7 @@ from epp.server.app import App
 from epp.server.files import WatchedFile, read_file, replace_file, watch
 from epp.server.tasks import Tasks
 from tests.kit.logs import own_lines
-from tests.kit.rawpeer import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

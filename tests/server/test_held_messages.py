@@ -28,7 +28,8 @@ from tests.kit.conversation import (
     with_modes,
 )
 from tests.kit.http2 import message, settings
-from tests.kit.rawpeer import RawPeer, Serving, until
+from tests.kit.rawpeer import RawPeer, Serving
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -25,8 +25,9 @@ from tests.kit.conversation import (
 )
 from tests.kit.http2 import message
 from tests.kit.logs import own_lines
-from tests.kit.rawpeer import PROCESS, RawPeer, Serving, until
+from tests.kit.rawpeer import PROCESS, RawPeer, Serving
 from tests.kit.transports import BOTH
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

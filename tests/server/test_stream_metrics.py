@@ -16,9 +16,10 @@ from epp.server.health import EXT_PROC, HealthNames, HealthState
 from epp.server.metrics import Metrics
 from epp.server.services import Services
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
-from tests.kit.rawpeer import PROCESS, Serving, until
+from tests.kit.rawpeer import PROCESS, Serving
 from tests.kit.replicas import metric
 from tests.kit.transports import BOTH, listener
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,7 +8,8 @@ import pytest
 
 from epp.sim.fault import Fault
 from epp.sim.http import SimReplica
-from tests.kit.replicas import CHAT, SLOW, chat_body, post, quick_config, until
+from tests.kit.replicas import CHAT, SLOW, chat_body, post, quick_config
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

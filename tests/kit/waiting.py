@@ -1,0 +1,16 @@
+"""Wait for what a test is about, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
+    """Wait until a reading is true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
