@@ -22,8 +22,8 @@ from tests.kit.replicas import (
     post,
     quick_config,
     running_fleet,
-    until,
 )
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
