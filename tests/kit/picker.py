@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from epp.sim.http import SimConfig
 
 CHAT = "/v1/chat/completions"
-#: Probes and scrapes quick enough that a test need not wait for them.
+#: Probes and scrapes quick enough that a test need not wait for them; their time limit is that of a busy machine, on
+#: which replicas that share the test's event loop may answer late.
 CONFIG: dict[str, Any] = {
     "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
     "pool": {"file": "endpoints.yaml", "warmup_s": 0.2, "eds_delay_s": 0.1},
-    "probe": {"interval_s": 0.1, "timeout_s": 0.5, "failures_to_eject": 2, "eject_s": 0.5},
+    "probe": {"interval_s": 0.1, "timeout_s": 2.0, "failures_to_eject": 2, "eject_s": 0.5},
     "scrape": {"interval_s": 0.2},
     "weights_file": "weights.yaml",
     "overrides_file": "overrides.yaml",
