@@ -24,7 +24,7 @@ import numpy as np
 from bench.policy_entries import cells_of
 from bench.policy_figures import written
 from epp.draw import draw
-from epp.policies.base import Need, Ties
+from epp.policies.base import Policy
 from epp.policies.gorgo_ms import GorgoMs
 from epp.replay.measure import Figures, from_window
 from epp.replay.policy_cells import DEVELOPMENT_SEEDS
@@ -37,7 +37,6 @@ from epp.view import NUMERIC_COLUMNS, FleetView, Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.policies.base import Policy, WeightSpec
     from epp.replay.policy_cells import PolicyCell
     from epp.sim.job import Job
     from epp.sim.replica import Replica
@@ -85,11 +84,10 @@ class Knowing:
         return _Told(truth, self.what, _shares(self.fleet))
 
 
-class _Told:
+class _Told(Policy):
     name = GorgoMs.name
-    needs: frozenset[Need] = GorgoMs.needs
+    needs = GorgoMs.needs
     ties = GorgoMs.ties
-    additive_terms = GorgoMs.additive_terms
     weight_specs = GorgoMs.weight_specs
 
     def __init__(self, truth: Truth, what: frozenset[str], shares: Mapping[str, float]) -> None:
@@ -147,12 +145,8 @@ class Blind:
         return total_ms
 
 
-class _Averaging:
+class _Averaging(Policy):
     name = GreedyOracleTotal.name
-    needs: frozenset[Need] = frozenset()
-    ties = Ties.EXACT
-    additive_terms: tuple[str, ...] = ()
-    weight_specs: Mapping[str, WeightSpec] = {}
 
     def __init__(self, blind: Blind, truth: Truth) -> None:
         self._blind, self._truth = blind, truth

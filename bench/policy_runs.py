@@ -77,7 +77,7 @@ def policy_modules(name: str) -> tuple[str, ...]:
     """
     if name not in POLICIES:
         return ()
-    todo, found = [f"{POLICIES[name].__module__.rpartition('.')[2]}.py"], set[str]()
+    todo, found = [f"{POLICIES[name].module.rpartition('.')[2]}.py"], set[str]()
     while todo:
         own = f"policies/{todo.pop()}"
         if own not in found:

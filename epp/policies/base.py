@@ -1,15 +1,26 @@
-"""The contract of a policy: a formula over columns, without I/O, clock, state or globals."""
+"""The base of policies: a formula over columns, without I/O, clock, state or globals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from functools import reduce
+from operator import add
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, Ranking, RequestView
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from epp.view import FleetView, RequestView
+
+    Column = NDArray[np.float64]
+    Terms = dict[str, Column]
 
 
 class Need(Enum):
@@ -38,40 +49,44 @@ class WeightSpec:
     help: str
 
 
-class Policy(Protocol):
-    """Ranks endpoints. Implementations are frozen dataclasses; parameters are fields with defaults."""
+class Policy:
+    """Rank endpoints by the terms of a request's cost at each.
 
-    @property
-    def name(self) -> str:
-        """The name in configuration and records."""
-        ...
+    A policy is a frozen dataclass of this class; its parameters are fields with defaults. It supplies its
+    `terms`, and `combine` where the cost is not their sum. One that draws, or says more than costs, overrides
+    `rank`.
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Signals without which the formula says nothing."""
-        ...
+    Attributes:
+        name: in configuration and records.
+        needs: signals without which the formula says nothing.
+        ties: how close two costs must be to count as equal.
+        weight_specs: weights of the formula by name.
+    """
 
-    @property
-    def ties(self) -> Ties:
-        """How close two costs must be to be called equal."""
-        ...
+    __slots__ = ()
 
-    @property
-    def weight_specs(self) -> Mapping[str, WeightSpec]:
-        """Weights of the formula, ``{}`` when it has none."""
-        ...
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    ties: ClassVar[Ties] = Ties.EXACT
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
 
-    @property
-    def additive_terms(self) -> tuple[str, ...]:
-        """Names of the terms that sum to the cost, ``()`` when the cost is not a sum."""
-        ...
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        """Compute what the cost is made of: one column of an endpoint's values per name.
+
+        Args:
+            request: what is known of the request.
+            fleet: the candidates, one at least.
+            weights: exactly the keys of `weight_specs`.
+        """
+        raise NotImplementedError
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        """Combine the terms to one finite cost per endpoint, lower is better; by default their sum."""
+        return reduce(add, terms.values())
 
     def rank(
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
     ) -> Ranking:
-        """Cost of every endpoint of a non-empty fleet.
-
-        ``weights`` has exactly the keys of `weight_specs`; ``seed`` keys the draws of random policies
-        (`epp.draw.draw(seed, request.decision_id, salt)`).
-        """
-        ...
+        """Price every endpoint; ``seed`` keys the draws of random policies (`epp.draw.draw`)."""
+        terms = self.terms(request, fleet, weights)
+        return Ranking(self.combine(terms, fleet, weights), terms)

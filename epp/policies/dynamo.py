@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.draw import draw
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.drawn import Softmax
 from epp.policies.parts import check_number
 from epp.view import Ranking
@@ -27,7 +27,7 @@ _LEAST_DRAW = 2.0**-54
 
 
 @dataclass(frozen=True, slots=True)
-class Dynamo:
+class Dynamo(Policy):
     """Least potential prefill and decode, in blocks.
 
     ``cost = prefill_load_scale * max(0, pending_uncached_tokens + prompt_tokens - overlap_credit *
@@ -50,11 +50,9 @@ class Dynamo:
         block_tokens: tokens per block; matters only beside ``active_request_weight``.
     """
 
-    name: ClassVar[str] = "dynamo"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ("prefill", "decode", "requests", "noise")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "dynamo"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {
             "prefill_load_scale": WeightSpec(1.0, 0.0, 10.0, "cost of a block to prefill"),
             "overlap_credit": WeightSpec(1.0, 0.0, 1.0, "share of a cached block that need not be prefilled"),
@@ -86,7 +84,7 @@ class Dynamo:
     def drawn(
         ranking: Ranking,
         weights: Mapping[str, float],
-        params: Mapping[str, object],  # noqa: ARG004 - the blocks are in the terms
+        params: Mapping[str, object],
     ) -> Softmax | None:
         """The costs without the noise; None where it is 0."""
         costs = ranking.terms["prefill"] + ranking.terms["decode"] + ranking.terms["requests"]
@@ -102,8 +100,8 @@ class DynamoSoftmax(Dynamo):
     candidate half-way between the best and the worst is then taken 1 / e times as often as the best.
     """
 
-    name: ClassVar[str] = "dynamo-softmax"
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "dynamo-softmax"
+    weight_specs = MappingProxyType(
         {**Dynamo.weight_specs, "temperature": replace(Dynamo.weight_specs["temperature"], default=0.5)}
     )
 

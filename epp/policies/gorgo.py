@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
-from epp.view import Ranking
+from epp.policies.base import Need, Policy, Ties, WeightSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class Gorgo:
+class Gorgo(Policy):
     """Cheapest by the published formula.
 
     ``cost = rtt_weight * rtt_ms + prefill_weight * uncached_tokens + queue_weight * queued_tokens``
@@ -31,11 +31,10 @@ class Gorgo:
     widest that its authors ever searched, and reach down to 0 so that a term can be switched off.
     """
 
-    name: ClassVar[str] = "gorgo"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.RTT})
-    ties: ClassVar[Ties] = Ties.BAND
-    additive_terms: ClassVar[tuple[str, ...]] = ("rtt", "prefill", "queue")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "gorgo"
+    needs = frozenset({Need.PROMPT, Need.RTT})
+    ties = Ties.BAND
+    weight_specs = MappingProxyType(
         {
             "rtt_weight": WeightSpec(0.276, 0.0, 50.0, "cost of one millisecond of round trip"),
             "prefill_weight": WeightSpec(1.0, 0.0, 5.0, "cost of one uncached prompt token"),
@@ -43,15 +42,9 @@ class Gorgo:
         }
     )
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the formula reads the fleet alone
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The weighted sum, with its three terms."""
-        rtt = weights["rtt_weight"] * fleet.rtt_ms
-        prefill = weights["prefill_weight"] * fleet.uncached_tokens
-        queue = weights["queue_weight"] * fleet.queued_tokens
-        return Ranking(rtt + prefill + queue, {"rtt": rtt, "prefill": prefill, "queue": queue})
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        return {
+            "rtt": weights["rtt_weight"] * fleet.rtt_ms,
+            "prefill": weights["prefill_weight"] * fleet.uncached_tokens,
+            "queue": weights["queue_weight"] * fleet.queued_tokens,
+        }

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import places
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class GorgoV1:
+class GorgoV1(Policy):
     """Local first, then least estimated time to first token (GORGO v1, sections 3.3 to 3.5).
 
     1. A local endpoint has capacity while ``engine_running < max_running`` and ``engine_kv_usage <
@@ -45,11 +45,9 @@ class GorgoV1:
             endpoint alone where regions are not configured.
     """
 
-    name: ClassVar[str] = "gorgo-v1"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.RTT, Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "gorgo-v1"
+    needs = frozenset({Need.PROMPT, Need.RTT, Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType(
         {
             "prefill_ms_per_token": WeightSpec(0.0938, 0.0, 5.0, "prefill of one uncached token"),
             "queue_ms_per_token": WeightSpec(195.75 / 4200, 0.0, 5.0, "wait behind one token of load"),
@@ -63,29 +61,20 @@ class GorgoV1:
         if not isinstance(self.local_region, str):
             raise ValueError(f"local_region must be a name, not {self.local_region!r}")  # noqa: TRY004  # from a file
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """Places, with the estimate's three parts and who has room locally as terms."""
-        prefill = weights["prefill_ms_per_token"] * fleet.uncached_tokens
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)
-        queue = weights["queue_ms_per_token"] * load_tokens
-        estimate = fleet.rtt_ms + prefill + queue
-        room = (fleet.engine_running < weights["max_running"]) & (
-            fleet.engine_kv_usage < weights["max_kv_usage"]
-        )
-        admits = self._local(fleet) & room
-        terms = {
+        running, usage = fleet.engine_running, fleet.engine_kv_usage
+        room = (running < weights["max_running"]) & (usage < weights["max_kv_usage"])
+        return {
             "rtt_ms": fleet.rtt_ms,
-            "prefill_ms": prefill,
-            "queue_ms": queue,
-            "admits_locally": admits.astype(np.float64),
+            "prefill_ms": weights["prefill_ms_per_token"] * fleet.uncached_tokens,
+            "queue_ms": weights["queue_ms_per_token"] * load_tokens,
+            "admits_locally": (self._local(fleet) & room).astype(np.float64),
         }
-        return Ranking(places(~admits, estimate), terms)
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        estimate = terms["rtt_ms"] + terms["prefill_ms"] + terms["queue_ms"]
+        return places(terms["admits_locally"] == 0.0, estimate)
 
     def _local(self, fleet: FleetView) -> NDArray[np.bool_]:
         if self.local_region:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -57,9 +57,8 @@ class Laar(GorgoMs):
         reach: share of the chance of all models together that is asked for, however long it takes.
     """
 
-    name: ClassVar[str] = "laar"
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "laar"
+    weight_specs = MappingProxyType(
         {
             **GorgoMs.weight_specs,
             # A retry meets no conversation that its prefill could be kept for, so that a prefill is worth its

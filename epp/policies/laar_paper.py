@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.capability import LEAST_SUCCESS, TRIED_PENALTY, success_of, tried_factor
 from epp.policies.parts import check_number
-from epp.view import Ranking, length_bucket
+from epp.view import length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class LaarPaper:
+class LaarPaper(Policy):
     """``cost(m | x) = c(m) * (T(x) + alpha * R(m)) / Q(m, x) * tried_penalty`` where tried.
 
     ``c(m)`` is the time of a *generated* token of the model (``decode_base_ms``, as learned), ``T(x)`` the
@@ -32,11 +33,9 @@ class LaarPaper:
         least_success: a lower chance counts as this one.
     """
 
-    name: ClassVar[str] = "laar-paper"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "laar-paper"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {
             "alpha": WeightSpec(0.7, 0.0, 10.0, "price of a token that is queued, of one's own"),
             "tried_penalty": TRIED_PENALTY,
@@ -48,16 +47,13 @@ class LaarPaper:
         """Refuse a chance that is none."""
         check_number("least_success", self.least_success, 1e-6, 1.0)
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The quotient, with its two parts and the penalty."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         bucket = length_bucket(request.prompt_tokens)
-        latency = fleet.decode_base_ms * (bucket + weights["alpha"] * fleet.queued_tokens)
-        success = success_of(fleet, self.least_success)
-        tried = tried_factor(request, fleet, weights["tried_penalty"])
-        return Ranking(latency / success * tried, {"latency": latency, "success": success, "tried": tried})
+        return {
+            "latency": fleet.decode_base_ms * (bucket + weights["alpha"] * fleet.queued_tokens),
+            "success": success_of(fleet, self.least_success),
+            "tried": tried_factor(request, fleet, weights["tried_penalty"]),
+        }
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        return terms["latency"] / terms["success"] * terms["tried"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
-from epp.view import Ranking
+from epp.policies.base import Need, Policy, WeightSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Terms
     from epp.view import FleetView, RequestView
 
 _REQUESTS = WeightSpec(1.0, 0.0, 10_000.0, "load of one request that the engine reports")
@@ -20,7 +20,7 @@ _QUEUED = WeightSpec(1.0, 0.0, 5.0, "load of one prompt token of unfinished requ
 
 
 @dataclass(frozen=True, slots=True)
-class LeastLoad:
+class LeastLoad(Policy):
     """Least of requests, KV tokens in use and queued prompt tokens, added up.
 
     ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens
@@ -31,53 +31,33 @@ class LeastLoad:
     live, the others are as old as the scrape. With ``queued_weight`` alone it is "least queued tokens".
     """
 
-    name: ClassVar[str] = "least-load"
+    name = "least-load"
     # Without engine metrics the live term decides alone.
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ("requests", "used", "queued")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    weight_specs = MappingProxyType(
         {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
     )
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the load is the same for every request
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The sum, with its three terms."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
-        used = weights["used_weight"] * fleet.engine_used_tokens
-        queued = weights["queued_weight"] * fleet.queued_tokens
-        return Ranking(requests + used + queued, {"requests": requests, "used": used, "queued": queued})
+        return {
+            "requests": requests,
+            "used": weights["used_weight"] * fleet.engine_used_tokens,
+            "queued": weights["queued_weight"] * fleet.queued_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class LeastLoadStale:
+class LeastLoadStale(Policy):
     """`LeastLoad` without its live term: what scraped metrics alone can tell.
 
     ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens``. Herds
     between scrapes, like `LeastRequestStale`.
     """
 
-    name: ClassVar[str] = "least-load-stale"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ("requests", "used")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
-        {"request_weight": _REQUESTS, "used_weight": _USED}
-    )
+    name = "least-load-stale"
+    needs = frozenset({Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType({"request_weight": _REQUESTS, "used_weight": _USED})
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the load is the same for every request
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The sum, with its two terms."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
-        used = weights["used_weight"] * fleet.engine_used_tokens
-        return Ranking(requests + used, {"requests": requests, "used": used})
+        return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

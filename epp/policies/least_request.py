@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
-from epp.view import Ranking
+from epp.policies.base import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class LeastRequest:
+class LeastRequest(Policy):
     """Fewest unfinished requests, by the picker's own count or by the engine's, whichever is larger.
 
     ``cost = max(running_requests, engine_running + engine_waiting)``, in requests.
@@ -30,21 +29,12 @@ class LeastRequest:
     look idle. Where no engine reports, the own count decides alone. Ties are drawn.
     """
 
-    name: ClassVar[str] = "least-request"
+    name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the count is the same for every request
-        fleet: FleetView,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The larger count, with both as terms."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
-        costs = np.maximum(fleet.running_requests, engine)
-        return Ranking(costs, {"running_requests": fleet.running_requests, "engine_requests": engine})
+        return {"running_requests": fleet.running_requests, "engine_requests": engine}
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        return np.maximum(terms["running_requests"], terms["engine_requests"])

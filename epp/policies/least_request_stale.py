@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy
 from epp.policies.parts import check_flag, request_counts
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class LeastRequestStale:
+class LeastRequestStale(Policy):
     """Fewest requests by scraped metrics alone.
 
     ``cost = engine_running + engine_waiting``, in requests, as old as the scrape.
@@ -30,23 +29,12 @@ class LeastRequestStale:
         count_waiting: whether the engine's queue counts; the reference counts running requests only.
     """
 
-    name: ClassVar[str] = "least-request-stale"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "least-request-stale"
+    needs = frozenset({Need.ENGINE_METRICS})
     count_waiting: bool = True
 
     def __post_init__(self) -> None:
         check_flag("count_waiting", self.count_waiting)
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the count is the same for every request
-        fleet: FleetView,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The engine's count."""
-        costs = request_counts(fleet, "engine", waiting=self.count_waiting)
-        return Ranking(costs, {"engine_requests": costs})
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}

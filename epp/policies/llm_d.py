@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import Counts, check_counts, check_number, match_ratios
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from epp.policies.base import Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class LlmD:
+class LlmD(Policy):
     """Highest weighted sum of three scores, each 0..1, turned into a cost.
 
     ``cost = queue_weight * (1 - queue) + kv_weight * (1 - kv) + prefix_weight * (1 - prefix)``, which is the
@@ -42,11 +42,9 @@ class LlmD:
             reservations that await their first token.
     """
 
-    name: ClassVar[str] = "llm-d"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ("queue", "kv", "prefix")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "llm-d"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType(
         {
             "queue_weight": WeightSpec(2.0, 0.0, 10.0, "cost of the longest queue against the shortest"),
             "kv_weight": WeightSpec(2.0, 0.0, 10.0, "cost of a full KV cache against an empty one"),
@@ -62,14 +60,7 @@ class LlmD:
         check_number("match_length_weight", self.match_length_weight, 0.0, 1.0)
         check_number("match_length_scale_tokens", self.match_length_scale_tokens, 1.0)
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The weighted sum of what each score lacks."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         waiting = fleet.engine_waiting
         if self.counts == "live":
             waiting = fleet.running_requests - fleet.decoding_requests
@@ -79,7 +70,7 @@ class LlmD:
         queue = weights["queue_weight"] * lack_queue
         kv = weights["kv_weight"] * np.minimum(fleet.engine_kv_usage, 1.0)
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
-        return Ranking(queue + kv + prefix, {"queue": queue, "kv": kv, "prefix": prefix})
+        return {"queue": queue, "kv": kv, "prefix": prefix}
 
     def _prefix_score(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
         share = self.match_length_weight

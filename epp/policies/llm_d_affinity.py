@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.llm_d import LlmD
 from epp.policies.parts import Counts, check_counts, check_number, match_ratios, places
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class LlmDAffinity:
+class LlmDAffinity(Policy):
     """llm-d's scorers among those that hold most of the prompt, unless waiting there takes too long.
 
     Endpoints whose match covers at least ``affinity`` of the prompt are sticky. They alone are scored, by
@@ -36,11 +36,9 @@ class LlmDAffinity:
         counts: see `LlmD`.
     """
 
-    name: ClassVar[str] = "llm-d-affinity"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "llm-d-affinity"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType(
         {
             "affinity": WeightSpec(0.8, 0.0, 1.0, "share of the prompt that makes its holder sticky"),
             "gate_ms": WeightSpec(18_000.0, 0.0, 60_000.0, "how much later the first token may come there"),
@@ -54,17 +52,19 @@ class LlmDAffinity:
         check_counts(self.counts)
         check_number("prefill_tokens_per_ms", self.prefill_tokens_per_ms, 1e-3)
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
-        """Places, with the scores' lack, the match ratio and the estimate as terms."""
-        scored = LlmD(counts=self.counts).rank(request, fleet, weights, seed)
-        ratios = match_ratios(request, fleet)
-        ttft_ms = (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        scorers = LlmD(counts=self.counts)
+        return {
+            "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),
+            "match_ratio": match_ratios(request, fleet),
+            "ttft_ms": (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms,
+        }
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        ratios, ttft_ms = terms["match_ratio"], terms["ttft_ms"]
         sticky = (ratios >= weights["affinity"]) & (ratios > 0.0)
         if sticky.any() and not sticky.all():
             late_ms = float(ttft_ms[sticky].min()) - float(ttft_ms[~sticky].min())
             if late_ms > weights["gate_ms"]:
                 sticky = np.zeros_like(sticky)
-        terms = {"lack": scored.costs, "match_ratio": ratios, "ttft_ms": ttft_ms}
-        return Ranking(places(~sticky, scored.costs), terms)
+        return places(~sticky, terms["lack"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from epp.draw import draw
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.drawn import Explored
 from epp.policies.judged import judge
 from epp.policies.parts import check_choice, check_number, check_whole
@@ -54,7 +54,7 @@ _AHEAD_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lodestar:
+class Lodestar(Policy):
     """``cost = predicted latency + what the request takes from others``, in ms, learned from its own traffic.
 
     1. No model that can be used: `PrefixCacheAndLoad` ranks (its place is the cost), and ``fallback`` says
@@ -98,11 +98,9 @@ class Lodestar:
         load_factor: most load of an endpoint of these k, as a multiple of the mean.
     """
 
-    name: ClassVar[str] = "lodestar"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "lodestar"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType(
         {
             **_HEURISTIC.weight_specs,
             "use_model": WeightSpec(1.0, 0.0, 1.0, "below 0.5 the heuristic decides"),
@@ -243,7 +241,7 @@ class Lodestar:
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],  # noqa: ARG004 - the floor is none of them
+        weights: Mapping[str, float],
         params: Mapping[str, object],
     ) -> Explored | None:
         """The costs before exploration; in a large pool, given whom the model was asked about."""

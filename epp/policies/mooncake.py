@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import check_choice
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Terms
     from epp.view import FleetView, RequestView
 
 #: GORGO v1's fit on A100.
@@ -20,7 +20,7 @@ _FITTED_MS_PER_TOKEN = 0.0938
 
 
 @dataclass(frozen=True, slots=True)
-class Mooncake:
+class Mooncake(Policy):
     """Queue and prefill time, estimated from token counts.
 
     ``cost = queue_ms_per_token * pending_uncached_tokens + prefill_ms_per_token * uncached_tokens +
@@ -42,11 +42,9 @@ class Mooncake:
         rates: ``fitted`` coefficients for all, or scaled by what is ``learned`` of each engine class.
     """
 
-    name: ClassVar[str] = "mooncake"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ("queue", "prefill")
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "mooncake"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {
             "queue_ms_per_token": WeightSpec(
                 _FITTED_MS_PER_TOKEN, 0.0, 1.0, "wait behind one pending uncached token"
@@ -64,14 +62,7 @@ class Mooncake:
     def __post_init__(self) -> None:
         check_choice("rates", self.rates, ("fitted", "learned"))
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the fleet holds what its prompt needs
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """The estimate, with its two terms."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         uncached = fleet.uncached_tokens
         queue = weights["queue_ms_per_token"] * fleet.pending_uncached_tokens
         pairs = uncached * (fleet.cached_tokens + 0.5 * uncached)
@@ -79,4 +70,4 @@ class Mooncake:
         if self.rates == "learned":
             speed = fleet.prefill_ms_per_token / _FITTED_MS_PER_TOKEN
             queue, prefill = queue * speed, prefill * speed
-        return Ranking(queue + prefill, {"queue": queue, "prefill": prefill})
+        return {"queue": queue, "prefill": prefill}

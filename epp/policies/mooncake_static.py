@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Policy
 from epp.policies.parts import Counts, check_counts, check_number, request_counts
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 #: Relative speeds in Lodestar's repository; classes it does not name run at 1, A30 and V100 among them.
@@ -28,7 +28,7 @@ def _published_speeds() -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class MooncakeStatic:
+class MooncakeStatic(Policy):
     """Requests ahead over the speed of the hardware.
 
     ``cost = (requests + 1) / speed(engine_class)``. Lodestar's baseline after Mooncake and LMDeploy: queue
@@ -41,11 +41,7 @@ class MooncakeStatic:
         counts: ``live`` reservations, or the ``engine``'s requests as of the last scrape.
     """
 
-    name: ClassVar[str] = "mooncake-static"
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "mooncake-static"
     speeds: Mapping[str, float] = field(default_factory=_published_speeds)
     counts: Counts = "live"
 
@@ -58,15 +54,10 @@ class MooncakeStatic:
         lowered = {name.lower(): float(speed) for name, speed in self.speeds.items()}
         object.__setattr__(self, "speeds", MappingProxyType(lowered))
 
-    def rank(
-        self,
-        request: RequestView,  # noqa: ARG002 - the queue is the same for every request
-        fleet: FleetView,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """Requests over speed, with both as terms."""
-        requests = request_counts(fleet, self.counts) + 1.0
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         known = (self.speeds.get(name.lower(), 1.0) for name in fleet.engine_classes)
         speeds = np.fromiter(known, np.float64, len(fleet))
-        return Ranking(requests / speeds, {"requests": requests, "speed": speeds})
+        return {"requests": request_counts(fleet, self.counts) + 1.0, "speed": speeds}
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        return terms["requests"] / terms["speed"]

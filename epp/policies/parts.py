@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -79,6 +81,27 @@ def request_counts(fleet: FleetView, source: Counts, *, waiting: bool = True) ->
     if source == "live":
         return fleet.running_requests
     return fleet.engine_running + fleet.engine_waiting if waiting else fleet.engine_running
+
+
+def transfer_ms(
+    request: RequestView, fleet: FleetView, upload_rounds: float, *, cold: bool
+) -> NDArray[np.float64]:
+    """Time on the network until a request's body is through, in ms.
+
+    ``rtt * (1 + rounds * doublings) + cold_chance * (connect + rtt * (1 - rounds) * doublings)``, with
+    ``doublings = log2(1 + body / 14,600)`` of the congestion window, each of which takes
+    ``rounds = min(upload_rounds, rounds seen on warm connections)`` round trips. The second part is what a
+    connection opened for the request adds, its doublings for bodies beyond the first flight
+    (`epp.signals.paths`); without ``cold`` it is 0 and ``rounds`` is ``upload_rounds``.
+    """
+    rtt_ms, doublings = fleet.rtt_ms, upload_doublings(request.body_bytes)
+    if not cold:
+        return (1.0 + upload_rounds * doublings) * rtt_ms
+    rounds = np.minimum(upload_rounds, fleet.upload_rounds)
+    cold_ms = fleet.connect_ms
+    if request.body_bytes > FIRST_FLIGHT_BYTES:
+        cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * rtt_ms
+    return (1.0 + rounds * doublings) * rtt_ms + fleet.cold_chance * cold_ms
 
 
 def match_ratios(request: RequestView, fleet: FleetView) -> NDArray[np.float64]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from epp.draw import draw
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Policy
 from epp.policies.drawn import Pair
 from epp.policies.parts import check_choice, places
 from epp.view import Ranking
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PowerOfTwo:
+class PowerOfTwo(Policy):
     """The less loaded of two endpoints drawn at random (Mitzenmacher, 2001).
 
     ``cost`` is a place: of the pair drawn first the one with less load is 0 and the other 1 (both 0 when
@@ -33,11 +32,7 @@ class PowerOfTwo:
             reference compares scraped used tokens plus live queued ones.
     """
 
-    name: ClassVar[str] = "power-of-two"
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "power-of-two"
     load: Literal["requests", "tokens"] = "requests"
 
     def __post_init__(self) -> None:
@@ -47,7 +42,7 @@ class PowerOfTwo:
         self,
         request: RequestView,
         fleet: FleetView,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
+        weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:
         """Places, with the load and the draws as terms."""
@@ -65,8 +60,8 @@ class PowerOfTwo:
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],  # noqa: ARG004 - no weights
-        params: Mapping[str, object],  # noqa: ARG004 - the loads are told
+        weights: Mapping[str, float],
+        params: Mapping[str, object],
     ) -> Pair:
         """The two, and what of them is compared."""
         return Pair(ranking.terms["load"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import (
     Counts,
     check_counts,
@@ -18,16 +18,16 @@ from epp.policies.parts import (
     places,
     request_counts,
 )
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCache:
+class PrefixCache(Policy):
     """Longest match within ``mean + sigmas * standard deviation`` of the request counts.
 
     1. When the largest and the smallest count differ by more than ``imbalance_requests``: fewest requests.
@@ -45,11 +45,9 @@ class PrefixCache:
             given up; AIBrix goes on to the next best match.
     """
 
-    name: ClassVar[str] = "prefix-cache"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "prefix-cache"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {
             "imbalance_requests": WeightSpec(
                 8.0, 0.0, 1000.0, "largest spread of request counts at which matches still count"
@@ -64,27 +62,22 @@ class PrefixCache:
         check_counts(self.counts)
         check_flag("longest_only", self.longest_only)
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """Places, with counts and match ratios as terms."""
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         counts = request_counts(fleet, self.counts, waiting=False)
-        terms = {"requests": counts, "match_ratio": match_ratios(request, fleet)}
+        return {"requests": counts, "match_ratio": match_ratios(request, fleet)}
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        counts = terms["requests"]
         if float(counts.max() - counts.min()) > weights["imbalance_requests"]:
-            return Ranking(places(counts), terms)
+            return places(counts)
         mean, deviation = mean_and_deviation(counts)
         over = counts > mean + weights["sigmas"] * deviation
         cached = fleet.cached_tokens
         if self.longest_only:
             longest = float(cached.max())
-            held = (cached == longest) & (longest > 0.0) & ~over
-            return Ranking(places(~held, counts), terms)
+            return places(~((cached == longest) & (longest > 0.0) & ~over), counts)
         # Those over the limit come last, by count: they are reached only as fallbacks.
-        return Ranking(places(over, np.where(over, 0.0, -cached), counts, -cached), terms)
+        return places(over, np.where(over, 0.0, -cached), counts, -cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +89,8 @@ class PrefixCacheStale(PrefixCache):
     paper. `PrefixCache` is the same rule with live counts.
     """
 
-    name: ClassVar[str] = "prefix-cache-stale"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    name = "prefix-cache-stale"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
     counts: Counts = "engine"
 
 
@@ -111,4 +104,4 @@ class PrefixCacheAndLoad(PrefixCache):
     100 ms apart it is what the paper ran; live counts are the stronger opponent.
     """
 
-    name: ClassVar[str] = "prefix-cache-and-load"
+    name = "prefix-cache-and-load"

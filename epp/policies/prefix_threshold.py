@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import Counts, check_counts, match_ratios, places, request_counts
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixThreshold:
+class PrefixThreshold(Policy):
     """The best match if it covers more than ``threshold`` of the prompt, else fewest requests.
 
     ``cost`` is the place by match ratio, or by count. Lodestar's Algorithm 2 (its repository's default is
@@ -28,11 +28,9 @@ class PrefixThreshold:
         counts: ``live`` reservations, or the ``engine``'s requests as of the last scrape.
     """
 
-    name: ClassVar[str] = "prefix-threshold"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "prefix-threshold"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {"threshold": WeightSpec(0.5, 0.0, 1.0, "share of the prompt above which the best match is followed")}
     )
     counts: Counts = "live"
@@ -40,15 +38,10 @@ class PrefixThreshold:
     def __post_init__(self) -> None:
         check_counts(self.counts)
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """Places, with match ratios and counts as terms."""
-        ratios = match_ratios(request, fleet)
-        counts = request_counts(fleet, self.counts)
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        return {"match_ratio": match_ratios(request, fleet), "requests": request_counts(fleet, self.counts)}
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        ratios = terms["match_ratio"]
         follow = float(ratios.max()) > weights["threshold"]
-        return Ranking(places(-ratios if follow else counts), {"match_ratio": ratios, "requests": counts})
+        return places(-ratios if follow else terms["requests"])

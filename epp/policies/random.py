@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.draw import draw
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Policy
 from epp.policies.drawn import Softmax
 from epp.view import Ranking
 
@@ -20,24 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Random:
+class Random(Policy):
     """Uniform over the endpoints, fallbacks included.
 
     ``cost = draw(seed, decision_id, endpoint)``, a number in [0, 1): independent of the order of the
     endpoints, and the same decision draws the same order again when replayed.
     """
 
-    name: ClassVar[str] = "random"
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "random"
 
     def rank(
         self,
         request: RequestView,
         fleet: FleetView,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
+        weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:
         """One keyed draw per endpoint."""
@@ -50,8 +45,8 @@ class Random:
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],  # noqa: ARG004 - no weights
-        params: Mapping[str, object],  # noqa: ARG004 - no parameters
+        weights: Mapping[str, float],
+        params: Mapping[str, object],
     ) -> Softmax:
         """One among equals."""
         return Softmax(np.zeros(len(ranking.costs)), 1.0)

@@ -1,6 +1,7 @@
 """Policies by the name that configuration uses.
 
-Owns the list of names; a policy file knows nothing of it. Adding a policy is one file and one line here.
+A policy is a class that a package registers as an entry point of the group `epp.policies`: this one in its
+`pyproject.toml`, any other installed package in its own.
 """
 
 from __future__ import annotations
@@ -8,35 +9,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, raise_all
-from epp.policies.dynamo import Dynamo, DynamoSoftmax
-from epp.policies.gorgo import Gorgo
-from epp.policies.gorgo_ms import GorgoMs
-from epp.policies.gorgo_v1 import GorgoV1
-from epp.policies.laar import Laar
-from epp.policies.laar_paper import LaarPaper
-from epp.policies.least_load import LeastLoad, LeastLoadStale
-from epp.policies.least_request import LeastRequest
-from epp.policies.least_request_stale import LeastRequestStale
-from epp.policies.llm_d import LlmD
-from epp.policies.llm_d_affinity import LlmDAffinity
-from epp.policies.lmetric import Lmetric
-from epp.policies.lodestar import Lodestar
-from epp.policies.mooncake import Mooncake
-from epp.policies.mooncake_static import MooncakeStatic
-from epp.policies.power_of_two import PowerOfTwo
-from epp.policies.preble_e2 import PrebleE2
-from epp.policies.prefix_cache import PrefixCache, PrefixCacheAndLoad, PrefixCacheStale
-from epp.policies.prefix_threshold import PrefixThreshold
-from epp.policies.random import Random
 from epp.policies.reward_model import RewardModel
-from epp.policies.round_robin import RoundRobin
-from epp.policies.session_affinity import SessionAffinity
-from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
-from epp.policies.session_affinity_hash256 import SessionAffinityHash256
-from epp.policies.sglang_cache_aware import SglangCacheAware, SglangCacheAwareLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,38 +21,9 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.policies.drawn import Drawn
 
-POLICIES: dict[str, Callable[..., Policy]] = {
-    "dynamo": Dynamo,
-    "dynamo-softmax": DynamoSoftmax,
-    "gorgo": Gorgo,
-    "gorgo-ms": GorgoMs,
-    "gorgo-v1": GorgoV1,
-    "laar": Laar,
-    "laar-paper": LaarPaper,
-    "least-load": LeastLoad,
-    "least-load-stale": LeastLoadStale,
-    "least-request": LeastRequest,
-    "least-request-stale": LeastRequestStale,
-    "llm-d": LlmD,
-    "llm-d-affinity": LlmDAffinity,
-    "lmetric": Lmetric,
-    "lodestar": Lodestar,
-    "mooncake": Mooncake,
-    "mooncake-static": MooncakeStatic,
-    "power-of-two": PowerOfTwo,
-    "preble-e2": PrebleE2,
-    "prefix-cache": PrefixCache,
-    "prefix-cache-and-load": PrefixCacheAndLoad,
-    "prefix-cache-stale": PrefixCacheStale,
-    "prefix-hash": PrefixHash,
-    "prefix-threshold": PrefixThreshold,
-    "random": Random,
-    "round-robin": RoundRobin,
-    "session-affinity": SessionAffinity,
-    "session-affinity-bounded": SessionAffinityBounded,
-    "session-affinity-hash256": SessionAffinityHash256,
-    "sglang-cache-aware": SglangCacheAware,
-    "sglang-cache-aware-library": SglangCacheAwareLibrary,
+#: Entry points by the name of the policy they load; a policy's module is imported when it is first created.
+POLICIES: dict[str, EntryPoint] = {
+    point.name: point for point in sorted(entry_points(group="epp.policies"), key=lambda point: point.name)
 }
 
 _PARAMS = "policy.params"
@@ -86,8 +34,9 @@ def draws(name: str) -> Callable[..., Drawn | None] | None:
 
     None of a policy that draws nothing, and of one that is not known.
     """
-    told: Callable[..., Drawn | None] | None = getattr(POLICIES.get(name), "drawn", None)
-    return told
+    point = POLICIES.get(name)
+    drawn: Callable[..., Drawn | None] | None = getattr(point.load(), "drawn", None) if point else None
+    return drawn
 
 
 def create(
@@ -109,9 +58,9 @@ def create(
         ConfigError: unknown policy or parameter, or a value that the policy refuses; names the nearest right
             one.
     """
-    factory = POLICIES.get(name)
-    if factory is None:
+    if name not in POLICIES:
         raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
+    factory: type[Policy] = POLICIES[name].load()
     known: list[str] = []
     if dataclasses.is_dataclass(factory):
         known = [field.name for field in dataclasses.fields(factory)]

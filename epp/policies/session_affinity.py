@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy
 from epp.policies.least_request import LeastRequest
 from epp.view import Ranking
 
@@ -24,7 +23,7 @@ _WITHOUT_KEY = LeastRequest()
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAffinity:
+class SessionAffinity(Policy):
     """The same session to the same endpoint, by highest random weight (Thaler and Ravishankar, 1998).
 
     Each endpoint weighs ``xxh3(endpoint, seed = xxh3(affinity_key))``; ``cost`` is its place in descending
@@ -36,11 +35,8 @@ class SessionAffinity:
     A request without a key goes by `LeastRequest`: nothing ties it to a place, so it may as well balance.
     """
 
-    name: ClassVar[str] = "session-affinity"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SESSION})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "session-affinity"
+    needs = frozenset({Need.SESSION})
 
     def rank(
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.least_request import LeastRequest
 from epp.policies.parts import check_choice, places
 from epp.policies.session_affinity import session_places
@@ -24,7 +24,7 @@ _WITHOUT_KEY = LeastRequest()
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAffinityBounded:
+class SessionAffinityBounded(Policy):
     """The session's first endpoint that has room (Mirrokni, Thorup and Zadimoghaddam, 2018).
 
     An endpoint has room while ``running_requests + 1 <= ceil(load_factor * (total + 1) / n) +
@@ -40,11 +40,9 @@ class SessionAffinityBounded:
             keeps the overflow of a session together; ``least``: the least loaded, as SGLang.
     """
 
-    name: ClassVar[str] = "session-affinity-bounded"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SESSION})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "session-affinity-bounded"
+    needs = frozenset({Need.SESSION})
+    weight_specs = MappingProxyType(
         {
             "load_factor": WeightSpec(1.25, 1.0, 10.0, "most load of an endpoint, as a multiple of the mean"),
             "slack_requests": WeightSpec(0.0, 0.0, 100.0, "requests on top of that"),
@@ -83,7 +81,7 @@ class PrefixHash(SessionAffinityBounded):
     successor smg adds 10 requests to the bound (``slack_requests``).
     """
 
-    name: ClassVar[str] = "prefix-hash"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
+    name = "prefix-hash"
+    needs = frozenset({Need.PROMPT})
     key: Literal["session", "prefix"] = "prefix"
     overflow: Literal["next", "least"] = "least"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import xxhash
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy
 from epp.policies.least_request import LeastRequest
 from epp.view import PREFIX_KEY_TOKENS, Ranking
 
@@ -22,7 +21,7 @@ _WITHOUT_KEY = LeastRequest()
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAffinityHash256:
+class SessionAffinityHash256(Policy):
     """The first 256 tokens, hashed, modulo the number of endpoints.
 
     ``cost[i] = (i - xxh3(prefix_key)) mod n``, in turns: the GORGO reference's ``simple-session-affinity``,
@@ -34,11 +33,8 @@ class SessionAffinityHash256:
     prompts, up to a block), and a prompt too short for one block goes by `LeastRequest`.
     """
 
-    name: ClassVar[str] = "session-affinity-hash256"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    name = "session-affinity-hash256"
+    needs = frozenset({Need.PROMPT})
     prefix_tokens: ClassVar[int] = PREFIX_KEY_TOKENS
 
     def rank(

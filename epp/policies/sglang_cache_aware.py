@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Ties, WeightSpec
+from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import match_ratios, places
-from epp.view import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column, Terms
     from epp.view import FleetView, RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class SglangCacheAware:
+class SglangCacheAware(Policy):
     """The ``cache_aware`` policy of SGLang's router and of its successor smg.
 
     With ``load = running_requests`` (the router's own count of requests in flight, live):
@@ -32,11 +32,9 @@ class SglangCacheAware:
     workers match alike the original takes whichever its tree names; here they are drawn.
     """
 
-    name: ClassVar[str] = "sglang-cache-aware"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPT})
-    ties: ClassVar[Ties] = Ties.EXACT
-    additive_terms: ClassVar[tuple[str, ...]] = ()
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "sglang-cache-aware"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
         {
             "cache_threshold": WeightSpec(0.3, 0.0, 1.0, "match ratio above which the match is followed"),
             "balance_abs": WeightSpec(64.0, 0.0, 1000.0, "spread of loads, in requests, called imbalance"),
@@ -44,19 +42,15 @@ class SglangCacheAware:
         }
     )
 
-    def rank(
-        self,
-        request: RequestView,
-        fleet: FleetView,
-        weights: Mapping[str, float],
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
-        """Places, with loads and match ratios as terms."""
-        load, ratios = fleet.running_requests, match_ratios(request, fleet)
+    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+        return {"load": fleet.running_requests, "match_ratio": match_ratios(request, fleet)}
+
+    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+        load, ratios = terms["load"], terms["match_ratio"]
         most, least = float(load.max()), float(load.min())
         imbalanced = most - least > weights["balance_abs"] and most > weights["balance_rel"] * least
         follow = not imbalanced and float(ratios.max()) > weights["cache_threshold"]
-        return Ranking(places(-ratios if follow else load), {"load": load, "match_ratio": ratios})
+        return places(-ratios if follow else load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +60,8 @@ class SglangCacheAwareLibrary(SglangCacheAware):
     It balances earlier and follows only longer matches. Who embeds the router gets these without a word.
     """
 
-    name: ClassVar[str] = "sglang-cache-aware-library"
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType(
+    name = "sglang-cache-aware-library"
+    weight_specs = MappingProxyType(
         {
             name: replace(SglangCacheAware.weight_specs[name], default=default)
             for name, default in (("cache_threshold", 0.5), ("balance_abs", 32.0), ("balance_rel", 1.1))

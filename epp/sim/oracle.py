@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from epp.policies.base import Need, Ties, WeightSpec
-from epp.view import Ranking
+from epp.policies.base import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.policies.base import Policy
+    from epp.policies.base import Terms
     from epp.sim.truth import Truth
     from epp.view import FleetView, RequestView
-
-_NO_WEIGHTS: Mapping[str, WeightSpec] = MappingProxyType({})
 
 
 @runtime_checkable
@@ -66,12 +63,8 @@ ORACLES: Mapping[str, Callable[[], Oracle]] = MappingProxyType(
 )
 
 
-class _Shown:
-    """What both have in common."""
-
-    needs: frozenset[Need] = frozenset()
-    ties = Ties.EXACT
-    weight_specs = _NO_WEIGHTS
+class _Shown(Policy):
+    """A policy over a fleet whose true state it sees."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
@@ -79,33 +72,28 @@ class _Shown:
 
 class _OwnTtft(_Shown):
     name = GreedyOracleTtft.name
-    additive_terms: tuple[str, ...] = ("ttft",)
 
-    def rank(
+    def terms(
         self,
         request: RequestView,  # noqa: ARG002 - the truth knows it better
         fleet: FleetView,
         weights: Mapping[str, float],  # noqa: ARG002 - no weights
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
+    ) -> Terms:
         """See `GreedyOracleTtft`."""
-        costs = np.array([self._truth.ttft_ms(address) for address in fleet.endpoints])
-        return Ranking(costs, {"ttft": costs})
+        return {"ttft": np.array([self._truth.ttft_ms(address) for address in fleet.endpoints])}
 
 
 class _Total(_Shown):
     name = GreedyOracleTotal.name
-    additive_terms: tuple[str, ...] = ("e2e", "inflicted")
 
-    def rank(
+    def terms(
         self,
         request: RequestView,  # noqa: ARG002 - the truth knows it better
         fleet: FleetView,
         weights: Mapping[str, float],  # noqa: ARG002 - no weights
-        seed: int,  # noqa: ARG002 - nothing is drawn
-    ) -> Ranking:
+    ) -> Terms:
         """See `GreedyOracleTotal`."""
         forecasts = [self._truth.forecast(address) for address in fleet.endpoints]
         own = np.array([forecast.e2e_ms for forecast in forecasts])
         inflicted = np.array([forecast.inflicted_ms for forecast in forecasts])
-        return Ranking(own + inflicted, {"e2e": own, "inflicted": inflicted})
+        return {"e2e": own, "inflicted": inflicted}

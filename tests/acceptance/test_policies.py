@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +15,7 @@ from tests.acceptance.kit import run, until
 if TYPE_CHECKING:
     from tests.acceptance.kit import Stack
 
+ROOT = Path(__file__).parents[2]
 POLICIES = [
     "dynamo",
     "dynamo-softmax",
@@ -63,3 +68,26 @@ def test_a_policy_serves_and_its_decisions_verify(stack: Stack, policy: str) -> 
 def test_the_list_of_policies_is_complete() -> None:
     listed = run("replay", "--list").partition("policies")[2].partition("yardsticks")[0]
     assert sorted(listed.replace(",", " ").split()) == POLICIES
+
+
+def test_the_guides_policy_of_another_package_serves_and_is_compared(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / "docs" / "policies.md").read_text()
+    module, project = (re.search(f"```{kind}\n(.*?)```", guide, re.DOTALL) for kind in ("python", "toml"))
+    assert module is not None
+    assert project is not None
+    (tmp_path / "tidal").mkdir()
+    (tmp_path / "tidal" / "policy.py").write_text(module[1])
+    (tmp_path / "pyproject.toml").write_text(project[1])
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(installed)]
+    subprocess.run([*pip, "--no-build-isolation", str(tmp_path)], check=True)
+    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=":")
+    stack.picker.stop()
+    stack.start_picker(policy={"name": "tidal"})
+    until(stack.ready)
+    until(lambda: "x-epp-decision-id" in stack.chat().headers)
+    assert "policy tidal" in stack.epp("explain", "--url", stack.picker_url)
+    compared = run("replay", "--workload", "demo", "--policy", "tidal,round-robin", timeout_s=100)
+    assert "tidal" in compared

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from epp.policies.registry import POLICIES
 from epp.view import NUMERIC_COLUMNS, FleetView, RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pytest
     from numpy.typing import NDArray
 
     from epp.policies.base import Policy
@@ -79,6 +82,12 @@ def copied(fleet: FleetView) -> dict[str, NDArray[np.float64]]:
 def request(decision_id: str = "d-1", **fields: Any) -> RequestView:
     """A request; fields of `RequestView` by name."""
     return RequestView(decision_id=decision_id, **fields)
+
+
+def register(patch: pytest.MonkeyPatch, policy: type[Policy]) -> None:
+    """Register a policy as a package's entry point does, until the test ends."""
+    point = EntryPoint(policy.name, f"{policy.__module__}:{policy.__name__}", "epp.policies")
+    patch.setitem(POLICIES, policy.name, point)
 
 
 def default_weights(policy: Policy) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pytest
 from epp.policies.gorgo_ms import GorgoMs
 from tests.kit.fleets import default_weights, fleet_view, request
 
+TERMS = ("network", "prefill", "waiting", "stall", "decode")
 RATES: dict[str, float] = {
     "prefill_base_ms": 80.0,
     "prefill_ms_per_token": 0.06,
@@ -45,7 +46,7 @@ def test_every_term_is_a_time_by_hand() -> None:
     assert terms["waiting"] == pytest.approx([2 * (0.06 * 2000 + 0.5 * 80 * 2)])
     assert terms["stall"] == pytest.approx([0.25 * own_ms * 5])
     assert terms["decode"] == pytest.approx([100 * (7.0 + 1.5 * 5)])
-    assert terms["cost"] == pytest.approx([sum(terms[name][0] for name in GorgoMs.additive_terms)])
+    assert terms["cost"] == pytest.approx([sum(terms[name][0] for name in TERMS)])
 
 
 URGENT: dict[str, list[float]] = {
@@ -72,7 +73,7 @@ def test_who_waits_long_anyway_pays_more_for_the_time_to_the_first_token() -> No
         for name, felt in (("network", 1), ("prefill", 1), ("waiting", 1), ("stall", 0), ("decode", 0)):
             priced = [value * (share**0.5 if felt else 1.0) for value in plain[name]]
             assert terms[name] == pytest.approx(priced), (name, usual_ms)
-        summed = [sum(terms[name][row] for name in GorgoMs.additive_terms) for row in (0, 1)]
+        summed = [sum(terms[name][row] for name in TERMS) for row in (0, 1)]
         assert terms["cost"] == pytest.approx(summed)
     same = _terms(GorgoMs(urgency_power=0.0), URGENT, usual_first_token_ms=1.0)
     assert same == plain

@@ -10,7 +10,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.policies.registry import POLICIES, create
 
-POLICY_CLASSES: dict[str, Any] = dict(POLICIES)
+POLICY_CLASSES: dict[str, Any] = {name: point.load() for name, point in POLICIES.items()}
 PARAMETERS = [(name, field.name) for name, cls in POLICY_CLASSES.items() for field in dataclasses.fields(cls)]
 #: The one parameter that is any word.
 WORD = ("gorgo-v1", "local_region")

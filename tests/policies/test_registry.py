@@ -11,7 +11,7 @@ from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.policies.least_request import LeastRequest
 from epp.policies.registry import POLICIES, create, params_of
-from tests.kit.fleets import fleet_view, request
+from tests.kit.fleets import fleet_view, register, request
 
 
 def test_creates_by_name() -> None:
@@ -53,7 +53,7 @@ class Tuned(LeastRequest):
 
 
 def test_parameters_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "tuned", Tuned)
+    register(monkeypatch, Tuned)
     assert create("tuned", {"limit": 5}) == Tuned(limit=5)
     with pytest.raises(ConfigError, match="did you mean 'limit'"):
         create("tuned", {"limits": 5})

@@ -14,8 +14,9 @@ from epp.decide.rerun import rerun
 from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
-from epp.policies.registry import POLICIES, create
+from epp.policies.registry import create
 from epp.server.shadow import Shadow, ShadowMetrics, quiet, shadows
+from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
 from tests.kit.reward_models import linear_model
@@ -97,7 +98,7 @@ class Broken(Random):
 def test_a_policy_that_fails_is_counted_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(POLICIES, "broken", Broken)
+    register(monkeypatch, Broken)
     scoring, counted = shadow("broken", "gorgo")
     with caplog.at_level(logging.ERROR):
         for decision, _ in decided(5):

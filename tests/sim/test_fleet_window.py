@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from epp.config.schema import Config, Pool, Scrape
 from epp.decide.picker import Picker
 from epp.errors import ConfigError
-from epp.policies.base import Need, Ties
+from epp.policies.base import Policy
 from epp.replay.trace import TraceRequest
 from epp.replay.workloads.art_chat import DEMO, generate
 from epp.signals.prefix_index import PrefixIndex
@@ -26,7 +26,6 @@ from tests.kit.simfleet import options, request, still_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.policies.base import WeightSpec
     from epp.view import FleetView, RequestView
 
 
@@ -121,15 +120,11 @@ def test_what_fits_nowhere_is_refused() -> None:
 
 
 @dataclass
-class Spy:
+class Spy(Policy):
     """Picks the first endpoint and remembers what it was shown."""
 
     seen: list[FleetView] = field(default_factory=list)
     name: ClassVar[str] = "spy"
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    ties: ClassVar[Ties] = Ties.EXACT
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = {}
-    additive_terms: ClassVar[tuple[str, ...]] = ()
 
     def rank(
         self,

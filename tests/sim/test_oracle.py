@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.policies.base import Ties
+from epp.policies.base import Policy
 from epp.replay.workloads.art_chat import DEMO, generate
 from epp.sim.engine_class import L40S_X2
 from epp.sim.fleet import FleetSim
@@ -18,7 +18,6 @@ from tests.kit.simfleet import options, request, still_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.policies.base import Need, Policy, WeightSpec
     from epp.sim.scenario import WindowRequest
     from epp.sim.truth import Forecast
     from epp.view import FleetView, Ranking, RequestView
@@ -26,14 +25,10 @@ if TYPE_CHECKING:
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
 
 
-class Foresees:
+class Foresees(Policy):
     """Picks by the total's formula and remembers what was foreseen of each pick."""
 
     name = "foresees"
-    needs: frozenset[Need] = frozenset()
-    ties = Ties.EXACT
-    weight_specs: Mapping[str, WeightSpec] = {}
-    additive_terms: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.seen: dict[int, dict[str, Forecast]] = {}
