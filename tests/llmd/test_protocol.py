@@ -183,10 +183,18 @@ async def test_who_served_is_told_back(gateway: Gateway) -> None:
 
 
 async def test_an_empty_pool_is_503_with_a_body_and_without(gateway: Gateway) -> None:
-    """Errors: 503 where nobody is ready (llm-d: 500 where there is no body). Last: it empties the pool."""
-    (gateway.folder / "endpoints.yaml").write_bytes(dump_pool([]))
-    await gateway.picker.until_metric("llm_d_epp_ready_endpoints", lambda ready: ready == 0)
-    for body in (CHAT, None):
-        status, headers, text = await gateway.ask(body)
-        assert (status, headers[REASON]) == (503, "rejected-no-endpoints")
-        assert text.startswith(NO_CANDIDATES)
+    """Errors: 503 where nobody is ready (llm-d: 500 where there is no body)."""
+    pool, ready = gateway.folder / "endpoints.yaml", "llm_d_epp_ready_endpoints"
+    full = pool.read_bytes()
+    pool.write_bytes(dump_pool([]))
+    try:
+        await gateway.picker.until_metric(ready, lambda count: count == 0)
+        for body in (CHAT, None):
+            status, headers, text = await gateway.ask(body)
+            assert (status, headers[REASON]) == (503, "rejected-no-endpoints")
+            assert text.startswith(NO_CANDIDATES)
+    finally:
+        pool.write_bytes(full)
+        # Envoy has them again once it has followed the picker's file.
+        while {(await gateway.ask(x_hint=address))[0] for address in gateway.addresses} != {200}:
+            await asyncio.sleep(0.05)
