@@ -37,7 +37,6 @@ _SOURCES = (
     "signals",
     "sim",
     "draw.py",
-    "fast_dataclass.py",
     "view.py",
 )
 #: The same where it is one policy's, whose own modules are added.

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from epp.draw import draw
-from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,7 @@ _FEW = 64
 ROUNDING = 1e-9
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Indices into the ranked columns.
 
     Attributes:

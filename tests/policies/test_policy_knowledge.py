@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from bench.policy_entries import cells_of
 from bench.policy_knowledge import ARMS, BASE, Blind, Knowing, Run, SupposingSim, run, table
@@ -94,7 +95,9 @@ def test_signals_are_replaced_by_what_is_true(
     weights = default_weights(GorgoMs())
     found = told.rank(asked, view, weights, SEED)
     true = fleet_view(2, cached_tokens=[cached_tokens] * 2, uncached_tokens=[1000 - cached_tokens] * 2)
-    expected = GorgoMs().rank(replace(asked, expected_output_tokens=answer_tokens), true, weights, SEED)
+    expected = GorgoMs().rank(
+        structs.replace(asked, expected_output_tokens=answer_tokens), true, weights, SEED
+    )
     assert found.costs.tolist() == expected.costs.tolist()
 
 
