@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from bench.policy_entries import cells_of
 from bench.policy_figures import written
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Need, Ties
 from epp.policies.gorgo_ms import GorgoMs
 from epp.replay.measure import Figures, from_window
@@ -111,7 +111,7 @@ class _Told:
             for row, address in enumerate(fleet.endpoints):
                 share = self._shares[address]
                 # The draw that `FleetSim.job` makes.
-                if share and draw(seed, f"{self._truth.index} {address}", "lost hit") < share:
+                if share and keyed_uniform(seed, f"{self._truth.index} {address}", "lost hit") < share:
                     block[_HIT_RATIO, row] = 0.0
                 elif share:
                     block[_HIT_RATIO, row] = min(block[_HIT_RATIO, row] / (1.0 - share), 1.0)

@@ -14,14 +14,14 @@ PACKAGE = ROOT / "epp"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "pb" not in path.relative_to(PACKAGE).parts)
 
 #: What each part may import of ours besides itself. `config` is read by whoever is configured by it.
-BASE = {"errors", "clock", "draw", "view"}
+BASE = {"errors", "clock", "keyed_uniform", "view"}
 ALLOWED = {
     "errors": set(),
     "clock": set(),
-    "draw": set(),
+    "keyed_uniform": set(),
     "threads": set(),
     "view": set(),
-    "policies": {"view", "draw", "errors"},
+    "policies": {"view", "keyed_uniform", "errors"},
     "prompt": BASE,
     "signals": BASE | {"prompt"},
     "config": BASE | {"policies", "signals"},
@@ -47,7 +47,7 @@ ALLOWED = {
 COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
 
 PURE = {
-    "errors", "clock", "draw", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",
+    "errors", "clock", "keyed_uniform", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",
     "tuner", "learner",
 }  # fmt: skip
 PURE_FILES = {

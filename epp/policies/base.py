@@ -72,6 +72,6 @@ class Policy(Protocol):
         """Cost of every endpoint of a non-empty fleet.
 
         ``weights`` has exactly the keys of `weight_specs`; ``seed`` keys the draws of random policies
-        (`epp.draw.draw(seed, request.decision_id, salt)`).
+        (`epp.keyed_uniform.keyed_uniform(seed, request.decision_id, salt)`).
         """
         ...
