@@ -12,6 +12,6 @@ _TO_UNIT = 2.0**-53
 
 
 def keyed_uniform(seed: int, key: str, salt: str) -> float:
-    """Draw a number in [0, 1), uniform over keys. ``key`` is usually a decision id, ``salt`` names the purpose."""
+    """Draw a number in [0, 1), uniform over keys: a decision's id, say, and the purpose as salt."""
     digest = xxhash.xxh3_64_intdigest(f"{key}\x00{salt}".encode(), seed & 0xFFFF_FFFF_FFFF_FFFF)
     return (digest >> 11) * _TO_UNIT
