@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
+.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,9 +86,6 @@ image-constraints: ## pin the image's packages at their newest, into deploy/imag
 	build/image/bin/pip install --quiet --only-binary :all: --upgrade setuptools wheel '.[$(IMAGE_EXTRAS)]'
 	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
 	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
-
-compiled: setup ## a wheel whose core is compiled, in dist (wants a C compiler); it decides the same
-	EPP_COMPILE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -44,7 +44,7 @@ BIN_S = 30.0
 #: What decides how a run comes out: of the package, and of the bench, as cells and entries are known by name.
 _SOURCES = (
     *("config", "decide", "learner", "policies", "prompt", "replay", "signals", "sim", "tuner"),
-    *("draw.py", "fast_dataclass.py", "view.py"),
+    *("keyed_uniform.py", "view.py"),
     *("../bench/lodestar_cells.py", "../bench/lodestar_runs.py"),
 )
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from bench.policy_entries import cells_of
 from bench.policy_figures import written
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.gorgo_ms import GorgoMs
 from epp.replay.measure import Figures, from_window
@@ -108,7 +109,7 @@ class _Told(Policy):
             for row, address in enumerate(fleet.endpoints):
                 share = self._shares[address]
                 # The draw that `FleetSim.job` makes.
-                if share and draw(seed, f"{self._truth.index} {address}", "lost hit") < share:
+                if share and keyed_uniform(seed, f"{self._truth.index} {address}", "lost hit") < share:
                     block[_HIT_RATIO, row] = 0.0
                 elif share:
                     block[_HIT_RATIO, row] = min(block[_HIT_RATIO, row] / (1.0 - share), 1.0)

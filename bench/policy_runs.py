@@ -36,8 +36,7 @@ _SOURCES = (
     "replay",
     "signals",
     "sim",
-    "draw.py",
-    "fast_dataclass.py",
+    "keyed_uniform.py",
     "view.py",
 )
 #: The same where it is one policy's, whose own modules are added.

@@ -23,7 +23,7 @@ from bench.tuner_cells import CELLS
 from bench.tuner_parts import FREE_RIDER
 from bench.tuner_runs import OPEN, perturbed
 from epp.demo.tuner import defaults_of
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.replay.stats import percentile
 from epp.sim.run import run_window
 from epp.tuner.discoveries import level
@@ -118,9 +118,9 @@ def played(place: str, incumbent: str, candidate: str, seed: int, *, pool_s: flo
     verdict, place_now, pairs = None, 0, len(blocks[0]) // 2
     for number in range(settings.evidence.max_pairs):
         key = f"{place} {incumbent} {candidate} {number}"
-        jump = number == 0 or draw(seed, key, "jump") < _JUMP
-        place_now = int(draw(seed, key, "place") * pairs) if jump else (place_now + 1) % pairs
-        first = int(draw(seed, key, "order") < 0.5)
+        jump = number == 0 or keyed_uniform(seed, key, "jump") < _JUMP
+        place_now = int(keyed_uniform(seed, key, "place") * pairs) if jump else (place_now + 1) % pairs
+        first = int(keyed_uniform(seed, key, "order") < 0.5)
         a, b = blocks[0][2 * place_now + first], blocks[1][2 * place_now + 1 - first]
         record.units.append(Unit(**differences(b, a), requests=a.requests + b.requests))
         if number % _LOOK_EVERY == _LOOK_EVERY - 1:

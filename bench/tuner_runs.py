@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.tuner_cells import CELLS
 from epp.demo.tuner import Rehearsals, defaults_of, rules_of
 from epp.demo.tuner_world import BEGIN_WALL_S, Life
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.replay.stats import percentile
 from epp.sim.run import run_window
 from epp.sim.scenario import WindowOptions
@@ -130,7 +130,7 @@ def perturbed(policy: str, seed: int) -> dict[str, float]:
     bounds = rules_of(policy).bounds
     out = {}
     for name, value in weights.items():
-        moved = value * _FACTOR ** (2.0 * draw(seed, name, "perturbed") - 1.0)
+        moved = value * _FACTOR ** (2.0 * keyed_uniform(seed, name, "perturbed") - 1.0)
         out[name] = min(max(moved, bounds[name][0]), bounds[name][1])
     return out
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.tuner.scale import from_unit, to_unit
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class SurfaceSearch:
         return np.asarray(_terms(at - centre) @ found, dtype=float) + middle
 
     def _step_from(self, point: Floats, step: float, key: str) -> Floats:
-        draws = [draw(self._seed, key, f"search {name}") + _TINY for name in self._names]
+        draws = [keyed_uniform(self._seed, key, f"search {name}") + _TINY for name in self._names]
         return np.clip(point + step * np.array([_NORMAL.inv_cdf(u) for u in draws]), 0.0, 1.0)
 
     # -- the scale ----------------------------------------------------------------------------------------

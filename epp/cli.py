@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from epp import __version__
-from epp.compiled import core
 from epp.errors import ConfigError, EppError
 
 
@@ -75,7 +74,7 @@ GROUPS = {
 def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
     """The parser; arguments of a command are added only for the one that is asked for (imports are slow)."""
     parser = argparse.ArgumentParser(prog="epp", description="An endpoint picker for LLM inference.")
-    parser.add_argument("--version", action="version", version=f"epp {__version__}, core: {core()}")
+    parser.add_argument("--version", action="version", version=f"epp {__version__}")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {}
     for command in COMMANDS:

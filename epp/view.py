@@ -9,12 +9,10 @@ terms it is the sum of.
 from __future__ import annotations
 
 import math
-from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,8 +61,7 @@ def upload_doublings(body_bytes: float) -> float:
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
 
-@fast_dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(Struct, frozen=True):
     """What a policy may know of the request.
 
     Attributes:
@@ -148,8 +145,7 @@ class _Column:
         return column
 
 
-@fast_dataclass(frozen=True, slots=True)
-class FleetView:
+class FleetView(Struct, frozen=True):
     """Signals about every eligible endpoint at one instant.
 
     A value that is not known is filled with the worst known value of its column (0 when none is known), so
@@ -198,7 +194,7 @@ class FleetView:
     regions: tuple[str, ...]
     engine_classes: tuple[str, ...]
     block: NDArray[np.float64]
-    unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    unknown: Mapping[str, NDArray[np.bool_]] = {}
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
 
@@ -259,8 +255,7 @@ class FleetView:
         return list(map(Signals._make, self.block.T.tolist()))
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """A policy's answer.
 
     Attributes:

@@ -14,16 +14,14 @@ PACKAGE = ROOT / "epp"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "pb" not in path.relative_to(PACKAGE).parts)
 
 #: What each part may import of ours besides itself. `config` is read by whoever is configured by it.
-BASE = {"errors", "clock", "draw", "fast_dataclass", "view"}
+BASE = {"errors", "clock", "keyed_uniform", "view"}
 ALLOWED = {
     "errors": set(),
-    "compiled": set(),
     "clock": set(),
-    "draw": set(),
-    "fast_dataclass": set(),
+    "keyed_uniform": set(),
     "threads": set(),
-    "view": {"fast_dataclass"},
-    "policies": {"view", "draw", "errors"},
+    "view": set(),
+    "policies": {"view", "keyed_uniform", "errors"},
     "prompt": BASE,
     "signals": BASE | {"prompt"},
     "config": BASE | {"policies", "signals"},
@@ -43,13 +41,13 @@ ALLOWED = {
     "tokenizer": BASE | {"config", "prompt"},
     "server": BASE
     | {"config", "decide", "extproc", "http2", "kube", "llmd", "pb", "policies", "prompt", "signals"}
-    | {"compiled", "threads", "tokenizer", "tuner"},
+    | {"threads", "tokenizer", "tuner"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
 
 PURE = {
-    "errors", "clock", "draw", "fast_dataclass", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",
+    "errors", "clock", "keyed_uniform", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",
     "tuner", "learner",
 }  # fmt: skip
 PURE_FILES = {

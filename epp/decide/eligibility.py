@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from epp.decide.subset import hosts_of
 from epp.errors import NoEndpointError
-from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1024
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Wants:
+class Wants(Struct, frozen=True):
     """What a request asks of an endpoint.
 
     Attributes:
@@ -45,8 +44,7 @@ class Wants:
     subset: Subset | None = None
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(Struct, frozen=True):
     """Slots that may serve, and who was removed by which rule.
 
     Attributes:

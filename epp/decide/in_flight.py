@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from epp.decide.records import Outcome, Source, usage_sources, with_itl
-from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from epp.view import FleetView, Signals
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """What a request asks, after parsing and measuring.
 
     Attributes:
@@ -64,8 +64,7 @@ class Ask:
     choices: int = 1
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     """The endpoint's state when the request was sent, without it.
 
     Attributes:

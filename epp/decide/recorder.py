@@ -21,7 +21,7 @@ from epp import __version__
 from epp.decide.record_writer import RecordWriter
 from epp.decide.records import SCHEMA_VERSION, Decision, outcome_record, to_record
 from epp.decide.verdicts import Verdict, verdict_record
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ class FileRecorder:
         return self._put_bytes - self._taken_bytes
 
     def _wanted(self, decision_id: str) -> bool:
-        return self._sample >= 1.0 or draw(0, decision_id, "records") < self._sample
+        return self._sample >= 1.0 or keyed_uniform(0, decision_id, "records") < self._sample
 
     def _put(self, entry: _Entry, size: int) -> None:
         if self.waiting_bytes + size > QUEUE_BYTES:

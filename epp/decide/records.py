@@ -7,12 +7,13 @@ A `Decision` holds columns, not a record per candidate: it is built on the reque
 from __future__ import annotations
 
 import math
-from dataclasses import field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from epp.decide.chances import chances
-from epp.fast_dataclass import fast_dataclass
 from epp.policies.registry import draws
 from epp.view import NUMERIC_COLUMNS, RTT_SOURCES
 
@@ -45,8 +46,7 @@ class Basis(Enum):
     BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """One pick, with everything that it was made from.
 
     Attributes:
@@ -92,10 +92,10 @@ class Decision:
     tied: int
     held_back: tuple[int, ...] = ()
     arm: str = ""
-    excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    excluded: Mapping[str, tuple[str, ...]] = {}
     text_bytes: int = 0
     served_models: tuple[str, ...] = ()
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = {}
 
     @property
     def served_model(self) -> str:
@@ -240,8 +240,7 @@ class Source(StrEnum):
     PREDICTED = "predicted"  # nobody saw it: what the picker expected
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a request ended. What nobody saw is NaN, None or empty, and has no source.
 
     Attributes:
@@ -282,7 +281,7 @@ class Outcome:
     chunks: int | None = None
     response_bytes: int | None = None
     streamed: bool = False
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, Source] = {}
     unsent_ms: float = 0.0
     honoured: bool | None = None
     usage_refused: bool = False

@@ -5,8 +5,9 @@ Owns nothing and reserves nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.decide.select import select
 from epp.policies.base import Ties

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
-from epp.draw import draw
-from epp.fast_dataclass import fast_dataclass
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,7 @@ _FEW = 64
 ROUNDING = 1e-9
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Indices into the ranked columns.
 
     Attributes:
@@ -87,7 +86,7 @@ def select(
     tied = np.flatnonzero(admitted_costs <= limit)
     chosen = int(tied[0])
     if len(tied) > 1:
-        chosen = int(tied[int(draw(seed, key, "tie") * len(tied))])
+        chosen = int(tied[int(keyed_uniform(seed, key, "tie") * len(tied))])
     order: tuple[int, ...] = ()
     if fallbacks and served_models:
         name = served_models[chosen]
@@ -104,7 +103,7 @@ def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: in
     """The same for few endpoints that all may be chosen and have one name for the model."""
     limit = band_limit(min(costs), tie_band)
     tied = [index for index, cost in enumerate(costs) if cost <= limit]
-    chosen = tied[0] if len(tied) == 1 else tied[int(draw(seed, key, "tie") * len(tied))]
+    chosen = tied[0] if len(tied) == 1 else tied[int(keyed_uniform(seed, key, "tie") * len(tied))]
     order = _in_order(costs, chosen, fallbacks) if fallbacks else []
     return Selection(chosen, tuple(order), len(tied), ())
 
@@ -117,7 +116,7 @@ def _in_order(costs: list[float], chosen: int, count: int) -> list[int]:
 def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
     admitted = shares >= 1.0
     for index in np.flatnonzero(~admitted).tolist():
-        admitted[index] = draw(seed, key, f"warmup {names[index]}") < shares[index]
+        admitted[index] = keyed_uniform(seed, key, f"warmup {names[index]}") < shares[index]
     return admitted if admitted.any() else np.ones(len(shares), dtype=np.bool_)
 
 

@@ -15,8 +15,9 @@ import ipaddress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from epp.config.address import split_address
-from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +26,7 @@ NAMESPACE = "envoy.lb.subset_hint"
 KEY = "x-gateway-destination-endpoint-subset"
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One endpoint, or all of a host when ``port`` is None; hosts in canonical form."""
 
     host: str
@@ -56,8 +56,7 @@ def hosts_of(addresses: Iterable[str]) -> Hosts:
     return hosts
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Subset:
+class Subset(Struct, frozen=True):
     """Entries in the order in which they were listed; none at all allows nobody."""
 
     entries: tuple[Entry, ...] = ()

@@ -6,7 +6,7 @@ import json
 import uuid
 from dataclasses import dataclass
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 #: Bytes of one pair in the object, and of a token in the simulated engines.
 _PAIR_BYTES, _BYTES_PER_TOKEN = 80, 4
@@ -43,11 +43,11 @@ def question(number: int, language: str, tokens: int, seed: int = 0) -> LookupQu
         (_uuid(seed, f"{name} key {at}"), _uuid(seed, f"{name} value {at}"))
         for at in range(tokens * _BYTES_PER_TOKEN // _PAIR_BYTES)
     ]
-    key, value = pairs[int(draw(seed, name, "asked") * len(pairs))]
+    key, value = pairs[int(keyed_uniform(seed, name, "asked") * len(pairs))]
     prompt = _QUESTIONS[language].format(data=json.dumps(dict(pairs)), key=key)
     return LookupQuestion(name, language, tokens, prompt, value)
 
 
 def _uuid(seed: int, name: str) -> str:
-    high, low = (int(draw(seed, name, salt) * 2**53) for salt in ("high", "low"))
+    high, low = (int(keyed_uniform(seed, name, salt) * 2**53) for salt in ("high", "low"))
     return str(uuid.UUID(int=(high << 64) | low, version=4))

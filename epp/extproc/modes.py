@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,8 +46,7 @@ class Assumption:
     response_body: BodyMode = BodyMode.FULL_DUPLEX_STREAMED
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Modes:
+class Modes(Struct, frozen=True):
     """The body modes of one stream.
 
     Attributes:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from google.protobuf.struct_pb2 import Struct
 
 from epp.extproc.headers import LB_NAMESPACE
-from epp.fast_dataclass import fast_dataclass
 from epp.pb.core_pb2 import HeaderValueOption
 from epp.pb.ext_proc_pb2 import CommonResponse, ImmediateResponse, ProcessingResponse
 
@@ -41,8 +41,7 @@ DECISION_KEY = "decision_id"
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What the answer to a request changes in it.
 
     Attributes:

@@ -33,9 +33,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from epp.extproc import mutate
 from epp.extproc.modes import BodyMode
-from epp.fast_dataclass import fast_dataclass
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 from epp.pb.processing_mode_pb2 import ProcessingMode
 
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
 HELD_BYTES = 32 * 1024
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True):
     """What has come of a request by the time it is answered.
 
     Attributes:

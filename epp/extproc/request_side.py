@@ -27,9 +27,10 @@ twice in full duplex (envoyproxy/envoy 46237).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.extproc import mutate
 from epp.extproc.headers import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes

@@ -28,8 +28,10 @@ is one, last. Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.extproc import mutate
 from epp.extproc.body_budget import BodyBudget, Share

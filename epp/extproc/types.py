@@ -8,11 +8,10 @@ the shell to end the RPC. `PickNeeded` is the one event that asks for an answer:
 
 from __future__ import annotations
 
-from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,8 +50,7 @@ class Observe(Enum):
     LEAVE = "leave"  # the stream ends with the pick, where that is safe; else as CARRY
 
 
-@fast_dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """A request as far as Envoy has shown it.
 
     Attributes:
@@ -69,7 +67,7 @@ class HttpRequest:
     path: str
     headers: Mapping[str, str]
     body: bytes | None
-    metadata: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    metadata: Mapping[str, Mapping[str, object]] = {}
     whole: bool = True
 
 
@@ -81,8 +79,7 @@ class BodyRewriter(Protocol):
         ...
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """The shell's answer: where the request goes.
 
     Attributes:
@@ -103,35 +100,32 @@ class Pick:
 
     destination: str
     decision_id: str
-    set_headers: Mapping[str, str] = field(default_factory=dict)
+    set_headers: Mapping[str, str] = {}
     body: bytes | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    response_headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = {}
+    scores: Mapping[str, float] = {}
+    response_headers: Mapping[str, str] = {}
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """An HTTP answer instead of a pick."""
 
     status: int
     body: bytes
     content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     details: str = ""
 
 
-@fast_dataclass(frozen=True, slots=True)
-class PickNeeded:
+class PickNeeded(Struct, frozen=True):
     """What a pick waits for is here; the machine waits for `picked`, `refused` or `pass_through`."""
 
     request: HttpRequest
 
 
-@fast_dataclass(frozen=True, slots=True)
-class ResponseStarted:
+class ResponseStarted(Struct, frozen=True):
     """Response headers arrived.
 
     Attributes:
@@ -146,23 +140,20 @@ class ResponseStarted:
     served: str = ""
 
 
-@fast_dataclass(frozen=True, slots=True)
-class ResponseData:
+class ResponseData(Struct, frozen=True):
     """A piece of the response body, in order; may be empty at the end of the stream."""
 
     data: bytes
 
 
-@fast_dataclass(frozen=True, slots=True)
-class ExchangeEnded:
+class ExchangeEnded(Struct, frozen=True):
     """Nothing more will come; said exactly once per stream."""
 
     cause: Cause
     detail: str = ""
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Marker, last of its list: end the RPC with status OK, in one write with the reply before it.
 
     A status that follows later loses answers: what an upstream sends in between goes to a stream that is
@@ -170,8 +161,7 @@ class Finish:
     """
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Marker, last of its list: end the RPC with an error; Envoy's failure mode decides what follows.
 
     Attributes:

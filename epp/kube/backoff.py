@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 FIRST_S = 0.5
 LONGEST_S = 30.0
@@ -39,4 +39,4 @@ class BackOff:
     def spread(self, salt: str) -> float:
         """A number in [0, 1) for anything else that should not march in step."""
         self._draws += 1
-        return draw(self._seed, f"{self._key}/{self._draws}", salt)
+        return keyed_uniform(self._seed, f"{self._key}/{self._draws}", salt)

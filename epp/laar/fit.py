@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.config.capability import CapabilityFile, ChanceEntry
-from epp.draw import draw
 from epp.errors import EppError
+from epp.keyed_uniform import keyed_uniform
 from epp.laar.split import halves, judged
 from epp.signals.capability import Cell
 from epp.view import length_bucket
@@ -126,7 +126,7 @@ def _tally(rows: Sequence[Row], seed: int) -> _Tally:
     place = {cell: number for number, cell in enumerate(cells)}
     counts = np.zeros((2, _FOLDS, len(cells)))
     for row in rows:
-        fold = int(draw(seed, row.question, "laar fold") * _FOLDS)
+        fold = int(keyed_uniform(seed, row.question, "laar fold") * _FOLDS)
         counts[int(row.correct), fold, place[_cell(row)]] += 1.0
     return _Tally(cells, counts[1], counts[0])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.config.capability import FitReport
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _LEAST = 1e-3
 def halves(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
     """Two halves of the questions: to fit on, and to test by."""
     questions = sorted(
-        {row.question for row in rows}, key=lambda question: draw(seed, question, "laar split")
+        {row.question for row in rows}, key=lambda question: keyed_uniform(seed, question, "laar split")
     )
     fitted = frozenset(questions[: (len(questions) + 1) // 2])
     return [row for row in rows if row.question in fitted], [

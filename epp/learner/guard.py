@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.tuner import watch as fleet
 from epp.tuner.histogram import NEVER
 from epp.tuner.samples import Sample as Ended
@@ -158,7 +158,7 @@ def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:
     """Whether it is the heuristic's turn: one of `Guard.rest_s` at a random time in each `Guard.every_s`."""
     period = math.floor(now_wall_s / guard.every_s)
     spare_s = guard.every_s - guard.rest_s
-    begin_s = period * guard.every_s + draw(seed, str(period), "guard:rest") * spare_s
+    begin_s = period * guard.every_s + keyed_uniform(seed, str(period), "guard:rest") * spare_s
     return begin_s <= now_wall_s < begin_s + guard.rest_s
 
 

@@ -87,6 +87,6 @@ class Policy:
     def rank(
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
     ) -> Ranking:
-        """Price every endpoint; ``seed`` keys the draws of random policies (`epp.draw.draw`)."""
+        """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
         terms = self.terms(request, fleet, weights)
         return Ranking(self.combine(terms, fleet, weights), terms)

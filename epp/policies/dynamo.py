@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.drawn import Softmax
 from epp.policies.parts import check_number
@@ -114,5 +114,5 @@ def _noise(request: RequestView, fleet: FleetView, width: float, seed: int) -> N
     if width <= 0.0:
         return np.zeros(len(fleet))
     key = request.decision_id
-    draws = (max(draw(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in fleet.endpoints)
+    draws = (max(keyed_uniform(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in fleet.endpoints)
     return np.fromiter((width * math.log(-math.log(value)) for value in draws), np.float64, len(fleet))

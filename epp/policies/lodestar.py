@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.drawn import Explored
 from epp.policies.judged import judge
@@ -230,9 +230,9 @@ class Lodestar(Policy):
         first = costs == costs.min()
         probability = first * ((1.0 - self.explore) / np.count_nonzero(first)) + self.explore / count
         explored = np.zeros(count)
-        if self.explore and draw(seed, request.decision_id, "lodestar:explore") < self.explore:
+        if self.explore and keyed_uniform(seed, request.decision_id, "lodestar:explore") < self.explore:
             names = sorted(range(count), key=fleet.endpoints.__getitem__)
-            pick = names[int(draw(seed, request.decision_id, "lodestar:which") * count)]
+            pick = names[int(keyed_uniform(seed, request.decision_id, "lodestar:which") * count)]
             terms = {**terms, "before_exploring": costs.copy()}
             costs[pick] = costs.min() - _AHEAD_MS
             explored[pick] = 1.0
@@ -266,8 +266,8 @@ def _some(
 
     Steps of a drawn length from a drawn start, so that two draws do for any number.
     """
-    start = int(draw(seed, request.decision_id, "lodestar:start") * count)
-    step = 1 + int(draw(seed, request.decision_id, "lodestar:step") * (count - 1))
+    start = int(keyed_uniform(seed, request.decision_id, "lodestar:start") * count)
+    step = 1 + int(keyed_uniform(seed, request.decision_id, "lodestar:step") * (count - 1))
     while math.gcd(step, count) > 1:
         step += 1
     taken = np.zeros(count, np.bool_)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.drawn import Pair
 from epp.policies.parts import check_choice, places
@@ -49,7 +49,7 @@ class PowerOfTwo(Policy):
         load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
         key = request.decision_id
         draws = np.fromiter(
-            (draw(seed, key, f"power-of-two:{endpoint}") for endpoint in fleet.endpoints),
+            (keyed_uniform(seed, key, f"power-of-two:{endpoint}") for endpoint in fleet.endpoints),
             np.float64,
             len(fleet),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.drawn import Softmax
 from epp.view import Ranking
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Random(Policy):
     """Uniform over the endpoints, fallbacks included.
 
-    ``cost = draw(seed, decision_id, endpoint)``, a number in [0, 1): independent of the order of the
+    ``cost = keyed_uniform(seed, decision_id, endpoint)``, a number in [0, 1): independent of the order of the
     endpoints, and the same decision draws the same order again when replayed.
     """
 
@@ -38,7 +38,9 @@ class Random(Policy):
         """One keyed draw per endpoint."""
         key = request.decision_id
         draws = np.fromiter(
-            (draw(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints), np.float64, len(fleet)
+            (keyed_uniform(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints),
+            np.float64,
+            len(fleet),
         )
         return Ranking(draws, {"draw": draws})
 

@@ -75,7 +75,6 @@ def create(
     except ValueError as error:
         raise ConfigError(source, _PARAMS, f"policy {name}: {error}") from error
     except TypeError as error:
-        # A compiled policy tells the type that it would have, but not of what.
         problem = f"policy {name}: {_of_wrong_type(factory, params or {})}: {error}"
         raise ConfigError(source, _PARAMS, problem) from error
 

@@ -10,9 +10,10 @@ models of other names, too (`epp.tokenizer.template`).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.prompt.canonical import Frames, exact_tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +15,7 @@ TemplateArguments = tuple[tuple[str, str | float | bool], ...]
 FirstArguments = Mapping[str, Collection[str | float | bool | None]]
 
 
-@fast_dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedRequest(Struct, frozen=True):
     """One API request in canonical form.
 
     Attributes:
@@ -69,8 +68,7 @@ class Parser(Protocol):
         ...
 
 
-@fast_dataclass(frozen=True, slots=True)
-class MeasuredPrompt:
+class MeasuredPrompt(Struct, frozen=True):
     """A prompt reduced to numbers: safe to keep, impossible to read back.
 
     Attributes:
@@ -95,8 +93,7 @@ class MeasuredPrompt:
         return blocks * self.block_tokens
 
 
-@fast_dataclass(frozen=True, slots=True)
-class CountedPrompt:
+class CountedPrompt(Struct, frozen=True):
     """What a tokenizer says of a prompt.
 
     Attributes:

@@ -15,8 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
-
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +46,7 @@ _OBJECT, _MAYBE = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\{"), re.compile(rb"[ \t\
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}]', re.DOTALL)
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What the engine says a request cost; None is unknown, never zero; counts below 0 are kept as sent.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.replay.trace import Length, Tokens, TraceError, TraceRequest, decode_line
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _SessionReader:
         self._ids: dict[int, int] = {}
         prefix_tokens = (session.tool_tokens + session.system_tokens) * options.shared_prefix_share
         self._common_blocks = int(prefix_tokens) // session.block
-        self._start_ms = options.start_window_s * 1000.0 * draw(options.seed, session.id, "start")
+        self._start_ms = options.start_window_s * 1000.0 * keyed_uniform(options.seed, session.id, "start")
 
     def requests(self) -> Iterator[TraceRequest]:
         done: _Done | None = None

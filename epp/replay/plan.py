@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from epp.draw import draw
 from epp.errors import EppError
+from epp.keyed_uniform import keyed_uniform
 from epp.replay.agent_sessions import AgentOptions
 from epp.replay.files import load_trace
 from epp.replay.trace import TraceRequest, select
@@ -113,7 +113,7 @@ def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest
     """
     tune = part == "tune"
     if any(r.after is not None for r in requests):
-        chosen = [(draw(0, r.user, "part") < TUNING_SHARE) == tune for r in requests]
+        chosen = [(keyed_uniform(0, r.user, "part") < TUNING_SHARE) == tune for r in requests]
         offset_ms = 0.0
     else:
         cut_ms = requests[-1].at_ms * TUNING_SHARE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,6 +108,6 @@ def _drawn_starts(request: TraceRequest) -> tuple[int, ...]:
     starts = [size] if request.prompt_tokens > size else []
     for position, block_id in enumerate(request.block_ids):
         offset = position * size
-        if size < offset < request.prompt_tokens and draw(0, str(block_id), "turn") < probability:
+        if size < offset < request.prompt_tokens and keyed_uniform(0, str(block_id), "turn") < probability:
             starts.append(offset)
     return tuple(starts)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 
 from epp.decide.record_files import DAMAGED
-from epp.draw import draw
 from epp.errors import EppError
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -188,7 +188,7 @@ def read_mooncake(
         session = row.session_id or (f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key)
         waiting.append(
             TraceRequest(
-                at_ms=row.timestamp - rows[0][1].timestamp + tick_ms * draw(seed, key, "tick"),
+                at_ms=row.timestamp - rows[0][1].timestamp + tick_ms * keyed_uniform(seed, key, "tick"),
                 session=session,
                 user=session,
                 prompt_tokens=_scaled(row.input_length, scale),

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.lodestar import Lodestar
 from epp.replay.plan import TUNING_SEED
 from epp.replay.simulate import Task, run_task
@@ -143,8 +143,8 @@ def _drawn(specs: Mapping[str, WeightSpec], task: TuningTask, number: int) -> di
     for name, spec in specs.items():
         key = f"{task.policy.name} {number}"
         low = spec.low if spec.low > 0 else _ZERO_SPAN * (spec.default or spec.high)
-        value = low * (spec.high / low) ** draw(task.seed, key, name)
-        if spec.low <= 0.0 and draw(task.seed, key, f"{name} zero") < _ZERO_SHARE:
+        value = low * (spec.high / low) ** keyed_uniform(task.seed, key, name)
+        if spec.low <= 0.0 and keyed_uniform(task.seed, key, f"{name} zero") < _ZERO_SHARE:
             value = spec.low
         out[name] = value
     return out

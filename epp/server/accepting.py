@@ -16,6 +16,7 @@ import resource
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from epp.server.logs import REPEATED
 from epp.server.turns import Peers, address_key
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable
 
-    from epp.server.sparse_log import SparseLog
     from epp.server.turns import Peer, Turn
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ class Acceptor(Generic[P]):
         new_protocol: makes what serves a connection; that one tells `begun` and `gone`.
         most: connections at once, those in their handshakes included.
         tls: for connections, None for plaintext.
-        lines: for lines that a peer can cause by the thousand.
         on_refused: told of each connection that is closed because there are enough.
         end_idle: ends an open connection if it is idle, or, where asked so, if it never carried a call; says
             whether it was. None where none is.
@@ -87,13 +86,12 @@ class Acceptor(Generic[P]):
         *,
         most: int,
         tls: ssl.SSLContext | None,
-        lines: SparseLog,
         on_refused: Callable[[], None],
         end_idle: Callable[[P, bool], bool] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
-        self._lines, self._on_refused = lines, on_refused
+        self._on_refused = on_refused
         self._end_idle, self._queue = end_idle, queue
         self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
@@ -153,7 +151,7 @@ class Acceptor(Generic[P]):
             except OSError as error:
                 if error.errno not in _USED_UP:
                     raise
-                self._lines.warning("no connection can be taken: %s", error)
+                log.warning("no connection can be taken: %s", error, extra=REPEATED)
                 self._pause()
                 self._retry = self._loop.call_later(_PAUSE_S, self._go_on)
                 return
@@ -163,7 +161,7 @@ class Acceptor(Generic[P]):
             if not self._has_room(peer):
                 accepted.close()
                 self._on_refused()
-                self._lines.warning("a connection was closed at once: no place was left for its peer")
+                log.warning("a connection was closed at once: no place was left for its peer", extra=REPEATED)
                 continue
             accepted.setblocking(False)
             connection = self._new_protocol()

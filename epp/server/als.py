@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 
 from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.server.logs import REPEATED
 from epp.server.report import decode
-from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     from epp.http2.messages import Message
@@ -57,7 +57,6 @@ class AccessLogReceiver:
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._streams: set[Sending] = set()
-        self._logger = SparseLog(log)
         self.received = 0
         self.malformed = 0
         self.failed = 0
@@ -86,7 +85,7 @@ class AccessLogReceiver:
                 self._reports.finished(decode(entry))
             except Exception:
                 self.failed += 1
-                self._logger.exception("a report was lost")
+                log.exception("a report was lost", extra=REPEATED)
             else:
                 self.received += 1
 

@@ -179,7 +179,6 @@ class App:
             self.metrics,
             self._source,
             observation=self._observation,
-            clock=self._clock,
             max_connections=self._max_connections,
             follow=self._certificates.append,
         )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
-from epp.compiled import core
 from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
 from epp.llmd.flags import FLAGS, read_flags
@@ -130,7 +129,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second signal ends the drain."""
     setup = read_setup(arguments, os.environ)
     configure(setup.log)
-    log.info("core: %s", core())
     for warning in setup.warnings:
         log.warning(warning)
     allow_files()

@@ -9,12 +9,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from epp.config.schema import Protocol
 from epp.decide.eligibility import allowed_regions
 from epp.decide.picker import Ask
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt
-from epp.fast_dataclass import fast_dataclass
 from epp.policies.base import Need
 from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
@@ -99,8 +100,7 @@ class Reading:
     counted: CountedPrompt | None = None
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """A decision, the answer that tells Envoy of it, and how long the request is expected to take."""
 
     decision: Decision

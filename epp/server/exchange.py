@@ -7,8 +7,9 @@ it and sends what it returns. It waits for one thing, a request's tokens, and fo
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from epp.decide.records import Source
 from epp.extproc.modes import BodyMode

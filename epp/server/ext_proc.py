@@ -11,6 +11,7 @@ Every call ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from epp.extproc.types import Abort, Finish
 from epp.http2.messages import BodilessLimit
 from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from epp.http2.messages import Message
     from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
-    from epp.server.sparse_log import SparseLog
+
+log = logging.getLogger(__name__)
 
 #: What a message that waits takes beside its bytes.
 _ITEM_BYTES = 64
@@ -48,7 +51,6 @@ class ProcessCall:
         exchange: what it is about.
         metrics: counted into.
         flush: writes what was sent, where no message is just being read.
-        log: for lines that a peer can cause by the thousand.
     """
 
     __slots__ = (
@@ -57,7 +59,6 @@ class ProcessCall:
         "_ending",
         "_exchange",
         "_flush",
-        "_logger",
         "_metrics",
         "_over",
         "_task",
@@ -65,11 +66,8 @@ class ProcessCall:
         "_waiting",
     )
 
-    def __init__(
-        self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None], log: SparseLog
-    ) -> None:
+    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None]) -> None:
         self._call, self._exchange, self._metrics, self._flush = call, exchange, metrics, flush
-        self._logger = log
         self._time_s = asyncio.get_running_loop().time
         self._began_s = self._time_s()
         self._waiting: deque[bytes] = deque()
@@ -107,7 +105,7 @@ class ProcessCall:
         try:
             self._answer(self._exchange.no_room())
         except Exception:
-            self._logger.exception(FAILED)
+            log.exception(FAILED, extra=REPEATED)
             self._failed()
 
     def cancelled(self) -> None:
@@ -136,7 +134,7 @@ class ProcessCall:
         try:
             request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
-            self._logger.warning(ABORTED, NO_MESSAGE)
+            log.warning(ABORTED, NO_MESSAGE, extra=REPEATED)
             self._finish(Status.INTERNAL, NO_MESSAGE)  # the status that gRPC has for it
             return
         try:
@@ -148,7 +146,7 @@ class ProcessCall:
                 # Given up in the read that brought it, the task never begins and nobody waits for the answer.
                 self._task.add_done_callback(lambda _: answer.close())
         except Exception:
-            self._logger.exception(FAILED)
+            log.exception(FAILED, extra=REPEATED)
             self._failed()
 
     async def _wait(self, waiting: Coroutine[Any, Any, Answer]) -> None:
@@ -158,7 +156,7 @@ class ProcessCall:
             self._task = None
             self._answer(answer)
         except Exception:
-            self._logger.exception(FAILED)
+            log.exception(FAILED, extra=REPEATED)
             self._task = None
             self._failed()
         self._go_on()
@@ -173,7 +171,7 @@ class ProcessCall:
         if isinstance(marker, Finish):
             self._finish(Status.OK, last=None if last is None else last.SerializeToString())
         elif isinstance(marker, Abort):
-            self._logger.warning(ABORTED, marker.detail)
+            log.warning(ABORTED, marker.detail, extra=REPEATED)
             self._finish(Status[marker.status], marker.detail)
         elif self._call.over and not (given_up or self._over):
             self._unsent()
@@ -204,7 +202,7 @@ class ProcessCall:
         try:
             self._exchange.closed(cut=status is not Status.OK)
         except Exception:
-            self._logger.exception("a stream's end failed")
+            log.exception("a stream's end failed", extra=REPEATED)
             self._metrics.stream_errors.inc()
         if not self._exchange.left:
             self._exchange = _NOTHING_LEFT

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, cast
 
 from epp.config.address import UNIX, join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
+from epp.server.logs import REPEATED
 from epp.server.sockets import listening_sockets, unix_socket
-from epp.server.sparse_log import SparseLog
 from epp.server.watched import watching
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class FirstTokenReceiver:
         self._reports = reports
         self._max_connections, self._on_refused = max_connections, on_refused
         self._acceptor: Acceptor[Watched] | None = None
-        self._logger = SparseLog(log)
         self.received = 0
         self.malformed = 0
         self.failed = 0
@@ -100,7 +99,6 @@ class FirstTokenReceiver:
             lambda: _Connection(self),
             most=self._max_connections,
             tls=tls,
-            lines=self._logger,
             on_refused=self._on_refused,
         )
         for bound in sockets:
@@ -145,7 +143,7 @@ class FirstTokenReceiver:
             self._reports.first_token(decision_id.decode("ascii"))
         except Exception:
             self.failed += 1
-            self._logger.exception("a first token was lost")
+            log.exception("a first token was lost", extra=REPEATED)
         else:
             self.received += 1
         return _NO_CONTENT

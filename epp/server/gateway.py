@@ -6,8 +6,9 @@ refusals. Decides nothing. Sources: endpoint picker protocol (proposal 004); llm
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
 from epp.extproc.mutate import SERVED_HEADER

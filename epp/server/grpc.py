@@ -8,7 +8,6 @@ closed, reset, cancelled, failed - ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
@@ -24,13 +23,11 @@ from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.rpc_server import RpcServer
 from epp.server.services import Services
 from epp.server.sockets import told_of
-from epp.server.sparse_log import SparseLog
 from epp.server.tls import grpc_credentials, rpc_context
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.clock import Clock
     from epp.config.schema import Config
     from epp.http2.messages import Room
     from epp.server.core import Core
@@ -67,7 +64,6 @@ class GrpcServer:
         metrics: counted into.
         source: name of the configuration file, for errors.
         observation: what is seen of responses.
-        clock: the time.
         max_connections: at once; those beyond are closed as they come.
         follow: takes the TLS files that are to be watched.
 
@@ -84,11 +80,9 @@ class GrpcServer:
         source: str,
         *,
         observation: Observation,
-        clock: Clock,
         max_connections: int,
         follow: Follow,
     ) -> None:
-        self._logger = SparseLog(logging.getLogger(__name__), clock.mono_s)
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
         self._protocol = ProtocolMetrics()
         metrics.registry.register(FamilyCollector(self._protocol.families()))
@@ -116,7 +110,6 @@ class GrpcServer:
             self._new_exchange,
             self.access_log,
             may_leave=self._sampler.may_leave,
-            log=self._logger,
         )
         self._watchers = services.watchers
         self._listener = self._listen(services, base)
@@ -155,7 +148,6 @@ class GrpcServer:
             max_send_bytes=send,
             tls=context,
             new_room=self._bodies.share,
-            log=self._logger,
             max_connections=self._max_connections,
             on_refused=self._metrics.connections_refused.labels("grpc").inc,
             bodiless=BODILESS,

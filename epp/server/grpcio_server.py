@@ -69,7 +69,6 @@ class GrpcioServer:
         self._ext_proc = ExtProc(
             services.new_exchange,
             services.metrics,
-            services.log,
             single=services.may_leave,
             max_send_bytes=self._max_send_bytes,
         )

@@ -26,6 +26,7 @@ from epp.server.als import METHOD as ACCESS_LOG_METHOD
 from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ABORTED, BODILESS, FAILED, NO_MESSAGE, go_name
 from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
+from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics
     from epp.server.rpc_handlers import Watching
-    from epp.server.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ class ExtProc:
     Args:
         new_exchange: makes what carries one HTTP request.
         metrics: counted into.
-        log: for lines that a peer can cause by the thousand.
         single: whether streams may end with their pick; without it the method is an ordinary streaming one.
         max_send_bytes: longest message sent. gRPC has the limit too, but fails a stream's last message when
             the stream is out of our hands, and with it its pick, whose lease nobody would end.
@@ -58,14 +57,12 @@ class ExtProc:
         self,
         new_exchange: Callable[[Room | None], Exchange],
         metrics: Metrics,
-        log: SparseLog,
         *,
         single: bool,
         max_send_bytes: int,
     ) -> None:
         self._new_exchange, self._metrics, self._single = new_exchange, metrics, single
         self._max_send_bytes = max_send_bytes
-        self._logger = log
         #: Set when the server begins to stop.
         self.leaving = False
 
@@ -92,12 +89,12 @@ class ExtProc:
             code = aborted.code
             if aborted.ours:
                 self._metrics.stream_errors.inc()
-            self._logger.warning(ABORTED, aborted.detail)
+            log.warning(ABORTED, aborted.detail, extra=REPEATED)
             await context.abort(code, aborted.detail)
         except Exception as error:
             if self.leaving and isinstance(error, grpc.aio.BaseError):
                 raise  # the server has stopped under a stream that was over: gRPC says so in a line
-            self._logger.exception(FAILED)
+            log.exception(FAILED, extra=REPEATED)
             self._metrics.stream_errors.inc()
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:

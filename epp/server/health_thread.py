@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -23,7 +22,6 @@ from epp.server.http import HttpServer
 from epp.server.rpc_handlers import health_service
 from epp.server.rpc_server import RpcServer
 from epp.server.sockets import told_of
-from epp.server.sparse_log import SparseLog
 from epp.server.tls import http_context
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from epp.server.tls import Follow
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
-
-log = logging.getLogger(__name__)
 
 #: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
 _TICK_S = 0.25
@@ -140,7 +136,6 @@ class HealthThread:
             health_service(HealthNames(self._state, any_name=True), set()),
             max_receive_bytes=_MESSAGE_BYTES,
             max_send_bytes=_MESSAGE_BYTES,
-            log=SparseLog(log),
             max_connections=self._max_connections,
             on_refused=refused.labels("grpc").inc,
         )

@@ -7,7 +7,6 @@ the gRPC listener may have, and none that is silent for long.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from epp.decide.records import to_record
 from epp.decide.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.server.metrics_page import CONTENT_TYPE, page
 from epp.server.sockets import listening_socket
-from epp.server.sparse_log import SparseLog
 from epp.server.watched import watching
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from epp.server.accepting import Acceptor
     from epp.server.health_thread import HealthThread
     from epp.server.watched import Watched
-
-log = logging.getLogger(__name__)
 
 #: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
 _UNANSWERED_S = 5.0
@@ -140,7 +136,6 @@ class HttpServer:
             speaks,
             most=self._max_connections,
             tls=self._tls,
-            lines=SparseLog(log),
             on_refused=self._on_refused,
         )
         self._acceptor.listen(bound)

@@ -1,6 +1,6 @@
 """The log's form: text lines for people, or one JSON object a line with zap's field names.
 
-Owns nothing but formatting; who logs knows nothing of it.
+Owns formatting, and how often lines are written that a peer can cause by the thousand.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import json
 import logging
 import sys
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epp.llmd.settings import LogSettings
+
+#: Marks a log call as one that a peer can repeat at will: ``log.warning("...", extra=REPEATED)``.
+REPEATED = {"repeated": True}
+REPEATED_EVERY_S = 5.0
 
 _LEVELS = {"DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "CRITICAL": "dpanic"}
 
@@ -24,9 +29,32 @@ def configure(settings: LogSettings) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(settings.time) if settings.json else TextLines(settings.time))
+    handler.addFilter(RateLimit())
     logging.basicConfig(level=settings.level, handlers=[handler], force=True)
     logging.getLogger("epp").setLevel(settings.level)
     logging.root.setLevel(max(logging.root.level, logging.INFO))
+
+
+class RateLimit(logging.Filter):
+    """Pass one `REPEATED` record of a message every `REPEATED_EVERY_S`; it says how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_s: dict[str, float] = {}
+        self._left_out: defaultdict[str, int] = defaultdict(int)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decide about one record; records without the mark pass."""
+        if not hasattr(record, "repeated"):
+            return True
+        message = record.msg
+        if 0.0 <= record.created - self._passed_s.get(message, float("-inf")) < REPEATED_EVERY_S:
+            self._left_out[message] += 1
+            return False
+        self._passed_s[message] = record.created
+        if left_out := self._left_out.pop(message, 0):
+            record.msg += f" ({left_out} more like this were left out before)"
+        return True
 
 
 def stamp(seconds: float, form: str) -> str | float:

@@ -15,8 +15,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from epp.config.schema import ObserveSection
-from epp.draw import draw
 from epp.extproc.types import Observe
+from epp.keyed_uniform import keyed_uniform
 from epp.server.metrics_hot import Counters, Gauges
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Sampler:
         """
         share, drawn = self._share, 0.0
         if 0.0 < share < 1.0:
-            drawn = draw(self._seed, decision_id, SALT)
+            drawn = keyed_uniform(self._seed, decision_id, SALT)
         if drawn < share:
             how = Observe.READ
         elif duplex and drawn < self._configured:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.decide.records import Outcome, Source, itl_of, usage_sources
 from epp.extproc.types import Cause

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import parse_models
@@ -274,7 +274,7 @@ class Poller:
         self, interval_s: float, salt: str, work: _Work, beat: Beat, connection: Connection
     ) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
-        share = draw(0, self._target.address, salt)
+        share = keyed_uniform(0, self._target.address, salt)
         # The second time comes within an interval of the first: only then is the connection warm.
         sooner_s = interval_s / 2
         while True:

@@ -7,8 +7,9 @@ is: relays read it from its header, and pass over the endpoints that are none of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.server.resolve import Resolver
 

@@ -11,9 +11,10 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from epp.extproc.headers import LB_NAMESPACE
 from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
-from epp.fast_dataclass import fast_dataclass
 from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ _RESET = (
 )
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """How a request went. Times are NaN, counts and texts None or empty, where Envoy did not see them.
 
     Attributes:

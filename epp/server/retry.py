@@ -8,8 +8,9 @@ client sends back what it was told (`epp.prompt.tried`).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.decide.retry import untried_models
 from epp.server.rewrite import SERVED_KEY

@@ -6,9 +6,10 @@ configuration says so, where a streaming client does not ask for the usage. All 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.errors import ClientError
 from epp.prompt.rewrite import rewrite

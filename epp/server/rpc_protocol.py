@@ -15,6 +15,7 @@ Owns the socket's side: what came is played to the handlers, what they sent is w
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
@@ -30,6 +31,7 @@ from epp.http2.calls import (
 )
 from epp.http2.frames import ErrorCode
 from epp.http2.status import Status
+from epp.server.logs import REPEATED
 from epp.server.turns import FIRST_UNITS, Allowance
 
 if TYPE_CHECKING:
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
     from epp.extproc.body_budget import Reclaim
     from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
-    from epp.server.sparse_log import SparseLog
     from epp.server.turns import Peer, Turn
+
+log = logging.getLogger(__name__)
 
 #: What is answered is written at the latest so long after it is ready, while more is being answered.
 _WRITE_EVERY_S = 0.0005
@@ -60,6 +63,7 @@ _CLOSE_S = 1.0
 _HIGH_WATER_BYTES = 1024 * 1024
 #: Frames that do not wait, beyond that.
 _MAX_UNREAD_BYTES = 1024 * 1024
+_UNREAD = "closing connection: peer stopped reading (send buffer over limit)"
 #: TCP's own probes of a connection that is silent: after, every, how often.
 _ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
@@ -70,10 +74,6 @@ class Place(Protocol):
     @property
     def methods(self) -> Mapping[bytes, Serve]:
         """What serves a call, by its path."""
-
-    @property
-    def log(self) -> SparseLog:
-        """For lines that a peer can cause by the thousand."""
 
     def new_calls(self, reclaim: Reclaim) -> Calls:
         """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
@@ -307,7 +307,7 @@ class RpcConnection(asyncio.Protocol):
             self._transport.write(output)
             unread = self._corked_bytes
             if unread is not None and self._transport.get_write_buffer_size() > unread + _MAX_UNREAD_BYTES:
-                self._place.log.warning("a connection was cut whose answers nobody reads")
+                log.warning(_UNREAD, extra=REPEATED)
                 self._transport.abort()
             elif unread is None and self._calls.connection.corked:  # there is more, and the socket takes it
                 self._loop.call_soon(self._write_on)
@@ -343,7 +343,8 @@ class RpcConnection(asyncio.Protocol):
                 elif isinstance(event, CallCancelled):
                     if call.error is not None:
                         words = "a call of %s was ended: %s"
-                        self._place.log.warning(words, call.path.decode("latin-1"), call.error.words)
+                        path = call.path.decode("latin-1")
+                        log.warning(words, path, call.error.words, extra=REPEATED)
                     call.owner.cancelled()
                 elif isinstance(event, CallDrained):
                     call.owner.drained()
@@ -351,13 +352,13 @@ class RpcConnection(asyncio.Protocol):
                     self._no_room(call)
             except Exception:
                 path = call.path.decode("latin-1")
-                self._place.log.exception("a call of %s failed", path)
+                log.exception("a call of %s failed", path, extra=REPEATED)
                 self._failed(call)
         self._playing = False
         if self._calls.failed and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
             words = "a connection from %s was ended: %s"
-            self._place.log.info(words, peer, self._calls.failed)
+            log.info(words, peer, self._calls.failed, extra=REPEATED)
         self.flush()
 
     def _write_early(self, now_s: float) -> None:

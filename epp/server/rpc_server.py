@@ -7,7 +7,6 @@ they are cut. Serves what it is given, by path; the calls of a connection are `e
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
@@ -17,7 +16,6 @@ from epp.http2.messages import UNBOUNDED
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
-from epp.server.sparse_log import SparseLog
 from epp.server.turns import Peer, Turns
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ class RpcServer:
         max_send_bytes: longest message sent.
         tls: for connections, None for plaintext.
         new_room: makes what a connection holds messages out of that nobody has taken yet.
-        log: for lines that a peer can cause by the thousand.
         max_connections: at once; those beyond are closed as they come.
         on_refused: told of each of those.
         bodiless: limit of messages without a body, None for none of its own.
@@ -64,7 +61,6 @@ class RpcServer:
         max_send_bytes: int,
         tls: ssl.SSLContext | None = None,
         new_room: Callable[[Reclaim], Room] = lambda _: UNBOUNDED,
-        log: SparseLog | None = None,
         max_connections: int = MAX_CONNECTIONS,
         on_refused: Callable[[], None] = lambda: None,
         bodiless: BodilessLimit | None = None,
@@ -72,7 +68,6 @@ class RpcServer:
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
-        self.log = log or SparseLog(logging.getLogger(__name__))
         self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._max_connections, self._on_refused = max_connections, on_refused
@@ -95,7 +90,6 @@ class RpcServer:
             lambda: RpcConnection(self),
             most=self._max_connections,
             tls=self._tls,
-            lines=self.log,
             on_refused=self._on_refused,
             end_idle=self._end_idle,
             queue=self.queue,

@@ -5,7 +5,6 @@ Owns the list of services of a listener and their paths on the picker's own tran
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ProcessCall
 from epp.server.health import EXT_PROC
 from epp.server.rpc_handlers import AccessLogCall, Watching, health_service
-from epp.server.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +36,6 @@ class Services:
         access_log: takes Envoy's reports.
         may_leave: whether streams may end with their pick.
         watchers: who watches the health service.
-        log: for lines that a peer can cause by the thousand.
     """
 
     metrics: Metrics
@@ -47,16 +44,14 @@ class Services:
     access_log: AccessLogReceiver
     may_leave: bool = True
     watchers: set[Watching] = field(default_factory=set)
-    log: SparseLog = field(default_factory=lambda: SparseLog(logging.getLogger(__name__)))
 
     def methods(self) -> dict[str, Serve]:
         """What serves a call, by its path."""
         new_exchange, metrics, access_log = self.new_exchange, self.metrics, self.access_log
-        log = self.log
         return {
             **health_service(self.health, self.watchers),
             f"/{EXT_PROC}/Process": lambda call, flush: ProcessCall(
-                call, new_exchange(call.room), metrics, flush, log
+                call, new_exchange(call.room), metrics, flush
             ),
             f"/{ACCESS_LOG}/{ACCESS_LOG_METHOD}": lambda call, flush: AccessLogCall(call, flush, access_log),
         }

@@ -16,8 +16,9 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from epp.extproc.types import Cause
-from epp.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from epp.clock import Clock
@@ -34,8 +35,7 @@ LONGEST = 3.0
 IN_TRANSIT_S = 0.5
 
 
-@fast_dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(Struct, frozen=True):
     endpoint: str
     rtt_s: float
     expected: Duration

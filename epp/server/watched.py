@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from epp.server.sparse_log import SparseLog
 
 #: Longer than it is from scrape to scrape, so that a scraper's connection lasts.
 SILENT_S = 120.0
@@ -89,11 +88,10 @@ def watching(
     *,
     most: int,
     tls: ssl.SSLContext | None,
-    lines: SparseLog,
     on_refused: Callable[[], None],
 ) -> Acceptor[Watched]:
     """An `Acceptor` whose connections are watched; its arguments, and what makes what is spoken on one."""
     acceptor: Acceptor[Watched] = Acceptor(
-        lambda: Watched(new_protocol(), acceptor), most=most, tls=tls, lines=lines, on_refused=on_refused
+        lambda: Watched(new_protocol(), acceptor), most=most, tls=tls, on_refused=on_refused
     )
     return acceptor

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
-from epp.fast_dataclass import fast_dataclass
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ _PRIOR_TOKENS = 2048.0
 _MOST = 1.5
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A request that an engine has answered.
 
     Attributes:

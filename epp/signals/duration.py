@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.fast_dataclass import fast_dataclass
+from msgspec import Struct
+
 from epp.signals.paths import cold_body_ms
 from epp.view import upload_doublings
 
@@ -25,8 +26,7 @@ _UPLOAD_ROUNDS = 0.7
 _WAITED = 0.5
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Duration:
+class Duration(Struct, frozen=True):
     """Seconds after the pick, the first not later than the second."""
 
     first_token_s: float

@@ -11,8 +11,8 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
-from epp.fast_dataclass import fast_dataclass
 from epp.signals.slots import taken
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "e
 _AGE = "engine_age_ms"
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """What was measured of some endpoints; a column each.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epp.signals.capacity import CapacityEstimate
 
@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 #: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
 _SHORT = 0.5
 _MIN_EXPECTED = 512
-#: Moment, -depth, key. Of no stated length: one of three numbers the compiled core would keep as these, and
-#: make a new tuple wherever it is stored, twice the memory and never the same object again.
-_Use = tuple[Any, ...]
+#: Moment, -depth, key.
+_Use = tuple[float, int, int]
 
 
 class SlotHoldings:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ class RetryAfter:
             now_s: the time.
         """
         length_s = min(asked_s, MAX_PAUSE_S / (1.0 + _JITTER))
-        length_s *= 1.0 + _JITTER * draw(0, decision_id, "retry-after")
+        length_s *= 1.0 + _JITTER * keyed_uniform(0, decision_id, "retry-after")
         known = self._pauses.get(slot)
         if known is None or known.until_s < now_s + length_s:
             self._pauses[slot] = _Pause(now_s + length_s, length_s)

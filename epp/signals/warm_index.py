@@ -10,10 +10,11 @@ give way to it within the endpoint's capacity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from epp.signals.prefix_index import PrefixIndex
 

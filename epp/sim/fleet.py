@@ -14,8 +14,8 @@ import msgspec
 
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.weights import WeightBook
-from epp.draw import draw
 from epp.errors import NoEndpointError
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.registry import create
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
@@ -151,7 +151,7 @@ class FleetSim:
         """A request as that replica's engine would see it."""
         lost = replica.spec.lost_hit_share
         key = f"{index} {replica.spec.address}"
-        return self.prompts.job(index, miss=lost > 0.0 and draw(self.seed, key, "lost hit") < lost)
+        return self.prompts.job(index, miss=lost > 0.0 and keyed_uniform(self.seed, key, "lost hit") < lost)
 
     def over(self, result: SimResult) -> None:
         """A request has its result."""

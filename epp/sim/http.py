@@ -21,8 +21,8 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from epp import __version__
-from epp.draw import draw
 from epp.errors import ClientError
+from epp.keyed_uniform import keyed_uniform
 from epp.sim import api, metrics, sse
 from epp.sim.answer import Answer, StreamedAnswer
 from epp.sim.driver import DelayLine, EngineDriver
@@ -287,7 +287,10 @@ class SimReplica:
     async def _complete(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         self.requests += 1
         number, fault, config = self.requests, self.fault, self.config
-        if fault.error_rate and draw(config.seed, f"{config.name}-{number}", "error") < fault.error_rate:
+        if (
+            fault.error_rate
+            and keyed_uniform(config.seed, f"{config.name}-{number}", "error") < fault.error_rate
+        ):
             error = sse.error_body(fault.error_status, "The replica was told to fail.")
             return _json(fault.error_status, error, fault.error_headers)
         asked = api.parse(await request.read(), chat=chat)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from epp.config.capability import chances_of, parse_capability
-from epp.draw import draw
 from epp.errors import ConfigError
+from epp.keyed_uniform import keyed_uniform
 from epp.prompt.language import language_of
 from epp.signals.capability import Cell
 from epp.view import length_bucket
@@ -54,9 +54,9 @@ class Lookup:
         cell = Cell(language_of(asked.text), length_bucket(asked.prompt_tokens))
         value = pairs.pop(key)
         name = f"{self.model} {key.decode()}"
-        if pairs and draw(self.seed, name, "right") >= self.chances.get(cell, 0.0):
+        if pairs and keyed_uniform(self.seed, name, "right") >= self.chances.get(cell, 0.0):
             others = list(pairs.values())
-            value = others[int(draw(self.seed, name, "which") * len(others))]
+            value = others[int(keyed_uniform(self.seed, name, "which") * len(others))]
         text = value.decode()
         return [text[at : at + _CHARS_PER_TOKEN] for at in range(0, len(text), _CHARS_PER_TOKEN)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 # RFC 6928: ten segments of 1,460 bytes before the first acknowledgement.
 INITIAL_WINDOW_BYTES = 14_600
@@ -89,9 +89,9 @@ class NetworkPath:
         if self.rtt_ms == 0.0:
             return 0.0
         if self.jitter:
-            half_ms *= math.exp(self.jitter * _NORMAL.inv_cdf(max(draw(seed, key, salt), 1e-12)))
+            half_ms *= math.exp(self.jitter * _NORMAL.inv_cdf(max(keyed_uniform(seed, key, salt), 1e-12)))
         if self.spike_share:
-            hit = draw(seed, key, salt + " spike")
+            hit = keyed_uniform(seed, key, salt + " spike")
             if hit < self.spike_share:  # given that it hits, the same number is uniform again
                 half_ms -= self.spike_ms * math.log1p(-hit / self.spike_share)
         return half_ms

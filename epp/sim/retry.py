@@ -9,8 +9,10 @@ protocol of the live picker: the model that served, how many are untried, those 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.decide.retry import untried_models
 from epp.sim.fleet import PUBLIC_MODEL, FleetSim

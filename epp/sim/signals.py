@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.sim.loop import Rank
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SignalFeed:
         ]
         for interval_s, salt, work in works:
             if interval_s:
-                first_ms = loop.now_ms + interval_s * 1e3 * draw(0, address, salt)
+                first_ms = loop.now_ms + interval_s * 1e3 * keyed_uniform(0, address, salt)
                 loop.at(loop.now_ms, Rank.SIGNAL, work, replica, generation)
                 loop.at(first_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_s * 1e3)
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +116,7 @@ class EsPaper:
             self.sigma *= _FACTOR
 
     def _moved(self, name: str, value: float) -> float:
-        z = _NORMAL.inv_cdf(draw(self.seed, str(len(self.history)), f"es {name}") + _TINY)
+        z = _NORMAL.inv_cdf(keyed_uniform(self.seed, str(len(self.history)), f"es {name}") + _TINY)
         low, high = self.box[name]
         moved = value * math.exp(min(self.sigma * z, _LARGEST))  # beyond it only the box counts
         return min(max(moved, low), high)

@@ -25,8 +25,8 @@ import yaml
 from epp.config.load import check_weights
 from epp.config.section import Section
 from epp.config.strict import decode
-from epp.draw import draw
 from epp.errors import ConfigError, gather, raise_all
+from epp.keyed_uniform import keyed_uniform
 from epp.tuner.bounds import tuner_bounds
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Switchback(_Arms, frozen=True, tag="switchback"):
         pair, second = divmod(block, 2)
         if pair % self.every:
             return None
-        arm_first = draw(self.seed, f"{self.id} {pair}", "pair order") < 0.5
+        arm_first = keyed_uniform(self.seed, f"{self.id} {pair}", "pair order") < 0.5
         return self.arm if arm_first != bool(second) else INCUMBENT
 
     def judged(self, wall_s: float) -> bool:
@@ -178,7 +178,7 @@ def assign(plan: Plan, wall_s: float, session: str) -> Assignment:
     elif not session:
         arm = None
     else:
-        arm = trial.arm if draw(trial.seed, session, "trial arm") < trial.share else INCUMBENT
+        arm = trial.arm if keyed_uniform(trial.seed, session, "trial arm") < trial.share else INCUMBENT
     if arm is None:
         return Assignment(INCUMBENT, "", plan.weights)
     weights = plan.weights if arm == INCUMBENT else {**plan.weights, **trial.weights}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from epp.draw import draw
 from epp.errors import ConfigError
+from epp.keyed_uniform import keyed_uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Line:
         """A packet enters the link."""
         shape, number = self.shape, str(self.taken)
         self.taken += 1
-        if shape.cut or (shape.loss and draw(self._seed, number, "loss") < shape.loss):
+        if shape.cut or (shape.loss and keyed_uniform(self._seed, number, "loss") < shape.loss):
             self.lost += 1
             return
         sent_s = now_s
@@ -75,7 +75,7 @@ class Line:
             sent_s = self._sent_s = max(now_s, self._sent_s) + len(packet) * 8 / (shape.rate_mbit * 1e6)
         delay_ms = shape.delay_ms
         if shape.jitter_ms:
-            delay_ms += shape.jitter_ms * (2 * draw(self._seed, number, "jitter") - 1)
+            delay_ms += shape.jitter_ms * (2 * keyed_uniform(self._seed, number, "jitter") - 1)
         self._last_s = max(sent_s + max(0.0, delay_ms) / 1e3, self._last_s)
         self._under_way.append((self._last_s, packet))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from epp.config.reward_model import dump_reward_model, version_path

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from epp.decide.picker import Ask, Picker
 from epp.prompt.types import MeasuredPrompt

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.decide import explain, record_filter, record_show, record_verify
 from epp.decide.record_check import whole, whole_records

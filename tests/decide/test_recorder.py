@@ -306,7 +306,7 @@ def test_a_folder_deleted_under_the_recorder_is_made_again(tmp_path: Path) -> No
 
 def test_a_record_that_cannot_be_encoded_costs_itself_only(tmp_path: Path) -> None:
     (good, ask), (bad, other) = decided(2)
-    object.__setattr__(bad, "weights", {"w": object()})
+    bad = msgspec.structs.replace(bad, weights={"w": object()})
     with recorder_to(tmp_path) as (log, dropped):
         log.decision(bad, other)
         log.decision(good, ask)

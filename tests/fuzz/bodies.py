@@ -12,9 +12,11 @@ import json
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from epp.errors import ClientError
 from epp.prompt.blocks import BlockHasher

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.policies.registry import POLICIES
 from epp.view import NUMERIC_COLUMNS, FleetView, RequestView

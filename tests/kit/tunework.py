@@ -18,8 +18,8 @@ from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.record_files import file_name
 from epp.decide.records import SCHEMA_VERSION, Outcome, outcome_record, to_record
 from epp.decide.weights import WeightBook
-from epp.draw import draw
 from epp.errors import ConfigError
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
@@ -288,13 +288,13 @@ class World:
         number = next(self._numbers)
         name = f"id{number}"
         prompt = MeasuredPrompt(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
-        wall_s = self.clock.wall_s() + draw(1, name, "at") * 0.9
+        wall_s = self.clock.wall_s() + keyed_uniform(1, name, "at") * 0.9
         ask = Ask(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
         decision = self.picker.pick(ask, self.clock.mono_s(), wall_s)
         self.picker.end(decision.id, "completed", self.clock.mono_s())
         arm = decision.arm.split("/")[1] if decision.arm else ""
         self.arms[arm] = self.arms.get(arm, 0) + 1
-        ttft_ms = self.ttft_ms(decision.weights) * (0.4 + 1.2 * draw(2, name, "ttft"))
+        ttft_ms = self.ttft_ms(decision.weights) * (0.4 + 1.2 * keyed_uniform(2, name, "ttft"))
         outcome = Outcome(
             id=decision.id,
             endpoint=decision.endpoint,

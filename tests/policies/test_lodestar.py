@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create, params_of
@@ -197,8 +198,8 @@ class TestSilence:
         fleet = fleet_view(3, pending_uncached_tokens=[2, 1, 3])
         mask = np.ones(3, np.bool_)
         model = linear_model({"engine_running": 1.0, "pending_uncached_tokens": 1.0})
-        object.__setattr__(fleet, "unknown", {"engine_running": mask})
-        assert best(ranked(Lodestar(model), fleet)) == [1]
+        filled = structs.replace(fleet, unknown={"engine_running": mask})
+        assert best(ranked(Lodestar(model), filled)) == [1]
 
 
 class TestChance:

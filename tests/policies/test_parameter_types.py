@@ -1,4 +1,4 @@
-"""A parameter of a wrong type is refused by its name, by interpreted policies and by compiled ones."""
+"""A parameter of a wrong type is refused by its name."""
 
 from __future__ import annotations
 

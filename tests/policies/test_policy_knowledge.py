@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from bench.policy_entries import cells_of
 from bench.policy_knowledge import ARMS, BASE, Blind, Knowing, Run, SupposingSim, run, table
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.gorgo_ms import GorgoMs
 from epp.replay.measure import Figures
 from epp.replay.policy_cells import DEVELOPMENT_SEEDS, PolicyCell
@@ -60,7 +61,7 @@ def test_the_draws_foreseen_are_those_that_are_made_and_the_blind_one_supposes_b
         for replica in sim.replicas.values():
             share = replica.spec.lost_hit_share
             drawn.append(sim.job(replica, index).miss)
-            assert drawn[-1] == (draw(SEED, f"{index} {replica.spec.address}", "lost hit") < share)
+            assert drawn[-1] == (keyed_uniform(SEED, f"{index} {replica.spec.address}", "lost hit") < share)
             for lost in (False, True):
                 blind.supposed_lost = lost
                 assert sim.job(replica, index).miss is lost
@@ -94,7 +95,9 @@ def test_signals_are_replaced_by_what_is_true(
     weights = default_weights(GorgoMs())
     found = told.rank(asked, view, weights, SEED)
     true = fleet_view(2, cached_tokens=[cached_tokens] * 2, uncached_tokens=[1000 - cached_tokens] * 2)
-    expected = GorgoMs().rank(replace(asked, expected_output_tokens=answer_tokens), true, weights, SEED)
+    expected = GorgoMs().rank(
+        structs.replace(asked, expected_output_tokens=answer_tokens), true, weights, SEED
+    )
     assert found.costs.tolist() == expected.costs.tolist()
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from epp.llmd.settings import LogSettings
-from epp.server.logs import JsonLines, TextLines, configure, stamp
+from epp.server.logs import REPEATED, REPEATED_EVERY_S, JsonLines, RateLimit, TextLines, configure, stamp
 
 AT_S = 1785542400.25
 
@@ -79,4 +79,19 @@ def test_at_debug_other_libraries_say_no_more_than_at_info(capsys: pytest.Captur
         "an info line of epp.server.pool",
         "an info line of kubernetes_asyncio.client.rest",
         "an info line of asyncio",
+    ]
+
+
+def test_lines_that_peers_can_repeat_are_written_every_few_seconds_with_their_number() -> None:
+    limit, written = RateLimit(), []
+    for at_s, extra in [(0.0, REPEATED), (1.0, REPEATED), (2.0, REPEATED), (3.0, {}), (6.0, REPEATED)]:
+        made = record(**extra)
+        made.created = AT_S + at_s
+        if limit.filter(made):
+            written.append((at_s, made.getMessage()))
+    assert REPEATED_EVERY_S == 5.0
+    assert written == [
+        (0.0, "pool: 3 endpoints"),
+        (3.0, "pool: 3 endpoints"),
+        (6.0, "pool: 3 endpoints (2 more like this were left out before)"),
     ]

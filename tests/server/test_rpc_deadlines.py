@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import pytest
 from epp.http2.calls import Call, Calls
 from epp.http2.status import Status
 from epp.server.rpc_protocol import RpcConnection
-from epp.server.sparse_log import SparseLog
 from epp.server.turns import Peer
 from tests.kit.http2 import PATH, REQUEST, Client, message
 
@@ -63,7 +61,6 @@ class Place:
         self.made: list[Handler] = []
         self.timers: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
         self.methods: Any = {PATH: self._make}
-        self.log = SparseLog(logging.getLogger(__name__))
         monkeypatch.setattr(
             asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: 0.0, call_later=self._later)
         )

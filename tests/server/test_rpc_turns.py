@@ -118,7 +118,7 @@ class Place:
             call_soon=lambda callback: self._later(0.0, callback),
         )
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-        self.client, self.wire, self.connection = Client(), Wire(), RpcConnection(self)  # type: ignore[arg-type]
+        self.client, self.wire, self.connection = Client(), Wire(), RpcConnection(self)
         self.connection.connection_made(self.wire)
         self.connection.data_received(self.client.hello() + self.client.headers(1))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from epp.signals.calibration import CounterCalibration, Finished, TokenRatio
 from epp.signals.metrics_text import EngineSample
@@ -71,20 +72,20 @@ def test_what_tells_nothing(request_: Finished, number: int, sample: EngineSampl
 
 @pytest.mark.parametrize("change", [{"told": True}, {"text_bytes": 0}])
 def test_bytes_per_token_come_from_answers_or_text_alone(change: dict[str, object]) -> None:
-    made = after(replace(PLAIN, **change))  # type: ignore[arg-type]
+    made = after(structs.replace(PLAIN, **change))
     assert made.scraped(0, later(), 0.0, 5.0) is None
     assert made.hit_ratio[0] < 1.0, "the hits tell all the same"
 
 
 def test_two_models_cannot_be_told_apart() -> None:
     made = after(number=39)
-    made.finished(0, replace(PLAIN, model="other"))
+    made.finished(0, structs.replace(PLAIN, model="other"))
     assert made.scraped(0, later(), 0.0, 5.0) is None
     assert made.used == 1
 
 
 def test_answers_that_tell_their_cached_tokens_go_before_counters() -> None:
-    made = after(replace(PLAIN, cached_told=True))
+    made = after(structs.replace(PLAIN, cached_told=True))
     made.scraped(0, later(), 0.0, 5.0)
     assert made.hit_ratio[0] == 1.0
     for _ in range(500):
@@ -109,7 +110,7 @@ def test_the_ratio_stays_bounded(reports: list[tuple[float, float]]) -> None:
 def test_a_window_that_no_scrape_closes_does_not_grow_with_the_names_that_clients_choose() -> None:
     made = book()
     for number in range(1000):
-        made.finished(0, replace(PLAIN, model=f"m{number}"))
+        made.finished(0, structs.replace(PLAIN, model=f"m{number}"))
     assert len(made._windows[0].models) == 2
     assert made.scraped(0, later(requests=1000.0), 0.0, 5.0) is None, "of several models it tells no ratio"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.signals.duration import Duration, foretell, network_ms, prefills
 from epp.signals.rates import DEFAULT_PRIOR, Rates, RateTable

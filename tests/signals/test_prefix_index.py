@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.prompt.types import MeasuredPrompt
 from epp.signals.prefix_index import PrefixIndex
 
@@ -19,7 +19,7 @@ BLOCK = 10.0
 
 def chain(path: tuple[int, ...]) -> list[int]:
     """A chained hash per prefix of the path, as the hasher makes them."""
-    return [int(draw(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
+    return [int(keyed_uniform(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
 
 
 def prompt(*path: int, tail: int = 0) -> MeasuredPrompt:

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.signals.line import BOUND, Line
 from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
@@ -19,8 +19,8 @@ DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
 
 def _noise(key: str, spread: float = 0.3) -> float:
     """A factor around 1 with a long right tail, keyed."""
-    u = max(draw(1, key, "u"), 1e-9)
-    return math.exp(spread * math.sqrt(-2.0 * math.log(u)) * math.cos(6.283 * draw(1, key, "v")))
+    u = max(keyed_uniform(1, key, "u"), 1e-9)
+    return math.exp(spread * math.sqrt(-2.0 * math.log(u)) * math.cos(6.283 * keyed_uniform(1, key, "v")))
 
 
 def _table(classes: dict[int, str]) -> RateTable:
@@ -37,13 +37,13 @@ def _feed(
     ended_s = next(_SECONDS)
     for index in range(count):
         ended_s = ended_s if at_once else next(_SECONDS)
-        tokens = 50.0 + 12_000.0 * draw(2, f"{slot}{key}{index}", "tokens") ** 2
+        tokens = 50.0 + 12_000.0 * keyed_uniform(2, f"{slot}{key}{index}", "tokens") ** 2
         ttft_ms = rates.prefill_base_ms + rates.prefill_ms_per_token * tokens
         noise = _noise(f"{slot}{key}{index}")
         assert table.observe_prefill(
             slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise
         )
-        beside = 1.0 + 20.0 * draw(2, f"{slot}{key}{index}", "beside")
+        beside = 1.0 + 20.0 * keyed_uniform(2, f"{slot}{key}{index}", "beside")
         itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
         itl_ms *= _noise(f"{slot}{key}i{index}")
         assert table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
@@ -53,7 +53,7 @@ def test_a_line_starts_on_its_prior_and_finds_another() -> None:
     line = Line(80.0, 0.06, DESIGN)
     assert (line.base, line.slope) == (80.0, 0.06)
     for index in range(600):
-        x = 12_000.0 * draw(3, str(index), "x")
+        x = 12_000.0 * keyed_uniform(3, str(index), "x")
         line.observe(1.0, x, (30.0 + 0.02 * x) * _noise(str(index)))
     assert line.slope == pytest.approx(0.02, rel=0.15)
     assert line.base == pytest.approx(30.0, rel=0.5)
@@ -62,7 +62,7 @@ def test_a_line_starts_on_its_prior_and_finds_another() -> None:
 def test_one_absurd_sample_moves_a_line_as_an_ordinary_one_would() -> None:
     line = Line(80.0, 0.06, DESIGN)
     for index in range(200):
-        x = 12_000.0 * draw(3, str(index), "x")
+        x = 12_000.0 * keyed_uniform(3, str(index), "x")
         line.observe(1.0, x, 80.0 + 0.06 * x)
     before = line.predict(1.0, 5_000.0)
     line.observe(1.0, 5_000.0, 1e6)
@@ -73,7 +73,7 @@ def test_one_absurd_sample_moves_a_line_as_an_ordinary_one_would() -> None:
 def test_a_line_never_leaves_its_bounds(factor: float) -> None:
     line = Line(80.0, 0.06, DESIGN)
     for index in range(5_000):
-        x = 12_000.0 * draw(3, str(index), "x")
+        x = 12_000.0 * keyed_uniform(3, str(index), "x")
         line.observe(1.0, x, (80.0 + 0.06 * x) * factor)
     assert 80.0 / BOUND <= line.base <= 80.0 * BOUND
     assert 0.06 / BOUND <= line.slope <= 0.06 * BOUND

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from epp.draw import draw
+from epp.keyed_uniform import keyed_uniform
 from epp.signals.rtt import RttTable
 
 
@@ -31,7 +31,7 @@ def test_what_a_probe_catches_besides_the_network_does_not_show() -> None:
     # Published probes to a far region: 102 ms 47 times of 100, otherwise 285, 466 or 655 ms.
     rtts, modes = table(), (285.0, 466.0, 655.0)
     for i in range(200):
-        clean = draw(1, str(i), "mode") < 0.47
+        clean = keyed_uniform(1, str(i), "mode") < 0.47
         rtts.observe(0, 102.0 if clean else modes[i % 3], i * 2.0)
         if i > 20:
             assert rtts.rtt_ms(i * 2.0)[0] == pytest.approx(102.0, rel=0.25)
