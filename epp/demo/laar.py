@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SHOWN_TOKENS = (4096, 16_384)
 FIT_QUESTIONS, AT_ONCE = 40, 8
 #: Prompts that every model streams an answer to before questions are asked: speeds are learned from these.
-MEASURED_TOKENS = (2048, 8192, 16_384) * 4
+MEASURED_TOKENS = (2048, 8192, 16_384)
 _TRIED_HEADER = "x-epp-tried-models"
 
 
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
     parser.add_argument("--questions", type=int, default=8, help="of each language and length (%(default)s)")
+    parser.add_argument(
+        "--streams", type=int, default=4, help="of each length, by every model, before (%(default)s)"
+    )
     parser.add_argument("--draw", type=int, default=101, help="which draw of the models (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder (%(default)s)")
 
@@ -84,8 +87,8 @@ def _checked_flags(arguments: argparse.Namespace) -> list[str]:
         raise EppError("--policy names none")
     for name in policies:  # now, and not when the runs before it are over
         create(name, source="command line", key="--policy")
-    if arguments.questions < 1:
-        raise EppError("--questions must be 1 or more")
+    if min(arguments.questions, arguments.streams) < 1:
+        raise EppError("--questions and --streams must be 1 or more")
     if arguments.draw < 0:
         raise EppError("--draw must be 0 or more")
     return policies
@@ -108,7 +111,7 @@ def _show(arguments: argparse.Namespace, policies: Sequence[str], out: Path) -> 
     console.print(f"{len(asked)} questions to {len(NAMES)} models behind one name, {AT_ONCE} at a time")
     found = {}
     for policy in policies:
-        found[policy] = uvloop.run(_ask_all(asked, policy, out))
+        found[policy] = uvloop.run(_ask_all(asked, policy, out, arguments.streams))
     console.print(_table(found))
     console.print(
         f"\nOutput in {out}/: what the models can, results, the fitted file, logs, records.", markup=False
@@ -155,7 +158,7 @@ def _messages(one: LookupQuestion) -> list[dict[str, str]]:
     return [{"role": "user", "content": one.prompt}]
 
 
-async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path) -> list[Found]:
+async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path, streams: int) -> list[Found]:
     """All questions under a policy, on a fresh fleet; told to the picker as feedback."""
     from openai import AsyncOpenAI  # noqa: PLC0415  # checked in `run`
 
@@ -165,7 +168,7 @@ async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path) -> l
         AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="-", max_retries=0, timeout=600) as client,
         aiohttp.ClientSession() as http,
     ):
-        await asyncio.gather(*(_measure(client, name) for name in NAMES))
+        await asyncio.gather(*(_measure(client, name, streams) for name in NAMES))
 
         async def ask(one: LookupQuestion) -> Found:
             async with places:
@@ -185,10 +188,10 @@ async def _ask_all(asked: Sequence[LookupQuestion], policy: str, out: Path) -> l
         return await asyncio.gather(*(ask(one) for one in asked))
 
 
-async def _measure(client: AsyncOpenAI, name: str) -> None:
+async def _measure(client: AsyncOpenAI, name: str, streams: int) -> None:
     """Stream answers of one model, one after the other: whole answers do not tell when they began."""
     others = ",".join(other for other in NAMES if other != name)
-    for number, tokens in enumerate(MEASURED_TOKENS):
+    for number, tokens in enumerate(MEASURED_TOKENS * streams):
         one = question(-1 - number, LANGUAGES[0], tokens)
         stream = await client.chat.completions.create(
             model=MODEL,

@@ -107,7 +107,7 @@ def test_without_a_tuner_nothing_is_said_of_one(tmp_path: Path) -> None:
     [
         (["--policy", "laar,lar"], "--policy: unknown policy 'lar' (did you mean 'laar'?)"),
         (["--policy", ","], "--policy names none"),
-        (["--questions", "0"], "--questions must be 1 or more"),
+        (["--questions", "0"], "--questions and --streams must be 1 or more"),
         (["--draw", "-1"], "--draw must be 0 or more"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_demo_runs_end_to_end(
     require_envoy()
     monkeypatch.setattr(demo, "MEASURED_TOKENS", (1024, 4096))
     out = tmp_path / "out"
-    assert command(demo, "--questions", 1, "--policy", "laar", "--out", out) == 0
+    assert command(demo, "--questions", 1, "--streams", 1, "--policy", "laar", "--out", out) == 0
     assert "laar" in capsys.readouterr().out
     records = [
         msgspec.json.decode(line)
