@@ -34,8 +34,11 @@ def test_the_demo_compares_policies_and_takes_a_replica_from_the_pool(tmp_path: 
     text = run("demo", "--seconds", "1.5", "--against", "random", "--out", str(out), timeout_s=110)
     for figure in ("TTFT p95", "cached share", "gorgo-ms", "random", "client p50"):
         assert figure in text
-    title = " ".join(text.split()).replace("│ ", "")
-    assert "taken from the pool file under load, and put in again: no request failed" in title
+    title, _, _ = " ".join(text.split()).partition(" taken from the pool file under load, and put in again: ")
+    rows = [line.split("│") for line in text.partition("requests served by")[2].splitlines()]
+    before, without, again = next(row[2:5] for row in rows if title.split()[-1] in " ".join(row))
+    assert "no request failed" in text
+    assert min(int(before), int(again)) > int(without) == 0
     assert "The tuner ran beside it, in phase baseline" in text
     assert len((out / "results.jsonl").read_text().splitlines()) > 5
     assert (out / "random" / "results.jsonl").exists()
@@ -52,7 +55,7 @@ def test_a_folder_with_files_of_others_is_left_alone(tmp_path: Path) -> None:
 
 def test_models_that_answer_wrongly_are_asked_until_one_is_right(tmp_path: Path) -> None:
     words = ("--questions", "1", "--streams", "1", "--policy", "laar", "--out", str(tmp_path / "out"))
-    text = run("laar", "demo", *words, timeout_s=110)
+    text = demo("epp.demo.laar", *words)
     assert "time to the first correct answer" in text
     (row,) = (line.split("│") for line in text.splitlines() if line.startswith("│ laar"))
     assert float(row[2]) > 0
