@@ -8,7 +8,7 @@ import re
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
 import msgspec
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 MODEL = "demo-model"
 """What clients call the model, whatever the engines call it."""
-
-LISTEN = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"}
-"""Where a demo's picker listens: the system chooses the ports."""
 
 #: Envoy sends its access log ten times a second, and the recorder writes twenty times.
 LAST_REPORTS_S = 0.3
@@ -63,8 +60,7 @@ REGIONS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sidecar:
+class Sidecar(NamedTuple):
     """A process beside the picker.
 
     Attributes:
@@ -87,11 +83,11 @@ class Stack:
         sections: of the picker's configuration, beside those that every demo has.
         sidecar: what runs beside the picker.
         simulator: further arguments of ``epp sim serve``.
+        envoy: settings that differ from the demos'.
 
     Attributes:
-        url: where clients send requests.
         picker_url: the picker's HTTP side.
-        admin_url: Envoy's admin interface.
+        envoy: the running Envoy.
         endpoints: the pool, by the replicas' names.
     """
 
@@ -103,11 +99,13 @@ class Stack:
         *,
         sidecar: Sidecar | None = None,
         simulator: tuple[str, ...] = (),
+        envoy: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self._replicas, self._sections = folder, replicas, sections
-        self._sidecar, self._simulator = sidecar, simulator
+        self._sidecar, self._simulator, self._envoy_settings = sidecar, simulator, envoy or {}
         self._exit = AsyncExitStack()
-        self.url = self.picker_url = self.admin_url = ""
+        self.picker_url = ""
+        self.envoy: EnvoyProcess
         self.endpoints: dict[str, EndpointSpec] = {}
 
     async def __aenter__(self) -> Self:
@@ -133,6 +131,11 @@ class Stack:
         await asyncio.sleep(LAST_REPORTS_S)
         await self._exit.aclose()
 
+    @property
+    def url(self) -> str:
+        """Return where clients send requests."""
+        return self.envoy.listener_url
+
     def write_pool(self, names: Iterable[str]) -> None:
         """Replace the pool file: these replicas alone."""
         replace_file(self.folder / "endpoints.yaml", dump_pool([self.endpoints[name] for name in names]))
@@ -141,7 +144,7 @@ class Stack:
         await self._start_replicas()
         (self.folder / "secret").write_text(secrets.token_hex(32))
         config = {
-            "listen": LISTEN,
+            "listen": dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0"),
             "pool": {"file": "endpoints.yaml", "warmup_s": 0},
             "records": {"folder": "records"},
             "prefix": {"secret_file": "secret"},
@@ -149,14 +152,20 @@ class Stack:
             "drain_s": 1,
             **self._sections,
         }
-        picker, listening = await start_picker(self._exit, self.folder, config)
+        file, ready = self.folder / "epp.yaml", self.folder / "ready.json"
+        file.write_bytes(
+            b"# Of a demo; works with `epp serve --config`, too.\n" + msgspec.yaml.encode(config)
+        )
+        words = ["serve", "--config", str(file), "--ready-file", str(ready)]
+        picker = await self._exit.enter_async_context(Child("picker", words, self.folder))
+        await picker.until(ready.exists)
+        listening = json.loads(ready.read_text())
         self.picker_url = f"http://{listening['http']}"
         await self._until_measured(picker)
         if self._sidecar is not None:
-            words = [*self._sidecar.words, "--config", str(self.folder / "epp.yaml")]
-            child = Child(self._sidecar.name, words, self.folder)
+            name, words, pattern = self._sidecar
+            child = Child(name, [*words, "--config", str(file)], self.folder)
             await self._exit.enter_async_context(child)
-            pattern = self._sidecar.ready
             await child.until(lambda: list(self.folder.glob(pattern)))
         await self._start_envoy(listening)
 
@@ -198,19 +207,7 @@ class Stack:
             picker_port=port,
             first_token_port=split_address(listening["first_token"])[1],
             served_model_header=True,
+            **self._envoy_settings,
         )
-        envoy = await self._exit.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
-        self.url, self.admin_url = envoy.listener_url, envoy.admin_url
-
-
-async def start_picker(
-    running: AsyncExitStack, folder: Path, config: Mapping[str, Any]
-) -> tuple[Child, dict[str, str]]:
-    """Start `epp serve` with a configuration; the process, and its addresses by purpose once it listens."""
-    file, ready = folder / "epp.yaml", folder / "ready.json"
-    file.write_bytes(b"# Of a demo; works with `epp serve --config`, too.\n" + msgspec.yaml.encode(config))
-    ready.unlink(missing_ok=True)
-    words = ["serve", "--config", str(file), "--ready-file", str(ready)]
-    picker = await running.enter_async_context(Child("picker", words, folder))
-    await picker.until(ready.exists)
-    return picker, json.loads(ready.read_text())
+        envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
+        self.envoy = await self._exit.enter_async_context(envoy)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from asyncio import TaskGroup
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,17 +22,15 @@ from rich.table import Table
 
 from epp.demo.example import run_example
 from epp.demo.stack import MODEL, REGIONS
-from epp.demo.wan_world import REGION_HEADER, TIERS, Route, network
+from epp.demo.wan_world import REGION_HEADER, Route
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.stats import percentile
 from epp.replay.trace import TraceRequest
-from epp.wan.network import HUB, why_not
+from epp.wan.network import HUB, Network, Site, why_not
+from epp.wan.shape import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from typing import Any
-
-    from epp.wan.network import Network
+    from collections.abc import Iterator, Sequence
 
 #: 72 KB, about 18,000 tokens.
 PROMPT = TraceRequest(
@@ -50,8 +50,9 @@ BURSTS = ((4, 0.1), (8, 6.0), (8, 0.1), (4, 0.1))
 FAULTY = "frankfurt"
 INTERVAL_S = 0.4
 #: When the phases of a fault begin, and when its load ends.
-PHASES_S = {"before": 0.0, "during": 2.0, "after": 10.0}
-END_S = 15.0
+PHASES_S = {"before": 0.0, "during": 2.0, "after": 10.0, "end": 15.0}
+#: Ways of reaching engines, and whether there are two tiers.
+WAYS = {"one tier, as most are set up": False, "two tiers, kernel set": True}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,12 +77,13 @@ def percent(text: str) -> float:
 
 def show(arguments: argparse.Namespace) -> int:
     """Measure both ways, then the faults, and print tables."""
-    with network(arguments.loss) as made, made.joined(HUB):
-        asyncio.run(show_inside(arguments, made))
+    sites = [Site(region.name, Shape(region.rtt_ms / 2, loss=arguments.loss)) for region in REGIONS]
+    with Network(sites) as network, network.joined(HUB):
+        asyncio.run(show_inside(arguments, network))
     return 0
 
 
-async def show_inside(arguments: argparse.Namespace, made: Network) -> None:
+async def show_inside(arguments: argparse.Namespace, network: Network) -> None:
     """Measure, inside the hub."""
     console, out = Console(width=None if sys.stdout.isatty() else 130), arguments.out
     ways = Table("way", "region", "requests", "TTFT p50", "TTFT p95", "failed", "opened")
@@ -89,10 +91,8 @@ async def show_inside(arguments: argparse.Namespace, made: Network) -> None:
     faults = Table("way", "fault", "begun", "requests", "failed", f"by {FAULTY}", "slowest")
     faults.title = f"faults in {FAULTY}; requests to whichever region the picker takes"
     kept: dict[str, list[RequestResult]] = {}
-    for way, two_tiers in TIERS.items():
-        async with Route(
-            made, out / ("two-tiers" if two_tiers else "one-tier"), two_tiers=two_tiers
-        ) as route:
+    for way, two_tiers in WAYS.items():
+        async with Route(network, out / way.split(",")[0].replace(" ", "-"), two_tiers=two_tiers) as route:
             await send_bursts(route, WARM_UP)
             before = await opened_so_far(route)
             results = await send_bursts(route, BURSTS)
@@ -101,13 +101,13 @@ async def show_inside(arguments: argparse.Namespace, made: Network) -> None:
                 kept[f"{way}, {region}"] = found
                 ttft = [result.ttft_ms for result in found if result.ok and result.ttft_ms]
                 cells = (f"{percentile(ttft, 50):.0f} ms", f"{percentile(ttft, 95):.0f} ms")
-                failed = sum(not result.ok for result in found)
-                ways.add_row(way, region, str(len(found)), *cells, str(failed), str(opened))
-            if not arguments.no_faults:
-                await show_faults(route, way, faults, kept)
-    console.print(ways)
-    if not arguments.no_faults:
-        console.print(faults)
+                ways.add_row(way, region, str(len(found)), *cells, str(len(found) - len(ttft)), str(opened))
+            found_faults = {} if arguments.no_faults else await send_through_faults(route, network)
+        for fault, results_of in found_faults.items():
+            kept[f"{way}, {fault}"] = results_of
+            for phase, cells_of in phases(results_of):
+                faults.add_row(way, fault, phase, *cells_of)
+    console.print(ways, *([] if arguments.no_faults else [faults]))
     (out / "results.json").write_bytes(msgspec.json.encode(kept))
     console.print(f"Output in {out}/: configuration, logs, records, results.")
 
@@ -125,7 +125,7 @@ async def send_bursts(route: Route, bursts: Sequence[tuple[int, float]]) -> dict
 
 async def send_burst(route: Route, region: str, requests: int, found: list[RequestResult]) -> None:
     """Send requests at once to a region, and add their results."""
-    options = LoadOptions(base_url=route.envoy.listener_url, model=MODEL, headers={REGION_HEADER: region})
+    options = LoadOptions(base_url=route.url, model=MODEL, headers={REGION_HEADER: region})
     found += await run_load([PROMPT] * requests, options)
 
 
@@ -134,49 +134,41 @@ async def opened_so_far(route: Route) -> int:
     return sum((await route.envoy.stats("cluster.replicas.upstream_cx_total")).values())
 
 
-async def show_faults(route: Route, way: str, table: Table, kept: dict[str, list[RequestResult]]) -> None:
-    """Kill a relay, where there are any, then cut the region off, under a steady load."""
-
-    async def kill() -> None:
-        route.relays[FAULTY].kill()
-
-    async def restart() -> None:
-        await route.start_relay(FAULTY)
-
-    async def cut() -> None:
-        route.network.change(FAULTY, cut=True)
-
-    async def join() -> None:
-        route.network.change(FAULTY, cut=False)
-
-    found = {"relay killed": await under_load(route, kill, restart)} if route.relays else {}
-    found["region cut off"] = await under_load(route, cut, join)
-    for fault, results in found.items():
-        kept[f"{way}, {fault}"] = results
-        ends_s = [*list(PHASES_S.values())[1:], END_S]
-        for (phase, start_s), end_s in zip(PHASES_S.items(), ends_s, strict=True):
-            of_phase = [result for result in results if start_s <= result.intended_ms / 1e3 < end_s]
-            good = [result for result in of_phase if result.ok]
-            slowest = f"{max(result.e2e_ms for result in good):.0f} ms" if good else "-"
-            by = sum(result.served_by == FAULTY for result in good)
-            failed = len(of_phase) - len(good)
-            table.add_row(way, fault, phase, str(len(of_phase)), str(failed), str(by), slowest)
-
-
-async def under_load(
-    route: Route, begin: Callable[[], Coroutine[Any, Any, None]], end: Callable[[], Coroutine[Any, Any, None]]
-) -> list[RequestResult]:
-    """Send a request every so often to whichever region the picker takes, while a fault begins and ends."""
-    times_s = [number * INTERVAL_S for number in range(round(END_S / INTERVAL_S))]
-    load = [replace(PROMPT, at_ms=1e3 * at_s) for at_s in times_s]
-    options = LoadOptions(base_url=route.envoy.listener_url, model=MODEL)
-    async with asyncio.TaskGroup() as group:
-        sending = group.create_task(run_load(load, options))
+async def send_through_faults(route: Route, network: Network) -> dict[str, list[RequestResult]]:
+    """Kill a relay, where there are any, then cut the region off, under a steady load; results by fault."""
+    found = {}
+    if route.relays:
+        async with TaskGroup() as group:
+            sending = group.create_task(send_steadily(route))
+            await asyncio.sleep(PHASES_S["during"])
+            route.relays[FAULTY].kill()
+            await asyncio.sleep(PHASES_S["after"] - PHASES_S["during"])
+            await route.start_relay(FAULTY)
+        found["relay killed"] = sending.result()
+    async with TaskGroup() as group:
+        sending = group.create_task(send_steadily(route))
         await asyncio.sleep(PHASES_S["during"])
-        await begin()
+        network.change(FAULTY, cut=True)
         await asyncio.sleep(PHASES_S["after"] - PHASES_S["during"])
-        await end()
-    return sending.result()
+        network.change(FAULTY, cut=False)
+    return {**found, "region cut off": sending.result()}
+
+
+async def send_steadily(route: Route) -> list[RequestResult]:
+    """Send a request every so often to whichever region the picker takes."""
+    times_s = [number * INTERVAL_S for number in range(round(PHASES_S["end"] / INTERVAL_S))]
+    load = [replace(PROMPT, at_ms=1e3 * at_s) for at_s in times_s]
+    return await run_load(load, LoadOptions(base_url=route.url, model=MODEL))
+
+
+def phases(results: Sequence[RequestResult]) -> Iterator[tuple[str, list[str]]]:
+    """Sum up the requests that were begun before, during and after a fault, as cells of the table."""
+    for (phase, start_s), (_, end_s) in pairwise(PHASES_S.items()):
+        begun = [result for result in results if start_s <= result.intended_ms / 1e3 < end_s]
+        good = [result for result in begun if result.ok]
+        slowest = f"{max(result.e2e_ms for result in good):.0f} ms" if good else "-"
+        by = sum(result.served_by == FAULTY for result in good)
+        yield phase, [str(len(begun)), str(len(begun) - len(good)), str(by), slowest]
 
 
 if __name__ == "__main__":

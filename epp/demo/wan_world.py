@@ -9,201 +9,127 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-from contextlib import AsyncExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.config.address import split_address
-from epp.config.pool import EndpointSpec, dump_pool
+from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.demo.child import EPP, Child
-from epp.demo.stack import LISTEN, MODEL, REGIONS, start_picker
-from epp.envoy.process import EnvoyProcess, find_envoy, version_of
+from epp.demo.stack import MODEL, REGIONS, Stack
+from epp.envoy.process import find_envoy, version_of
 from epp.envoy.render import render_relay, write
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings
 from epp.errors import EppError
-from epp.wan.network import HUB, Network, Site
-from epp.wan.shape import Shape
+from epp.wan.network import HUB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epp.wan.network import Network
+
 REGION_HEADER = "x-demo-region"
 """Binds a request to a region, by a rule of the picker's."""
 
-TIERS = {"one tier, as most are set up": False, "two tiers, kernel set": True}
-"""Ways of reaching engines, and whether there are relays."""
-
 ENGINE_PORT, RELAY_PORT = 8000, 8443
-_START_S = 60.0
-#: What Linux does unless told otherwise, and what is set on hosts with long links (docs/multi-region.md).
-_SLOW_AFTER_IDLE = "ipv4.tcp_slow_start_after_idle"
-_USUAL_SEGMENTS, _WIDE_SEGMENTS = 10, 64
 
 
-def network(loss: float = 0.0) -> Network:
-    """Describe the demonstration's network, which loses this share of packets in each direction."""
-    return Network([Site(region.name, Shape(region.rtt_ms / 2, loss)) for region in REGIONS])
-
-
-class Route:
-    """Replicas, picker, relays and global Envoy: an async context manager, entered inside the hub.
+class Route(Stack):
+    """Replicas behind long links, a picker, a global Envoy and, in two tiers, relays; entered in the hub.
 
     Args:
-        made: the network.
+        network: has a region of each name in `REGIONS`.
         folder: configuration and logs.
         two_tiers: whether there is a relay in each region, and hosts are set for long links.
 
     Attributes:
-        envoy: the global Envoy.
         relays: by region.
     """
 
-    def __init__(self, made: Network, folder: Path, *, two_tiers: bool) -> None:
-        self.network, self._folder, self._two_tiers = made, folder, two_tiers
-        self._exit = AsyncExitStack()
+    def __init__(self, network: Network, folder: Path, *, two_tiers: bool) -> None:
+        self._network, self._two_tiers = network, two_tiers
+        certificate, key = str(folder.absolute() / "tls.crt"), str(folder.absolute() / "tls.key")
+        self._second_tier = Relays(
+            regions={r.name: f"{network.address(r.name)}:{RELAY_PORT}" for r in REGIONS},
+            ca_file=certificate,
+            cert_file=certificate,
+            key_file=key,
+        )
         self.relays: dict[str, Child] = {}
-        self.envoy: EnvoyProcess
-        self._settings: EnvoySettings
-
-    async def __aenter__(self) -> Self:
-        """Start them.
-
-        Raises:
-            EppError: something did not come up.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._set_kernels()
-        async with AsyncExitStack() as started:
-            self._exit = started
-            try:
-                async with asyncio.timeout(_START_S):
-                    await self._start()
-            except TimeoutError:
-                raise EppError(f"not ready within {_START_S:.0f} s; see {self._folder}") from None
-            self._exit = started.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Stop them, last started first."""
-        await self._exit.aclose()
+        sections = {
+            "policy": {"name": "least-request"},
+            "regions": [{"allow": [r.name], "header": REGION_HEADER, "value": r.name} for r in REGIONS],
+        }
+        # The machine is busy with three regions: a picker that waits for a core is not a dead one.
+        envoy = {"message_timeout_ms": 2000, "preconnect_ratio": 1.0}
+        if two_tiers:
+            sections["relays"] = msgspec.to_builtins(self._second_tier)
+            envoy["relays"] = self._second_tier
+        super().__init__(folder, REGIONS, sections, envoy=envoy)
 
     async def start_relay(self, region: str) -> None:
         """Start a region's relay, again after it was killed."""
         binary = find_envoy()
-        settings = replace(
-            self._settings,
-            relays=self._relays(),
-            listener_host=self.network.address(region),
+        settings = EnvoySettings(
+            endpoints=tuple(spec.endpoint() for spec in self.endpoints.values()),
+            listener_host=self._network.address(region),
+            relays=self._second_tier,
             envoy_version=min(FULL_FEATURED, await version_of(binary)),
         )
-        file = self._folder / f"relay-{region}.yaml"
+        file = self.folder / f"relay-{region}.yaml"
         write(file, render_relay(settings, region))
         options = ("--config-path", str(file), "--concurrency", "1", "--log-level", "warning")
         program = (str(binary), *options, "--disable-hot-restart")
         self.relays[region] = await self._run_inside(region, f"relay-{region}", program, RELAY_PORT)
 
-    def _set_kernels(self) -> None:
-        for place in (HUB, *(region.name for region in REGIONS)):
-            self.network.kernel(place, {_SLOW_AFTER_IDLE: "0" if self._two_tiers else "1"})
-        segments = _WIDE_SEGMENTS if self._two_tiers else _USUAL_SEGMENTS
-        for region in REGIONS:
-            self.network.initial_window(HUB, region.name, segments)
-            self.network.initial_window(region.name, region.name, segments)
-
-    async def _start(self) -> None:
-        for region in REGIONS:
-            spec = f"name={region.name},port={ENGINE_PORT}"
-            words = ("sim", "serve", "--model", MODEL, "--host", self.network.address(region.name))
-            program = (*EPP, *words, "--replica", spec)
-            await self._run_inside(region.name, f"replica-{region.name}", program, ENGINE_PORT)
-        pool = [
-            EndpointSpec(address=f"{self.network.address(region.name)}:{ENGINE_PORT}", region=region.name)
-            for region in REGIONS
-        ]
-        (self._folder / "endpoints.yaml").write_bytes(dump_pool(pool))
+    async def _start_replicas(self) -> None:
+        self._set_kernels()
+        for name in (region.name for region in REGIONS):
+            host = self._network.address(name)
+            words = ("sim", "serve", "--model", MODEL, "--host", host)
+            program = (*EPP, *words, "--replica", f"name={name},port={ENGINE_PORT}")
+            await self._run_inside(name, f"replica-{name}", program, ENGINE_PORT)
+            self.endpoints[name] = EndpointSpec(address=f"{host}:{ENGINE_PORT}", region=name)
+        self.write_pool(self.endpoints)
         if self._two_tiers:
-            make_certificate(self._folder)
-        config = {
-            "listen": LISTEN,
-            "pool": {"file": "endpoints.yaml", "warmup_s": 0},
-            "policy": {"name": "least-request"},
-            "regions": [
-                {"allow": [region.name], "header": REGION_HEADER, "value": region.name} for region in REGIONS
-            ],
-            "relays": msgspec.to_builtins(self._relays()),
-            "records": {"folder": "records"},
-            "drain_s": 1,
-        }
-        _, listening = await start_picker(self._exit, self._folder, config)
-        host, port = split_address(listening["grpc"])
-        self._settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in pool),
-            listener_port=0,
-            admin_port=0,
-            picker_host=host,
-            picker_port=port,
-            # The machine is busy with three regions: a picker that waits for a core is not a dead one.
-            message_timeout_ms=2000,
-            first_token_port=split_address(listening["first_token"])[1],
-            preconnect_ratio=1.0,
-            relays=self._relays() if self._two_tiers else None,
-        )
-        if self._two_tiers:
+            make_certificate(self._second_tier)
             for region in REGIONS:
                 await self.start_relay(region.name)
-        envoy = EnvoyProcess(self._settings, folder=self._folder / "envoy")
-        self.envoy = await self._exit.enter_async_context(envoy)
 
-    def _relays(self) -> Relays:
-        if not self._two_tiers:
-            return Relays()
-        folder = self._folder.absolute()
-        return Relays(
-            regions={r.name: f"{self.network.address(r.name)}:{RELAY_PORT}" for r in REGIONS},
-            ca_file=str(folder / "tls.crt"),
-            cert_file=str(folder / "tls.crt"),
-            key_file=str(folder / "tls.key"),
-        )
+    def _set_kernels(self) -> None:
+        """Set what Linux does unless told otherwise, or what docs/multi-region.md has set for long links."""
+        slow_after_idle, segments = ("0", 64) if self._two_tiers else ("1", 10)
+        for place in (HUB, *(region.name for region in REGIONS)):
+            self._network.set_kernel(place, "ipv4.tcp_slow_start_after_idle", slow_after_idle)
+        for region in REGIONS:
+            self._network.initial_window(HUB, region.name, segments)
+            self._network.initial_window(region.name, region.name, segments)
 
     async def _run_inside(self, region: str, name: str, program: tuple[str, ...], port: int) -> Child:
         """Run a program in a region's namespace, once somebody listens on its port."""
-        ip, *words = self.network.command(region, *program)
-        child = Child(name, words, self._folder, (shutil.which(ip) or ip,))
+        ip, *words = self._network.command(region, *program)
+        child = Child(name, words, self.folder, (shutil.which(ip) or ip,))
         await self._exit.enter_async_context(child)
         while True:
             child.check()
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(self.network.address(region), port)
+                _, writer = await asyncio.open_connection(self._network.address(region), port)
                 writer.close()
                 return child
             await asyncio.sleep(0.1)
 
 
-def make_certificate(folder: Path) -> None:
-    """Write ``tls.crt`` and ``tls.key``, which both tiers have and which is its own authority.
+def make_certificate(relays: Relays) -> None:
+    """Write the certificate that both tiers have and that is its own authority, and its key.
 
     Raises:
         EppError: openssl is missing, or fails.
     """
-    names = f"subjectAltName=DNS:{Relays().global_name},DNS:{Relays().relay_name}"
-    files = ("-out", str(folder / "tls.crt"), "-keyout", str(folder / "tls.key"))
+    names = f"subjectAltName=DNS:{relays.global_name},DNS:{relays.relay_name}"
+    files = ("-out", relays.cert_file, "-keyout", relays.key_file)
     algorithm = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    command = (
-        "openssl",
-        "req",
-        "-x509",
-        *algorithm,
-        *files,
-        "-days",
-        "2",
-        "-subj",
-        "/CN=demo",
-        "-addext",
-        names,
-    )
+    subject = ("-days", "2", "-subj", "/CN=demo", "-addext", names)
+    command = (shutil.which("openssl") or "openssl", "req", "-x509", *algorithm, *files, *subject)
     try:
         subprocess.run(command, check=True, capture_output=True)  # noqa: S603  # names of ours
     except (OSError, subprocess.CalledProcessError) as error:
