@@ -98,14 +98,14 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-tuner-out/tuner.html (minutes)
 	$(BIN)/python -m epp.demo.tuner --out demo-tuner-out/tuner.html
 
-demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 3 minutes)
+demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
 	$(BIN)/python -m epp.demo.wan $(WAN)
 
 demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two kinds of engine: 4 minutes, end to end
 	$(BIN)/python -m epp.demo.lodestar
 
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
-	$(BIN)/epp laar demo
+	$(BIN)/python -m epp.demo.laar
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m tools.measures

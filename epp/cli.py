@@ -38,7 +38,6 @@ COMMANDS = (
     Command(("records", "follow"), "epp.decide.record_follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.decide.record_verify", "prove that recorded decisions run again"),
     Command(("laar", "fit"), "epp.laar.command", "how likely each model is right, from checked answers"),
-    Command(("laar", "demo"), "epp.demo.laar", "five models that answer wrongly, and retries, end to end"),
     Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
     Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
     Command(("learn",), "epp.learn.command", "train the model of a learned policy from live traffic, safely"),

@@ -1,4 +1,4 @@
-"""Child processes of the demo: started with a log file, awaited, stopped in order, never left behind."""
+"""Child processes of the demos: started with a log file, awaited, stopped in order, never left behind."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from epp.envoy.launch import stop, tied_to_parent
 from epp.errors import EppError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-_STOP_S = 5.0
+_STOP_S, _POLL_S = 5.0, 0.05
 _LOG_TAIL_BYTES = 2000
 EPP = (sys.executable, "-m", "epp")
 """The program of the `epp` commands."""
@@ -25,27 +26,24 @@ class Child:
         name: names the log file.
         arguments: the command's words and flags.
         folder: where its log goes.
-        program: what is run with the arguments, by its whole path; `epp` when empty.
+        program: what is run with the arguments, by its whole path.
     """
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, program: tuple[str, ...] = ()) -> None:
-        self._name, self._arguments = name, arguments
-        self._program = program or EPP
+    def __init__(self, name: str, arguments: list[str], folder: Path, program: tuple[str, ...] = EPP) -> None:
+        self._name, self._command = name, (*program, *arguments)
         self._log_file = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int:
         """Process id; only while it runs."""
-        if self._process is None:
-            raise RuntimeError(f"{self._name} is not running")
-        return self._process.pid
+        return self._running().pid
 
     async def __aenter__(self) -> Self:
         """Start it; it may not be ready yet."""
         with self._log_file.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied_to_parent(*self._program, *self._arguments),
+                *tied_to_parent(*self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -66,9 +64,17 @@ class Child:
 
     async def wait(self) -> int:
         """Wait until it ends by itself; its status."""
-        if self._process is None:
-            raise RuntimeError(f"{self._name} is not running")
-        return await self._process.wait()
+        return await self._running().wait()
+
+    async def until(self, ready: Callable[[], object]) -> None:
+        """Wait until something holds, such as a file that it writes once it serves.
+
+        Raises:
+            EppError: it ended before that.
+        """
+        while not ready():
+            self.check()
+            await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
         """Raise when it has ended.
@@ -77,9 +83,13 @@ class Child:
             EppError: with the end of its log.
         """
         if self._process is None or self._process.returncode is not None:
-            tail = self.log()[-_LOG_TAIL_BYTES:]
-            raise EppError(f"{self._name} ended early\n{tail}")
+            raise EppError(f"{self._name} ended early\n{self.log()[-_LOG_TAIL_BYTES:]}")
 
     def log(self) -> str:
-        """What it has printed so far."""
+        """Read what it has printed so far."""
         return self._log_file.read_text(errors="replace")
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise RuntimeError(f"{self._name} is not running")
+        return self._process

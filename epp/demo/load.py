@@ -1,8 +1,8 @@
-"""The demo's load: generated chat by default, the head of a trace file when asked for one."""
+"""The load of `epp demo`: generated chat, or the head of a trace file."""
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,34 +22,19 @@ if TYPE_CHECKING:
 #: Longest prompt taken from a trace: what a simulated replica's context holds, less the answer.
 MAX_PROMPT_TOKENS = 24_000
 OUTPUT_TOKENS = 64
-#: What a demo holds in memory and on the clock at most; longer loads are `epp replay`'s.
-MOST_REQUESTS, MOST_SECONDS = 100_000, 86_400.0
-
-
-def check_load(arguments: argparse.Namespace) -> None:
-    """Refuse a length, a rate or a seed that no load has.
-
-    Raises:
-        EppError: naming the flags.
-    """
-    if not (0 < arguments.seconds < math.inf and 0 < arguments.rate < math.inf):
-        raise EppError("--seconds and --rate must be above 0")
-    if arguments.seconds > MOST_SECONDS or arguments.seconds * arguments.rate > MOST_REQUESTS:
-        raise EppError(
-            f"--seconds and --rate: a demo takes at most {MOST_SECONDS:,.0f} s and sends at most "
-            f"{MOST_REQUESTS:,} requests; `epp replay` simulates longer loads"
-        )
-    if arguments.seed < 0:
-        raise EppError("--seed must be 0 or more")
+MOST_REQUESTS = 100_000
 
 
 def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
-    """The load that the arguments ask for.
+    """Make the load that the arguments ask for.
 
     Raises:
-        EppError: the trace cannot be read, or there is nothing to send, or a flag that makes no sense.
+        EppError: the trace cannot be read, or there is nothing to send, or too much.
     """
-    check_load(arguments)
+    if arguments.seconds * arguments.rate > MOST_REQUESTS:
+        raise EppError(
+            f"a demo sends at most {MOST_REQUESTS:,} requests; `epp replay` simulates longer loads"
+        )
     if arguments.trace is None:
         parameters = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
         requests: Sequence[TraceRequest] = generate(parameters, arguments.seed)
@@ -60,17 +45,17 @@ def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
     return requests
 
 
-def unanswered(runs: Mapping[str, Sequence[RequestResult]]) -> list[str]:
-    """A sentence for each policy under which every request failed: such a demo has shown nothing."""
-    return [
-        f"{policy}: no request was answered, the last one because of: {results[-1].error}"
-        for policy, results in runs.items()
-        if not any(result.ok for result in results)
-    ]
+def exit_status(runs: Mapping[str, Sequence[RequestResult]]) -> int:
+    """Report policies under which every request failed, as nothing was shown of them; 1 if there are any."""
+    failed = [policy for policy, results in runs.items() if not any(result.ok for result in results)]
+    for policy in failed:
+        last = runs[policy][-1].error
+        print(f"epp: {policy}: no request was answered, the last one because of: {last}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _head(path: Path, seconds: float, rate_rps: float, seed: int) -> Sequence[TraceRequest]:
-    """As many requests as ``rate_rps`` for ``seconds`` makes, arrivals sped up to fit, answers cut short."""
+    """Take as many requests as ``rate_rps`` for ``seconds`` makes, sped up to fit, answers cut short."""
     requests = select(load_trace(path, seed=seed), max_prompt_tokens=MAX_PROMPT_TOKENS)
     wanted = round(seconds * rate_rps)
     requests = select(requests, until_ms=requests[wanted].at_ms) if wanted < len(requests) else requests

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from epp.demo.stack import MODEL
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.trace import TraceRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from epp.demo.stack import Stack
-    from epp.replay.load import RequestResult
 
 RATE_RPS = 10.0
 #: Length of each of the three phases.
@@ -25,6 +23,8 @@ PHASE_S = 2.5
 TAKEN_S = 1.0
 #: Besides, a new replica waits for Envoy to know it, and warms up.
 PUT_IN_S = 3.0
+#: When the phases begin.
+STARTS_S = {"before": 0.0, "without": PHASE_S + TAKEN_S, "again": 2 * PHASE_S + TAKEN_S + PUT_IN_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +33,20 @@ class PoolChange:
 
     Attributes:
         replica: the one that was taken out.
-        phases: requests by the replica that served them: before, without it, and with it again.
+        phases: requests by the replica that served them, by phase.
         failed: requests that failed, at any time.
     """
 
     replica: str
-    phases: tuple[Counter[str], Counter[str], Counter[str]]
+    phases: dict[str, Counter[str]]
     failed: int
 
 
-async def change_pool(stack: Stack, model: str) -> PoolChange:
+async def change_pool(stack: Stack) -> PoolChange:
     """Send a steady load and meanwhile take out the replica that serves most, then put it in again."""
-    starts_s = (0.0, PHASE_S + TAKEN_S, 2 * PHASE_S + TAKEN_S + PUT_IN_S)
     served = Counter[str]()
-    load = asyncio.ensure_future(
-        run_load(
-            _steady(starts_s[-1] + PHASE_S),
-            LoadOptions(base_url=stack.url, model=model),
-            on_result=lambda result: served.update([result.served_by]),
-        )
-    )
-    try:
-        await asyncio.sleep(PHASE_S)
-        replica = max(stack.endpoints, key=lambda name: served[name])
-        stack.write_pool(name for name in stack.endpoints if name != replica)
-        await asyncio.sleep(TAKEN_S + PHASE_S)
-        stack.write_pool(stack.endpoints)
-        results = await load
-    finally:
-        load.cancel()
-    before, without, again = (_served(results, start_s) for start_s in starts_s)
-    return PoolChange(replica, (before, without, again), sum(not result.ok for result in results))
-
-
-def _steady(length_s: float) -> list[TraceRequest]:
-    """Short prompts that share nothing, so that nothing but the pool decides where they go."""
-    return [
+    # Short prompts that share nothing, so that nothing but the pool decides where they go.
+    load = [
         TraceRequest(
             at_ms=number / RATE_RPS * 1e3,
             session=f"pool-{number}",
@@ -78,23 +56,38 @@ def _steady(length_s: float) -> list[TraceRequest]:
             block_ids=(),
             block_tokens=16,
         )
-        for number in range(round(length_s * RATE_RPS))
+        for number in range(round((STARTS_S["again"] + PHASE_S) * RATE_RPS))
     ]
-
-
-def _served(results: Sequence[RequestResult], start_s: float) -> Counter[str]:
-    within = (result for result in results if 0 <= result.intended_ms / 1e3 - start_s < PHASE_S)
-    return Counter(result.served_by for result in within if result.ok)
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(
+            run_load(
+                load,
+                LoadOptions(base_url=stack.url, model=MODEL),
+                on_result=lambda result: served.update([result.served_by]),
+            )
+        )
+        await asyncio.sleep(PHASE_S)
+        replica = max(stack.endpoints, key=lambda name: served[name])
+        stack.write_pool(name for name in stack.endpoints if name != replica)
+        await asyncio.sleep(TAKEN_S + PHASE_S)
+        stack.write_pool(stack.endpoints)
+    results = sending.result()
+    phases = {
+        phase: Counter(r.served_by for r in results if r.ok and 0 <= r.intended_ms / 1e3 - start_s < PHASE_S)
+        for phase, start_s in STARTS_S.items()
+    }
+    return PoolChange(replica, phases, sum(not result.ok for result in results))
 
 
 def pool_table(change: PoolChange) -> Table:
-    """A row a replica."""
+    """Lay out a row a replica."""
     failed = f"{change.failed} requests failed" if change.failed else "no request failed"
-    title = f"{change.replica} taken from the pool file under load, and put in again: {failed}"
-    table = Table(title=title)
-    table.add_column("requests served by")
-    for phase in ("before", "without", "again"):
+    table = Table(
+        "requests served by",
+        title=f"{change.replica} taken from the pool file under load, and put in again: {failed}",
+    )
+    for phase in change.phases:
         table.add_column(phase, justify="right")
-    for name in sorted({name for phase in change.phases for name in phase} | {change.replica}):
-        table.add_row(name, *(str(phase[name]) for phase in change.phases))
+    for name in sorted({change.replica}.union(*change.phases.values())):
+        table.add_row(name, *(str(served[name]) for served in change.phases.values()))
     return table

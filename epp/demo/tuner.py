@@ -163,11 +163,17 @@ def chat(seed: int, *, rate_rps: float, duration_s: float) -> tuple[TraceRequest
 
 
 def live(
-    *, seed: int, hours: float, start: Mapping[str, float], say: Callable[[str], None]
+    *,
+    seed: int,
+    hours: float,
+    start: Mapping[str, float],
+    say: Callable[[str], None],
+    budget: int = BUDGET,
+    recorded: int = RECORDED,
 ) -> tuple[Life, Rehearsals]:
     """From some weights until a freeze."""
     rules, fleet = rules_of(POLICY, tuned=tuple(START)), regional_fleet(L40S_X2)
-    rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed, tell=say)
+    rehearsals = Rehearsals(POLICY, fleet, rules, seed=seed, tell=say, budget=budget, recorded=recorded)
 
     def tell(note: Note) -> None:
         at_h = (note.at_wall_s - BEGIN_WALL_S) / 3600.0
@@ -237,6 +243,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seed", type=int, default=1, help="seed of the load and of the search (%(default)s)"
     )
     parser.add_argument("--hours", type=float, default=96.0, help="virtual time at most (%(default)s)")
+    parser.add_argument("--measurements", type=int, default=BUDGET, help="of a rehearsal (%(default)s)")
+    parser.add_argument("--recorded", type=int, default=RECORDED, help="requests it is given (%(default)s)")
     parser.add_argument("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
     return parser.parse_args(argv)
 
@@ -249,6 +257,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """
     if not 0.0 < arguments.hours < math.inf:
         raise EppError("--hours must be above 0")
+    if min(arguments.measurements, arguments.recorded) < 1:
+        raise EppError("--measurements and --recorded must be 1 or more")
     if arguments.seed < 0:
         raise EppError("--seed must be 0 or more")
     if arguments.out.is_dir():
@@ -263,6 +273,8 @@ def _run(arguments: argparse.Namespace) -> int:
         hours=arguments.hours,
         start=START if off else defaults_of(POLICY),
         say=lambda sentence: print(sentence, flush=True),
+        budget=arguments.measurements,
+        recorded=arguments.recorded,
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(render(story_of(world, rehearsals)), encoding="utf-8")

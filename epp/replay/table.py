@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from epp.replay.compare import Comparison
     from epp.replay.load import RequestResult
 
 _KEPT = 10_000  # latest values behind the live percentiles
@@ -47,7 +46,7 @@ class _Place:
 
 @dataclass(slots=True)
 class LiveState:
-    """A run so far. Feed it `sent`, `result` and `decision`; memory is bounded.
+    """A run so far. Feed it `sent` and `result`; memory is bounded.
 
     Attributes:
         title: heading of the table, e.g. the policy's name.
@@ -62,7 +61,6 @@ class LiveState:
     done: int = 0
     errors: int = 0
     last_error: str = ""
-    decision_us: deque[float] = field(default_factory=_recent)
     places: dict[str, _Place] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,10 +94,6 @@ class LiveState:
             place.cached_tokens += result.cached_tokens
             place.prompt_tokens += result.prompt_tokens
 
-    def decision(self, cost_us: float) -> None:
-        """A decision was made and took so long."""
-        self.decision_us.append(cost_us)
-
 
 def live_table(state: LiveState) -> RenderableType:
     """The state as a table: one row a region, totals below."""
@@ -119,12 +113,9 @@ def live_table(state: LiveState) -> RenderableType:
         table.add_row(name, *_place_cells(place, share))
     table.add_section()
     table.add_row("all", *_place_cells(_merged(state.places.values()), 1.0 if served else 0.0), style="bold")
-    decided = state.decision_us
-    cost = f"{percentile(decided, 50):.0f} us p50, {percentile(decided, 95):.0f} us p95" if decided else "-"
-    notes = [Text(f"decision cost {cost}")]
-    if state.errors:
-        notes.append(Text(f"{state.errors} failed, last: {state.last_error[:100]}", style="red"))
-    return Group(table, *notes)
+    if not state.errors:
+        return table
+    return Group(table, Text(f"{state.errors} failed, last: {state.last_error[:100]}", style="red"))
 
 
 def _merged(places: Iterable[_Place]) -> _Place:
@@ -151,29 +142,23 @@ def _place_cells(place: _Place, share: float) -> list[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One column's worth of a comparison: a policy, its summary, and how it compares with the reference.
+    """One column of a comparison.
 
     Attributes:
         policy: name.
         summary: of its run.
         ttft_p95_interval_ms: interval of TTFT p95, NaN twice when unknown.
         e2e_p95_interval_ms: interval of E2E p95, NaN twice when unknown.
-        comparisons: the first policy of the table against this one; empty for the first itself.
     """
 
     policy: str
     summary: Summary
     ttft_p95_interval_ms: tuple[float, float] = (float("nan"), float("nan"))
     e2e_p95_interval_ms: tuple[float, float] = (float("nan"), float("nan"))
-    comparisons: Sequence[Comparison] = ()
 
 
 def comparison_table(runs: Sequence[PolicyRun], title: str = "Same load, fresh fleets") -> Table:
-    """Policies side by side, one column each; brackets are 95 % intervals within this load.
-
-    The rows at the end say how the first policy compares with each other one; a difference whose interval
-    includes zero reads "no difference shown".
-    """
+    """Lay policies side by side, one column each; brackets are 95 % intervals within this load."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for run in runs:
@@ -189,24 +174,7 @@ def comparison_table(runs: Sequence[PolicyRun], title: str = "Same load, fresh f
     table.add_row("hottest replica", *(_share(s.hottest_share) for s in summaries))
     for place in sorted({place for s in summaries for place in s.share_by_place}):
         table.add_row(f"  {place}", *(_share(s.share_by_place.get(place, 0.0)) for s in summaries))
-    names = list(dict.fromkeys(c.name for run in runs for c in run.comparisons))
-    if runs and names:
-        table.add_section()
-    for name in names:
-        cells = []
-        for run in runs:
-            found = next((c for c in run.comparisons if c.name == name), None)
-            cells.append("-" if found is None else _verdict(found))
-        table.add_row(f"{runs[0].policy}, {name}", *cells)
     return table
-
-
-def _verdict(comparison: Comparison) -> str:
-    if not comparison.measurable:
-        return f"too little data (n {comparison.n})"
-    change, low, high = (100.0 * (v - 1.0) for v in (comparison.ratio, comparison.low, comparison.high))
-    figures = f"{change:+.0f} % [{low:+.0f}, {high:+.0f}] (n {comparison.n})"
-    return figures if comparison.shown else f"no difference shown\n{figures}"
 
 
 def _ms(value: float) -> str:

@@ -19,15 +19,16 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from epp.errors import EppError
 from epp.wan.delay import new_tun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from epp.wan.shape import Shape
 
@@ -59,7 +60,7 @@ class Site:
 
 
 def why_not() -> str:
-    """What keeps this machine from having such a network; empty when nothing does."""
+    """Return what keeps this machine from having such a network; empty when nothing does."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -72,26 +73,23 @@ def why_not() -> str:
         return f"no TUN device can be made: {error.strerror} (/dev/net/tun)"
     name = f"{_PREFIX}{os.getpid()}-try"
     try:
-        _run("ip", "netns", "add", name)
+        _ip("netns", "add", name)
     except WanError as error:
         return f"no right to make network namespaces: {error}"
-    _run("ip", "netns", "del", name)
+    _delete(name)
     return ""
 
 
-def remove_stale() -> list[str]:
-    """Remove namespaces whose makers are gone; their names."""
-    stale = []
-    for path in _NAMESPACES.glob(f"{_PREFIX}*") if _NAMESPACES.is_dir() else ():
+def remove_stale() -> None:
+    """Remove namespaces whose makers are gone."""
+    for path in _NAMESPACES.glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
             _delete(path.name)
-            stale.append(path.name)
-    return stale
 
 
 class Network:
-    """A hub and regions, as a context manager.
+    """A hub and regions, as a context manager. What still runs in them when it ends keeps running.
 
     Args:
         sites: the regions, nearest first or in any order.
@@ -99,12 +97,10 @@ class Network:
     """
 
     def __init__(self, sites: Sequence[Site], *, seed: int = 1) -> None:
-        self.sites = tuple(sites)
-        self._shapes = {site.name: site.shape for site in sites}
-        self._seed = seed
-        self._number = next(_numbers)
-        self._made: list[str] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._sites = {site.name: (index, site.shape) for index, site in enumerate(sites)}
+        self._seed, self._number = seed, next(_numbers)
+        self._exit = ExitStack()
+        self._process: subprocess.Popen[bytes]
 
     def __enter__(self) -> Self:
         """Make it; whatever fails is taken down again.
@@ -115,40 +111,41 @@ class Network:
         if reason := why_not():
             raise WanError(reason)
         remove_stale()
-        try:
-            self._make()
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as made:
+            for place in (HUB, *self._sites):
+                name = self.namespace(place)
+                _ip("netns", "add", name)
+                made.callback(_delete, name)
+                _ip("-n", name, "link", "set", "lo", "up")
+            # Its own session: a terminal's Ctrl-C is for us, who then close its input.
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", "epp.wan.delay"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+            made.callback(_end, self._process)
+            self._send([self._link(name) for name in self._sites])
+            if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
+                raise WanError("the links did not come up")
+            self._exit = made.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take it down: the process, its devices, the namespaces. What still runs in them keeps running."""
-        process, self._process = self._process, None
-        if process is not None:
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        while self._made:
-            _delete(self._made.pop())
+        """Take it down: the process, its devices, the namespaces."""
+        self._exit.close()
 
     def namespace(self, place: str) -> str:
-        """The namespace of a region or of `HUB`."""
+        """Return the namespace of a region or of `HUB`."""
         return f"{_PREFIX}{os.getpid()}-{self._number}-{place}"
 
     def address(self, region: str) -> str:
-        """Where the hub finds a region."""
-        return f"198.18.{self._index(region)}.2"
+        """Return where the hub finds a region."""
+        return f"198.18.{self._sites[region][0]}.2"
 
     def command(self, place: str, *arguments: str) -> tuple[str, ...]:
-        """The command that runs a program there; it becomes the program, under the same process number."""
+        """Return the command that becomes a program there, under the same process number."""
         return ("ip", "netns", "exec", self.namespace(place), *arguments)
 
     def change(self, region: str, **changes: float | bool) -> None:
@@ -157,19 +154,19 @@ class Network:
         Raises:
             WanError: the process is gone.
         """
-        shape = replace(self._shapes[region], **changes)  # type: ignore[arg-type]  # checked by Shape
-        self._shapes[region] = shape
-        self._tell({"name": region, "shape": asdict(shape)})
+        index, shape = self._sites[region]
+        shape = replace(shape, **changes)  # type: ignore[arg-type]  # names are those of fields
+        self._sites[region] = index, shape
+        self._send({"name": region, "shape": asdict(shape)})
 
-    def kernel(self, place: str, values: Mapping[str, str]) -> None:
-        """Set kernel parameters of one namespace, by their names under ``net.``.
+    def set_kernel(self, place: str, parameter: str, value: str) -> None:
+        """Set a kernel parameter of one namespace, by its name under ``net.``.
 
         Raises:
-            WanError: the kernel does not take one.
+            WanError: the kernel does not take it.
         """
-        for name, value in values.items():
-            script = 'printf %s "$1" > "/proc/sys/net/$0"'
-            _run(*self.command(place, "sh", "-c", script, name.replace(".", "/"), value))
+        script = 'printf %s "$1" > "/proc/sys/net/$0"'
+        _run(*self.command(place, "sh", "-c", script, parameter.replace(".", "/"), value))
 
     def initial_window(self, place: str, region: str, segments: int) -> None:
         """Let new connections over a region's link begin with so many segments, by its route.
@@ -177,14 +174,14 @@ class Network:
         Raises:
             WanError: the kernel does not take it.
         """
-        device = self._device(region) if place == HUB else "wan"
-        peer = self.address(region) if place == HUB else f"198.18.{self._index(region)}.1"
+        near, far = self._link(region)["ends"]
+        end = near if place == HUB else far
         windows = ("initcwnd", str(segments), "initrwnd", str(segments))
-        _run("ip", "-n", self.namespace(place), "route", "replace", peer, "dev", device, *windows)
+        _ip("-n", end["namespace"], "route", "replace", end["peer"], "dev", end["device"], *windows)
 
     @contextlib.contextmanager
     def joined(self, place: str) -> Iterator[None]:
-        """This thread, and what it starts, inside a namespace."""
+        """Have this thread, and what it starts, inside a namespace."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         inside = os.open(_NAMESPACES / self.namespace(place), os.O_RDONLY)
         try:
@@ -195,41 +192,31 @@ class Network:
             os.close(inside)
             os.close(before)
 
-    def _index(self, region: str) -> int:
-        return [site.name for site in self.sites].index(region)
-
-    def _device(self, region: str) -> str:
-        return f"wan{self._index(region)}"
-
-    def _make(self) -> None:
-        for place in (HUB, *self._shapes):
-            name = self.namespace(place)
-            _run("ip", "netns", "add", name)
-            self._made.append(name)
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-        # Its own session: a terminal's Ctrl-C is for us, who then close its input.
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", "epp.wan.delay"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        self._tell([self._link(index, site) for index, site in enumerate(self.sites)])
-        if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
-            raise WanError("the links did not come up")
-
-    def _link(self, index: int, site: Site) -> dict[str, object]:
-        here, there = f"198.18.{index}.1", f"198.18.{index}.2"
+    def _link(self, region: str) -> dict[str, Any]:
+        index, shape = self._sites[region]
+        here, there = f"198.18.{index}.1", self.address(region)
         near = {"namespace": self.namespace(HUB), "device": f"wan{index}", "address": here, "peer": there}
-        far = {"namespace": self.namespace(site.name), "device": "wan", "address": there, "peer": here}
-        seed = self._seed + index
-        return {"name": site.name, "seed": seed, "shape": asdict(site.shape), "ends": [near, far]}
+        far = {"namespace": self.namespace(region), "device": "wan", "address": there, "peer": here}
+        return {"name": region, "seed": self._seed + index, "shape": asdict(shape), "ends": [near, far]}
 
-    def _tell(self, message: object) -> None:
-        if self._process is None or self._process.stdin is None or self._process.poll() is not None:
+    def _send(self, message: object) -> None:
+        if self._process.stdin is None or self._process.poll() is not None:
             raise WanError("the links are down")
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the links' process, which does so by itself when its input ends."""
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate(timeout=_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
 
 
 def _run(*command: str) -> None:
@@ -240,7 +227,7 @@ def _run(*command: str) -> None:
 
 def _delete(name: str) -> None:
     with contextlib.suppress(WanError):
-        _run("ip", "netns", "del", name)
+        _ip("netns", "del", name)
 
 
 def _enter(descriptor: int) -> None:

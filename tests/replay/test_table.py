@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from epp.replay.compare import Comparison
 from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from tests.replay.test_stats import result
@@ -33,7 +32,6 @@ def state() -> LiveState:
     for index, by in enumerate(["a:1", "a:1", "a:1", "f:1"]):
         live.result(result(index, 2000.0, served_by=by, cached_tokens=750, prompt_tokens=1000))
     live.result(result(4, error="HTTP 503: no room", ttft_ms=None))
-    live.decision(150.0)
     return live
 
 
@@ -45,7 +43,6 @@ def test_the_live_table_counts_and_shares() -> None:
     assert "2.00 s" in line(text, "Frankfurt")
     assert "0 %" in line(text, "Seoul")
     assert "4" in line(text, "all")
-    assert "decision cost 150 us p50" in text
     assert "1 failed, last: HTTP 503: no room" in text
 
 
@@ -77,23 +74,10 @@ def test_rendering_changes_nothing() -> None:
     assert shown(live_table(live)) == shown(live_table(live))
 
 
-def test_policies_stand_side_by_side_with_intervals_and_verdicts() -> None:
+def test_policies_stand_side_by_side_with_intervals() -> None:
     summary = summarise([result(i, 500.0, served_by="a:1") for i in range(40)], {"a:1": "Ashburn"})
-    clear = Comparison("e2e_ms", "p95", 40, 10, 0, 0.88, 0.82, 0.95, 0.95)
-    vague = Comparison("ttft_ms", "p95", 40, 10, 0, 0.97, 0.90, 1.05, 0.95)
-    nothing = Comparison("ttft_ms", "p95", 5, 2, 0, 0.97, float("nan"), float("nan"), 0.95)
-    text = shown(
-        comparison_table(
-            [
-                PolicyRun("gorgo", summary, (200.0, 300.0), (400.0, 1600.0)),
-                PolicyRun("least-request", summary, comparisons=[clear, vague]),
-                PolicyRun("session-affinity", summary, comparisons=[nothing]),
-            ]
-        )
-    )
+    runs = [PolicyRun("gorgo", summary, (200.0, 300.0), (400.0, 1600.0)), PolicyRun("random", summary)]
+    text = shown(comparison_table(runs))
     assert "500 ms [400 ms, 1.60 s]" in line(text, "E2E p95")
-    assert line(text, "requests (failed)").count("40 (0)") == 3
+    assert line(text, "requests (failed)").count("40 (0)") == 2
     assert "100 %" in line(text, "Ashburn")
-    assert "-12 % [-18, -5] (n 40)" in line(text, "gorgo, E2E p95")
-    assert "no difference shown" in line(text, "gorgo, TTFT p95")
-    assert "too little data (n 5)" in text

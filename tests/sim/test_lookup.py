@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.demo.lookups import question
+from epp.demo.laar import question
 from epp.errors import ConfigError
 from epp.sim.api import parse
 from epp.sim.lookup import Lookup, lookups
-from tests.kit.records import command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.sim.api import SimRequest
 
-from epp.demo import laar as demo
 from epp.prompt.language import language_of
-from epp.replay.kv_retry.prior import NAMES
 from epp.signals.capability import Cell
-from tests.kit.envoy import require_envoy
 
 
 def asked(prompt: str) -> SimRequest:
@@ -75,28 +71,3 @@ def test_other_prompts_are_no_lookups() -> None:
 def test_a_file_that_is_no_truth_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such"):
         lookups(tmp_path / "no-such.yaml")
-
-
-def test_the_demo_runs_end_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require_envoy()
-    monkeypatch.setattr(demo, "MEASURED_TOKENS", (1024, 4096))
-    out = tmp_path / "out"
-    assert command(demo, "--questions", 1, "--policy", "laar", "--out", out) == 0
-    assert "laar" in capsys.readouterr().out
-    records = [
-        msgspec.json.decode(line)
-        for path in (out / "laar" / "records").iterdir()
-        for line in path.read_bytes().splitlines()
-    ]
-    verdicts = [record["correct"] for record in records if record["kind"] == "feedback"]
-    every = [record for record in records if record["kind"] == "decision"]
-    decisions = [record for record in every if not record["stream"]]
-    measured = [record["served_model"] for record in every if record["stream"]]
-    assert sorted(measured) == sorted(2 * NAMES)  # each model's speed is known before it is priced
-    assert len(set(decisions[-1]["signals"]["prefill_ms_per_token"])) == len(NAMES)
-    assert len(verdicts) == len(decisions) >= 6
-    assert sum(verdicts) <= 6
-    assert {record["request"]["language"] for record in decisions} == {"en", "ja", "zh"}
-    assert all(0 < min(record["signals"]["success"]) < 1 for record in decisions)
