@@ -132,6 +132,6 @@ def test_the_doctor_names_a_fault_and_its_fix(stack: Stack, fault: str) -> None:
     stack.write("pool.json", {"endpoints": [endpoint]})
     stack.write("doctor.yaml", {"pool": {"file": "pool.json"}})
     picker = f"http://{elsewhere}" if fault == "picker elsewhere" else stack.picker_url
-    words = ("doctor", "--config", "doctor.yaml", "--picker", picker, "--envoy-admin", admin)
-    printed = stack.epp(*words, status=1, timeout_s=120)
+    command = ("doctor", "--config", "doctor.yaml", "--picker", picker, "--envoy-admin", admin)
+    printed = stack.epp(*command, status=1, timeout_s=120)
     assert all(text in printed for text in FAULTS[fault]), printed
