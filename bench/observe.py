@@ -4,7 +4,7 @@
 
 ``ways``: picker, Envoy and added TTFT for each way of observing (`bench.observe_duplex`). ``receiver``: the
 picker's cost of a first token and of a report. ``filter``: Envoy's CPU per request with the observing filter
-off, without calls, fully on, and fully on with its compiled part (which needs a C compiler here).
+off, without calls and fully on.
 
 One Envoy worker for each way, one picker and one upstream that streams tokens with a pause between them, so
 that each is a chunk of its own in Envoy. The ways take turns, round by round; the table shows the median of
@@ -19,14 +19,11 @@ import asyncio
 import statistics
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from bench.observe_duplex import cpu_us, duplex_cost
-from epp.envoy.module import build
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.report import Report, decode
@@ -42,7 +39,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "reports": {"first_token_port": 0},
     "reports and calls": {},
 }
-COMPILED = "compiled"
 TOKENS = (16, 128, 1024)
 CONCURRENCY = 24
 REQUESTS = {16: 480, 128: 192, 1024: 48}
@@ -79,11 +75,8 @@ async def load(rig: Rig, requests: int) -> None:
 async def envoy_cost(rounds: int) -> None:
     """Print Envoy's CPU per request, per way and answer length."""
     async with AsyncExitStack() as stack:
-        module = Path(stack.enter_context(TemporaryDirectory(prefix="epp-bench-"))) / "libepp_observe.so"
-        build(module)
-        ways = WAYS | {COMPILED: {"observe_module": str(module)}}
-        rigs = {name: await stack.enter_async_context(running(**changes)) for name, changes in ways.items()}
-        print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>25}" for name in ways) + "  (us/request)")
+        rigs = {name: await stack.enter_async_context(running(**changes)) for name, changes in WAYS.items()}
+        print(f"{'tokens':>6} {'chunks':>7} " + " ".join(f"{name:>25}" for name in WAYS) + "  (us/request)")
         for tokens in TOKENS:
             found = await in_turns(rigs, tokens, answers.token(" word"), rounds)
             chunks = [r.chunks for r in rigs["reports"].told.reports[-CONCURRENCY:] if r.chunks]

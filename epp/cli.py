@@ -54,11 +54,6 @@ COMMANDS = (
     Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
     ),
-    Command(
-        ("envoy", "module"),
-        "epp.envoy.module.command",
-        "compile the filter's optional part that reads answers",
-    ),
 )
 GROUPS = {
     "records": "what was decided, on file",

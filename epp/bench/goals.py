@@ -36,7 +36,6 @@ GOALS: Mapping[str, Goal] = {
     "tokens/72 KB": Goal(3.0, "the same with a real tokenizer, 72 KB"),
     "tokens/72 KB stall": Goal(3.0, "the longest that counting keeps the event loop"),
     "envoy/1024 of 16 tokens": Goal(1.10, "answer of 1,024 tokens against 16, picker plus Envoy increments"),
-    "envoy/1024 of 16 tokens, compiled": Goal(1.10, "the same with the observing filter's compiled part"),
     "server/duplex left of constant": Goal(1.3, "full duplex, unobserved, of constant-message mode"),
     "core/18k/3/warm": Goal(0.25, "decision core at 18k tokens, 3 endpoints"),
     "core/18k/100/warm": Goal(0.30, "decision core at 18k tokens, 100 endpoints"),

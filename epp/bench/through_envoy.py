@@ -13,8 +13,6 @@ import asyncio
 import statistics
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.bench import prompts
@@ -26,10 +24,8 @@ from epp.bench.plain_envoy import plain_envoy
 from epp.bench.upstream import Upstream
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
-from epp.envoy.module import build
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.errors import EppError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,8 +47,6 @@ WAYS: tuple[tuple[str, Variant, Any], ...] = (
     ("duplex, left", Variant.FULL_DUPLEX, "none"),
 )
 PLAIN = "no picker"
-#: The constant one again, with the observing filter's compiled part; there where a C compiler is.
-COMPILED = "compiled"
 FLOOR = "only answers"
 
 
@@ -104,19 +98,12 @@ class EnvoyBench:
         pid, address = await self._exit.enter_async_context(plain_envoy(self._upstream.address))
         self._ways[PLAIN] = Way(address, pid, None)
         spec = EndpointSpec(address=self._upstream.address)
-        module = self._module() if "constant" in self._wanted else ""
-        compiled = ((COMPILED, Variant.STANDALONE, "all"),) if module else ()
-        for name, variant, observe in (*WAYS, *compiled):
-            if name not in self._wanted and name != COMPILED:
+        for name, variant, observe in WAYS:
+            if name not in self._wanted:
                 continue
             ours = self._exit.enter_context(picker([spec], observe=observe))
-            settings = _settings(
-                spec,
-                ours,
-                variant=variant,
-                first_token_port=split_address(ours.first_token)[1],
-                observe_module=module if name == COMPILED else "",
-            )
+            first_token_port = split_address(ours.first_token)[1]
+            settings = _settings(spec, ours, variant=variant, first_token_port=first_token_port)
             self._ways[name] = await self._way(settings, ours.pid)
         if "constant" in self._wanted:
             only = self._exit.enter_context(bare("builtin", self._upstream.address))
@@ -128,16 +115,6 @@ class EnvoyBench:
     async def _way(self, settings: EnvoySettings, picker_pid: int) -> Way:
         envoy = await self._exit.enter_async_context(EnvoyProcess(settings))
         return Way(envoy.listener_url.removeprefix("http://"), envoy.pid, picker_pid)
-
-    def _module(self) -> str:
-        """The filter's compiled part, built for this run; nothing where it does not compile."""
-        folder = Path(self._exit.enter_context(TemporaryDirectory(prefix="epp-bench-")))
-        try:
-            build(folder / "libepp_observe.so")
-        except EppError as error:
-            print(f"the compiled filter is not measured: {error}")
-            return ""
-        return str(folder / "libepp_observe.so")
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
@@ -171,7 +148,7 @@ class EnvoyBench:
         The ways take turns request by request: all see the same state of the machine. What they use while
         nobody asks is taken off, because a burst of long answers lasts longer.
         """
-        ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", COMPILED, FLOOR)}
+        ways = {name: way for name, way in self._ways.items() if name in (PLAIN, "constant", FLOOR)}
         if not ways[PLAIN].idle_share[1]:
             await self._idle(list(ways.values()))
         added: dict[str, list[float]] = {name: [] for name in ways if name != PLAIN}
@@ -246,4 +223,4 @@ def _settings(spec: EndpointSpec, server: Server, **more: Any) -> EnvoySettings:
 
 
 def _as(name: str) -> str:
-    return f", {name}" if name in (COMPILED, FLOOR) else ""
+    return f", {name}" if name == FLOOR else ""

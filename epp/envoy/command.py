@@ -108,12 +108,6 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask engines for answers that are not compressed, so that their usage can be read",
     )
     parser.add_argument(
-        "--observe-module",
-        default="",
-        metavar="PATH",
-        help="where Envoy (1.40 and later) finds the observing filter's compiled part (`epp envoy module`)",
-    )
-    parser.add_argument(
         "--no-observe", action="store_true", help="tell the picker nothing about how requests went"
     )
     parser.add_argument(
@@ -195,7 +189,6 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         access_log=arguments.access_log,
         observe=not arguments.no_observe,
         strip_accept_encoding=arguments.strip_accept_encoding,
-        observe_module=arguments.observe_module,
     )
     if arguments.eds:
         settings = replace(settings, eds_path=str(arguments.eds.absolute()))

@@ -32,10 +32,8 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
     from envoy_data_plane.envoy.extensions.compression.gzip.compressor import v3 as gzip
     from envoy_data_plane.envoy.extensions.compression.gzip.decompressor import v3 as gunzip
-    from envoy_data_plane.envoy.extensions.dynamic_modules import v3 as module
     from envoy_data_plane.envoy.extensions.filters.http.compressor import v3 as compressor
     from envoy_data_plane.envoy.extensions.filters.http.decompressor import v3 as decompressor
-    from envoy_data_plane.envoy.extensions.filters.http.dynamic_modules import v3 as modules
     from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
     from envoy_data_plane.envoy.extensions.filters.http.header_to_metadata import v3 as header_to_metadata
     from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
@@ -91,8 +89,6 @@ __all__ = [
     "lua",
     "matcher",
     "metadata",
-    "module",
-    "modules",
     "ms",
     "mutation_rules",
     "overload",

@@ -17,11 +17,7 @@
 -- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
 -- nothing where a chunk ends with its line. A handle's objects die when the script yields, so streamInfo() is
 -- asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty for no call), TIMEOUT_MS,
--- TAIL_BYTES, STRIPPED_PATHS and HANDS_OVER are set above.
---
--- With HANDS_OVER the compiled module reads what comes with and after the first token, and this script goes no
--- further: being woken for each chunk is most of what a chunk costs. `watch` tells the module which answers are
--- its own: 1 for an event stream, 2 for any other.
+-- TAIL_BYTES and STRIPPED_PATHS are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
@@ -276,17 +272,10 @@ local function watch(handle, id, streamed, readable)
           first_seen(handle, id, streamed)
         end
       end
-      if HANDS_OVER then
-        if seen then
-          return
-        end
-      elseif found:feed(piece) then
+      if found:feed(piece) then
         break
       end
     end
-  end
-  if HANDS_OVER and readable then
-    return
   end
   note(handle, "chunks", chunks)
   local usage = found:usage()
@@ -309,9 +298,6 @@ function envoy_on_response(handle)
   if encoding and encoding ~= "" and encoding:lower() ~= "identity" then
     note(handle, "encoding", ascii(encoding, 64))
     readable = false
-  end
-  if HANDS_OVER and readable then
-    note(handle, "watch", streamed and 1 or 2)
   end
   watch(handle, id, streamed, readable)
 end

@@ -64,26 +64,7 @@ def observers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
     config = api.lua.Lua(
         default_source_code=api.core.DataSource(inline_string=script(settings)), stat_prefix="observe"
     )
-    # Answers come from the end of the chain: what the module is to watch, the script has noted before.
-    return [
-        *_modules(settings),
-        api.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=api.pack(config)),
-    ]
-
-
-def _modules(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
-    if not settings.observe_module:
-        return []
-    source = api.core.DataSource(filename=settings.observe_module)
-    limit = api.protobuf.StringValue(value=str(settings.usage_tail_bytes))
-    config = api.modules.DynamicModuleFilter(
-        dynamic_module_config=api.module.DynamicModuleConfig(
-            module=api.core.AsyncDataSource(local=source), do_not_close=True
-        ),
-        filter_name="observe",
-        filter_config=api.pack(limit),
-    )
-    return [api.hcm.HttpFilter(name="envoy.filters.http.dynamic_modules", typed_config=api.pack(config))]
+    return [api.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=api.pack(config))]
 
 
 def script(settings: EnvoySettings) -> str:
@@ -94,7 +75,6 @@ def script(settings: EnvoySettings) -> str:
         "CLUSTER": _quoted(FIRST_TOKENS if settings.tells_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(settings.usage_tail_bytes),
-        "HANDS_OVER": "true" if settings.observe_module else "false",
     }
     parts = ["observe.lua"]
     if settings.strip_accept_encoding:

@@ -21,7 +21,6 @@ import aiohttp
 
 from epp.config.eds import eds_content
 from epp.envoy.launch import stop, tied_to_parent
-from epp.envoy.module import MODULE_SINCE
 from epp.envoy.render import render, render_relay, write
 from epp.errors import EppError
 
@@ -189,8 +188,6 @@ class EnvoyProcess:
         binary = find_envoy()
         version = await version_of(binary)
         settings = replace(self._settings, envoy_version=min(self._settings.envoy_version, version))
-        if version < MODULE_SINCE:
-            settings = replace(settings, observe_module="")
         write(config_file, render_relay(settings, self._relay) if self._relay else render(settings))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

@@ -109,9 +109,6 @@ class EnvoySettings:
         first_token_tls: TLS towards it, plaintext when None.
         report_interval_ms: longest time that a report waits in Envoy for others to travel with.
         usage_tail_bytes: longest ``usage`` object that is kept of an answer.
-        observe_module: path at which Envoy (1.40 and later) finds the compiled module that reads answers
-            after their first token (`epp envoy module`), none when empty: then the script does. Envoy
-            refuses a configuration whose module it cannot load.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
             because nothing can be read of a compressed answer.
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
@@ -162,7 +159,6 @@ class EnvoySettings:
     first_token_tls: TlsFiles | None = None
     report_interval_ms: int = 100
     usage_tail_bytes: int = 2048
-    observe_module: str = ""
     strip_accept_encoding: bool = False
     restore_model: bool = True
     decision_id_header: bool = True

