@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _START_S = 30.0
-_DECISION_SUM = re.compile(r"^epp_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
+_DECISION_SUM = re.compile(r"^llm_d_epp_request_processing_duration_seconds_(sum|count) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

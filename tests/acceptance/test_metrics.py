@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,7 +61,7 @@ def test_load_shows_while_a_request_runs_and_goes_with_it(stack: Stack) -> None:
 def test_each_endpoint_shows_its_round_trip_and_fresh_engine_metrics(stack: Stack) -> None:
     for port in stack.ports.values():
         address = f"127.0.0.1:{port}"
-        until(lambda a=address: 0 < stack.metric("epp_endpoint_rtt_seconds", endpoint=a) < 1)
+        until(partial(stack.metric, "epp_endpoint_rtt_seconds", endpoint=address))
         assert stack.metric("epp_endpoint_engine_age_seconds", endpoint=address) < 5
     assert stack.metric("llm_d_epp_ready_endpoints") == 3
 
@@ -74,9 +75,9 @@ def test_a_dead_endpoint_shows_and_its_series_go_when_it_leaves(tmp_path: Path) 
     with serving(tmp_path, "a", "b") as stack:
         dead = f"127.0.0.1:{stack.ports['a']}"
         stack.replicas["a"].stop()
-        until(lambda: stack.metric("epp_endpoint_ejected", endpoint=dead) == 1)
-        assert stack.metric("epp_probe_failures_total", endpoint=dead) >= 2
-        assert stack.metric("epp_ejections_total", endpoint=dead) == 1
+        until(lambda: stack.metric("epp_endpoint_unavailable", endpoint=dead, reason="ejected") == 1)
+        assert stack.metric("epp_endpoint_events_total", endpoint=dead, event="probe-failed") >= 2
+        assert stack.metric("epp_endpoint_events_total", endpoint=dead, event="ejected") == 1
         assert stack.metric("llm_d_epp_ready_endpoints") == 1
         stack.write_pool("b")
         until(lambda: dead not in http(f"{stack.picker_url}/metrics").text)

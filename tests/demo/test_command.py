@@ -45,8 +45,8 @@ def test_what_is_said_after_a_demo_that_was_stopped_has_a_line_of_its_own() -> N
 FIGURES = b"""HTTP/1.1 200 OK\r
 connection: close\r
 \r
-epp_decision_seconds_sum 0.0005
-epp_decision_seconds_count 1
+llm_d_epp_request_processing_duration_seconds_sum 0.0005
+llm_d_epp_request_processing_duration_seconds_count 1
 """
 
 

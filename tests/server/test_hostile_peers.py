@@ -118,7 +118,9 @@ async def test_streams_that_are_aborted_by_the_hundred_take_a_line_every_few_sec
     counted = 'llm_d_epp_extproc_streams_total{{code="{}"}}'.format
     assert await serving.metric(counted("InvalidArgument")) == 100
     assert await serving.metric(counted("Internal")) == 102
-    assert await serving.metric("epp_stream_errors_total") == 0, "no fault of ours, and nothing to alert on"
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0, (
+        "no fault of ours, and nothing to alert on"
+    )
 
 
 async def test_connections_that_break_the_rules_take_a_line_every_few_seconds(
@@ -171,7 +173,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     assert serving.app.picker.in_flight == 0
     assert outcomes == (["completed"] if decided else [])
     assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
     await peer.close()
 
@@ -194,7 +196,7 @@ async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it
     assert not serving.app.core.recent.get("last"), "it was not decided"
     assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Internal"}') == 1
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0
     await peer.close()
 
 
