@@ -120,85 +120,61 @@ CACHE = (
             ),
             (
                 share(
-                    rate("epp_cache_tokens_total", only='kind="believed"'),
+                    rate("epp_cache_tokens_total", only='kind="expected"'),
                     rate("epp_cache_tokens_total", only='kind="prompt"'),
                 ),
-                "believed by the picker",
+                "expected by the picker",
             ),
             (mean("llm_d_epp_prefix_indexer_hit_ratio"), "prefix index, mean over all requests"),
         ),
-        "Over requests whose engine told. Belief above report: caches are smaller than thought.",
+        "Over requests whose engine reports it. Expected above reported: caches are smaller than thought.",
     ),
+    Panel("What engines report of tokens", "reqps", ((rate("epp_usage_total", "known"), "{{known}}"),)),
     Panel(
-        "Error of foretold uncached tokens",
-        "short",
-        quantiles("epp_uncached_prediction_error_tokens", 0.5, 0.9, by="direction"),
-        "too_few: the engine had to prefill more than the picker expected.",
-    ),
-    Panel("What engines tell of tokens", "reqps", ((rate("epp_usage_total", "known"), "{{known}}"),)),
-    Panel(
-        "TTFT seen over foretold",
+        "TTFT observed over predicted",
         "short",
         quantiles("epp_ttft_prediction_ratio", 0.1, 0.5, 0.9),
-        "1 is as foretold. A wide band: something that the picker does not see decides TTFT.",
+        "1 is as predicted. A wide band: something that the picker does not see decides TTFT.",
     ),
-    Panel("Error of foretold TTFT", "s", quantiles("epp_ttft_prediction_error_seconds", 0.5, 0.95)),
-    Panel(
-        "Prefix index",
-        "short",
-        (
-            (f"sum(epp_prefix_index_blocks{WHO})", "blocks"),
-            (f"sum(epp_prefix_index_segments{WHO})", "segments"),
-        ),
-    ),
+    Panel("Prefix index", "short", ((f"sum(llm_d_epp_prefix_indexer_size{WHO})", "blocks"),)),
 )
 PICKER = (
     Panel(
         "Decision cost",
         "s",
         (
-            *quantiles("epp_decision_seconds", 0.5, 0.99),
-            *((q, f"parse {n}") for q, n in quantiles("epp_parse_seconds", 0.99)),
+            *quantiles(R + "processing_duration_seconds", 0.5, 0.99),
             *((q, f"schedule {n}") for q, n in quantiles("llm_d_epp_scheduler_e2e_duration_seconds", 0.99)),
         ),
     ),
     Panel(
         "Weights in force",
         "short",
-        ((f"max by (name, source) (epp_weight{WHO})", "{{name}} ({{source}})"),),
-    ),
-    Panel(
-        "Trial: weights of the second arm",
-        "short",
-        ((f"max by (name, arm) (epp_trial_weight{WHO})", "{{name}} ({{arm}})"),),
-        "Nothing outside of trials; `epp tune status` says what is tried and why.",
+        ((f"max by (name, source, arm) (epp_weight{WHO})", "{{name}} ({{source}}, {{arm}})"),),
+        "Two arms while a trial runs; `epp tune status` says what is tried and why.",
     ),
     Panel(
         "Trial: decisions by arm",
         "reqps",
-        ((rate("epp_arm_decisions_total", "arm"), "{{arm}}"),),
+        ((rate("epp_decisions_total", "arm", 'arm!="none"'), "{{arm}}"),),
         "In a switchback the arms take turns: one at a time has nearly all.",
         stacked=True,
     ),
     Panel(
         "Age of the tuner's file",
         "s",
-        ((f"time() - max(epp_tuner_written_timestamp_seconds{WHO} > 0)", "age"),),
+        ((f"time() - max(epp_weights_written_timestamp_seconds{WHO} > 0)", "age"),),
         "A living tuner writes every few minutes while a trial runs, and rarely while it is frozen.",
     ),
-    Panel("Endpoints tied", "short", (*quantiles("epp_tied_endpoints", 0.5, 0.95),)),
     Panel(
         "Recorder, leases, reports: should be 0",
         "short",
         (
             (rate("epp_records_dropped_total"), "records dropped"),
-            (rate("epp_recorder_restarts_total"), "recorder restarts"),
-            (rate("epp_leases_expired_total"), "leases expired"),
-            (rate("epp_leases_pushed_out_total"), "leases pushed out"),
+            (rate("epp_leases_lost_total", "reason"), "leases {{reason}}"),
             (rate("epp_late_reports_total"), "late reports"),
             (rate("epp_reports_total", "receiver, result", 'result!="received"'), "{{receiver}} {{result}}"),
-            (rate("epp_stream_errors_total"), "stream errors"),
-            (rate("epp_rtt_rejected_total"), "RTT samples refused"),
+            (rate("epp_faults_total", "part"), "faults: {{part}}"),
         ),
     ),
     Panel(
@@ -209,10 +185,7 @@ PICKER = (
     Panel(
         "Files in force",
         "bool_on_off",
-        (
-            (f"min by (file) (epp_file_ok{WHO})", "{{file}}"),
-            (rate("epp_file_errors_total", "file"), "errors: {{file}}"),
-        ),
+        ((f"min by (file) (epp_file_ok{WHO})", "{{file}}"),),
     ),
 )
 ENDPOINTS = (
@@ -220,42 +193,43 @@ ENDPOINTS = (
     Panel(
         "Requests on cold connections",
         "percentunit",
-        ((f"max by (path) (epp_path_cold_share{WHO})", "{{path}}"),),
+        (
+            (
+                share(
+                    rate("epp_path_requests_total", "path", 'connection="cold"'),
+                    rate("epp_path_requests_total", "path"),
+                ),
+                "{{path}}",
+            ),
+        ),
         "Share of requests by region that had a connection opened for them.",
     ),
     Panel(
         "Network to the first byte",
         "s",
-        (
-            (f"max by (path, connection) (epp_path_network_seconds{WHO})", "{{path}} {{connection}}"),
-            (f"max by (path) (epp_path_connect_seconds{WHO})", "{{path}} connect"),
-        ),
+        ((f"max by (path, connection) (epp_path_network_seconds{WHO})", "{{path}} {{connection}}"),),
         "As estimated for a body of mean size, on a warm connection and on a cold one with its opening.",
     ),
-    Panel("Engine queue", "short", gauge("epp_endpoint_engine_waiting")),
-    Panel("Engine batch", "short", gauge("epp_endpoint_engine_running")),
-    Panel("KV cache in use", "percentunit", gauge("epp_endpoint_engine_kv_usage")),
+    Panel("Engine queue", "short", gauge("llm_d_epp_per_endpoint_queue_size", "model_server_endpoint")),
+    Panel("Engine batch, mean", "short", gauge("llm_d_epp_average_running_requests", "name")),
+    Panel("KV cache in use, mean", "percentunit", gauge("llm_d_epp_average_kv_cache_utilization", "name")),
     Panel("Uncached tokens before their first token", "short", gauge("epp_endpoint_pending_uncached_tokens")),
-    Panel("Prompt tokens of unfinished requests", "short", gauge("epp_endpoint_queued_tokens")),
+    Panel(
+        "Prompt tokens of unfinished requests", "short", gauge("llm_d_epp_inflight_tokens", "endpoint_name")
+    ),
     Panel(
         "Health",
         "short",
         (
             (f"sum(llm_d_epp_ready_endpoints{WHO})", "ready"),
-            (f"sum(epp_endpoint_ejected{WHO})", "ejected"),
-            (f"sum(epp_endpoint_draining{WHO})", "draining"),
+            (f"sum by (reason) (epp_endpoint_unavailable{WHO})", "{{reason}}"),
             (f"max(epp_health_panicking{WHO})", "ejections ignored (panic)"),
         ),
     ),
     Panel(
         "Failures",
         "short",
-        (
-            (rate("epp_probe_failures_total", "endpoint"), "probe {{endpoint}}"),
-            (rate("epp_scrape_failures_total", "endpoint"), "scrape {{endpoint}}"),
-            (rate("epp_ejections_total", "endpoint"), "ejected {{endpoint}}"),
-            (rate("epp_endpoint_restarts_total", "endpoint"), "restarted {{endpoint}}"),
-        ),
+        ((rate("epp_endpoint_events_total", "endpoint, event"), "{{event}} {{endpoint}}"),),
     ),
     Panel(
         "Server errors",
@@ -263,8 +237,9 @@ ENDPOINTS = (
         ((rate("epp_outcomes_total", "endpoint", 'status="5xx"'), "{{endpoint}}"),),
     ),
 )
-_AGREEMENT = (
-    f"{rate('epp_shadow_agreed_total', 'policy')} / ({rate('epp_shadow_decisions_total', 'policy')} > 0)"
+_AGREEMENT = share(
+    rate("epp_shadow_decisions_total", "policy", 'result="agreed"'),
+    rate("epp_shadow_decisions_total", "policy"),
 )
 LEARNED = (
     Panel(
@@ -273,9 +248,6 @@ LEARNED = (
         ((rate("epp_learned_decisions_total", "by"), "{{by}}"),),
         "model, explored, or why the heuristic did. Empty where no policy learns.",
         stacked=True,
-    ),
-    Panel(
-        "Candidates by who judged them", "short", ((rate("epp_learned_candidates_total", "by"), "{{by}}"),)
     ),
     Panel(
         "Age of the reward model",

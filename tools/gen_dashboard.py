@@ -93,7 +93,7 @@ def _variables() -> list[dict[str, Any]]:
             "label": "Picker",
             "type": "query",
             "datasource": _DATASOURCE,
-            "query": {"query": "label_values(epp_requests_in_flight, instance)", "refId": "instance"},
+            "query": {"query": "label_values(llm_d_epp_info, instance)", "refId": "instance"},
             "refresh": 2,
             "includeAll": True,
             "multi": True,
@@ -105,12 +105,13 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def _weight_changes() -> dict[str, Any]:
+    written = f"epp_weights_written_timestamp_seconds{WHO}"
     return {
         "name": "Weights changed",
         "datasource": _DATASOURCE,
         "enable": True,
         "iconColor": "purple",
-        "expr": f"epp_weights_info{WHO} unless epp_weights_info{WHO} offset 1m",
+        "expr": f"{written} unless {written} offset 1m",
         "titleFormat": "weights {{version}}",
         "textFormat": "{{policy}} on {{instance}}",
         "step": "60s",

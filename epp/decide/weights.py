@@ -1,7 +1,7 @@
 """The weights in force: the policy's defaults, the configuration, the tuner's file, the operator's file.
 
-Later ones win, value by value, in both arms of a trial. Owns the last good content of both files and counts
-which arm decided; a bad file changes nothing. Which arm a request belongs to is the file's own rule
+Later ones win, value by value, in both arms of a trial. Owns the last good content of both files; a bad
+file changes nothing. Which arm a request belongs to is the file's own rule
 (`epp.tuner.plan.assign`).
 """
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from epp.tuner.plan import Trial
 
 _NO_PLAN = Plan()
-#: Under which decisions during a trial are counted that belong to neither arm.
-NO_ARM = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,6 @@ class WeightBook:
         self._overrides: Mapping[str, float] = {}
         self.current = self._merge(self._plan.weights)
         self._arm_weights = self.current
-        #: Decisions during trials so far, by arm; those of no arm (`epp.tuner.plan.assign`) under `NO_ARM`.
-        self.decided: dict[str, int] = {NO_ARM: 0}
 
     @property
     def policy(self) -> str:
@@ -143,8 +139,6 @@ class WeightBook:
             session: what keeps the requests of a conversation together; empty when nothing does.
         """
         found = assign(self._plan, wall_s, session)
-        arm = found.arm if found.stamp else NO_ARM
-        self.decided[arm] = self.decided.get(arm, 0) + 1
         return self.current if found.arm == INCUMBENT else self._arm_weights, found.stamp
 
     def update(self, layer: str, text: bytes | None, source: str) -> bool:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     class Observer(Protocol):
         """Counts what happens to a resource; names are from a closed set."""
 
-        def listed(self, resource: str) -> None: ...  # noqa: D102  # its name says it
-        def event(self, resource: str) -> None: ...  # noqa: D102  # its name says it
         def failed(self, resource: str, reason: str) -> None: ...  # noqa: D102  # its name says it
         def ok(self, resource: str, *, ok: bool) -> None: ...  # noqa: D102  # its name says it
 
@@ -160,7 +158,6 @@ class Reflector(Generic[T]):
             raise KubeError(Reason.MALFORMED, f"the list of {resource.name} has no resourceVersion")
         self.objects = found
         self._version, self._listed_s = page.metadata.resource_version, self._tools.clock.mono_s()
-        self._tools.observer.listed(resource.name)
         self._mended()
         self.synced = True
         self._changed()
@@ -212,7 +209,6 @@ class Reflector(Generic[T]):
         if item is None:
             return
         self._version = item.metadata.resource_version or self._version
-        self._tools.observer.event(self.resource.name)
         if event.type == "DELETED":
             self.objects.pop(_key(item), None)
         else:

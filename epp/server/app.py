@@ -31,7 +31,8 @@ from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread
 from epp.server.http import build_app
 from epp.server.learning import Learning
-from epp.server.metrics import Metrics, PickerCollector
+from epp.server.metrics import Metrics
+from epp.server.metrics_read import PickerState
 from epp.server.observation import Observation
 from epp.server.poll import with_credentials_of
 from epp.server.pool import PoolFeed
@@ -94,7 +95,7 @@ class App:
             base,
             source,
             block_bytes=config.prefix.block_bytes,
-            on_estimate=self.metrics.estimated,
+            on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
         self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self._relays = RelayPaths(config.relays)
@@ -117,17 +118,9 @@ class App:
             follow=self._certificates.append,
         )
         kubernetes = config.pool.kubernetes
-        self.metrics.registry.register(
-            PickerCollector(
-                self.picker,
-                clock.mono_s,
-                pool=kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default",
-                bytes_per_token=lambda: counter.learned,
-                saturation=self._shedding.saturation,
-                models=self.metrics.requests.models,
-            )
-        )
-        self.metrics.add_receiver("access-log", self._grpc.access_log)
+        pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
+        state = PickerState(self.picker, clock.mono_s, pool, self._shedding.saturation)
+        self.metrics.show("picker", state)
         self._first_tokens = self._build_first_tokens()
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
@@ -187,9 +180,9 @@ class App:
         receiver = FirstTokenReceiver(
             self.core.outcomes,
             max_connections=self._max_connections,
-            on_refused=self.metrics.connections_refused.labels("first_token").inc,
+            on_refused=self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc,
         )
-        self.metrics.add_receiver("first-token", receiver)
+        self.metrics.receivers["first-token"] = receiver
         return receiver
 
     def _build_cluster(self, source: str) -> ClusterFeed | None:
@@ -243,8 +236,8 @@ class App:
             self._base / records.folder,
             settings=records,
             hasher=hasher,
-            on_drop=self.metrics.records_dropped.inc,
-            on_restart=self.metrics.recorder_restarts.inc,
+            on_drop=self.metrics.value("epp_records_dropped_total").inc,
+            on_restart=self.metrics.value("epp_faults_total", "recorder").inc,
         )
 
     def _build_restore(self, hasher: BlockHasher) -> IndexRestore | None:
@@ -325,7 +318,7 @@ class App:
         await self._pool.start()
         routes = build_app(
             health=self._health,
-            registry=self.metrics.registry,
+            metrics=self.metrics,
             decision=self.core.recent.get,
             decided=self._decision_ids.__contains__,
             verdict=self._recorder.verdict if self._config.records.folder else None,

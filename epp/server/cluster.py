@@ -36,6 +36,21 @@ def require_library(source: str) -> None:
         raise ConfigError(source, "pool.kubernetes", problem, "pip install 'gorgo-epp[kubernetes]'")
 
 
+class _Counts:
+    """Shows what happens to resources of the cluster; names and reasons are from closed sets."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def failed(self, resource: str, reason: str) -> None:
+        """Count a call that failed."""
+        self._metrics.value("epp_kubernetes_failures_total", resource, reason).inc()
+
+    def ok(self, resource: str, *, ok: bool) -> None:
+        """Show whether the resource can be followed now."""
+        self._metrics.value("epp_kubernetes_ok", resource).value = float(ok)
+
+
 class ClusterFeed:
     """Keeps the pool as a cluster says, while `run` runs.
 
@@ -65,7 +80,7 @@ class ClusterFeed:
         self._pool = pool
         around = Surroundings.here(base)
         self._api = KubeApi(settings, around, clock)
-        tools = Tools(self._api, metrics.cluster, clock, asyncio.sleep, seed=secrets.randbits(63))
+        tools = Tools(self._api, _Counts(metrics), clock, asyncio.sleep, seed=secrets.randbits(63))
         self._source = KubeSource(settings, namespace_of(settings, around), tools, self._apply)
 
     async def run(self) -> None:

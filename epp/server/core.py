@@ -165,6 +165,8 @@ class Core:
         self._regions, self._tenant_header = regions, tenant_header.lower()
         self._inject_usage, self._tell_model = inject_usage, tell_model
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
+        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
+        self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
         )
@@ -240,10 +242,12 @@ class Core:
             words = f"no endpoint available: {error.message}"
             return self._refuse(request, 503, words, rule=error.rule, model=model)
         decided_s = self._clock.mono_s()
-        self._metrics.schedule_seconds.observe(decided_s - asked_s)
-        self._metrics.decision_seconds.observe(decided_s - started_s)
+        self._schedule_seconds.observe(decided_s - asked_s)
+        self._decision_seconds.observe(decided_s - started_s)
         expected = foretell(decision.request, decision.fleet, decision.chosen)
-        self._metrics.decided(decision, expected, streamed=ask.stream, priority=self._priority(request))
+        self._metrics.requests.decided(
+            decision, expected, streamed=ask.stream, priority=self._priority(request)
+        )
         self.recent.add(decision)
         self._recorder.decision(decision, ask)
         for observe in self._observers:
@@ -272,7 +276,6 @@ class Core:
             return Ask(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         prompt = self._hasher.measure(parsed, self._counter, tenant, reading.counted)
-        self._metrics.parse_seconds.observe(self._clock.mono_s() - reading.started_s)
         export = self._hasher.export_name  # decisions are recorded: no client's word goes into one as it is
         key = affinity_key(parsed, prompt)
         return Ask(
@@ -311,7 +314,7 @@ class Core:
         param: str | None = None,
         model: str = "",
     ) -> Refusal:
-        self._metrics.refused(status, rule, model, self._priority(request))
+        self._metrics.requests.refused(status, rule, model, self._priority(request))
         make = error_words(request.path) or openai_error  # also for what passes through unread
         return self.gateway.refusal(status, make(status, message, param), message, rule)
 
@@ -323,7 +326,7 @@ class Core:
     def too_large(self, request: HttpRequest, limit_bytes: int) -> Refusal:
         """The refusal of a body over the limit, which nobody has read."""
         refusal = self.gateway.too_large(request, limit_bytes)
-        self._metrics.refused(refusal.status, refusal.details, priority=self._priority(request))
+        self._metrics.requests.refused(refusal.status, refusal.details, priority=self._priority(request))
         return refusal
 
     def response_started(
@@ -335,7 +338,7 @@ class Core:
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)
         else:
-            self._metrics.late_reports.inc()
+            self._metrics.value("epp_late_reports_total").inc()
 
 
 def announced_bytes(headers: Mapping[str, str]) -> int:

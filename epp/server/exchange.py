@@ -25,7 +25,7 @@ from epp.extproc.types import (
     ResponseStarted,
 )
 from epp.prompt.answer import WATCH_BYTES, AnswerWatch
-from epp.server.metrics_protocol import Restoring
+from epp.server.restoring import Restoring
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
     from epp.server.core import Core, Reading
     from epp.server.metrics import Metrics
-    from epp.server.metrics_protocol import ProtocolMetrics
     from epp.server.observe import Sampler
     from epp.server.tokenizers import Count
     from epp.server.unobserved import UnobservedLeases
@@ -60,7 +59,6 @@ class Exchange:
         metrics: counted into.
         sampler: says whether the response is read.
         leases: takes the requests that are left.
-        protocol: counts of what was seen and changed.
     """
 
     def __init__(
@@ -70,11 +68,9 @@ class Exchange:
         metrics: Metrics,
         sampler: Sampler,
         leases: UnobservedLeases,
-        *,
-        protocol: ProtocolMetrics,
     ) -> None:
         self._stream, self._core, self._metrics = stream, core, metrics
-        self._sampler, self._leases, self._protocol = sampler, leases, protocol
+        self._sampler, self._leases = sampler, leases
         self._restoring: Restoring | None = None
         self._picked_s = 0.0
         self._decision_id = self._left_id = ""
@@ -160,7 +156,8 @@ class Exchange:
             match output:
                 case PickNeeded():
                     modes = self._stream.modes
-                    self._protocol.asked(output.request, observing=modes is not None and modes.observing)
+                    observing = modes is not None and modes.observing
+                    self._metrics.requests.seen(output.request, observing=observing)
                     decided = self._core.decide(output.request, self._reading)
                     self._reading = None  # it holds the prompt
                     if isinstance(decided, Refusal):
@@ -187,7 +184,6 @@ class Exchange:
                         if self._watch.feed(output.data, self._sampler.now_s()):
                             self._core.outcomes.first_token(self._decision_id, Source.STREAM)
                 case ExchangeEnded():
-                    self._metrics.exchange_ended(output.cause)
                     if self._decision_id:
                         self._end(output.cause)
                 case Finish() | Abort():
@@ -202,7 +198,7 @@ class Exchange:
         if modes is None or modes.response in _NOT_SHOWN:
             return pick
         if pick.rewrite_response is not None and not modes.observing:
-            self._restoring = Restoring(self._protocol, pick.rewrite_response)
+            self._restoring = Restoring(self._restored, pick.rewrite_response)
             pick = replace(pick, rewrite_response=self._restoring)
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
@@ -211,6 +207,9 @@ class Exchange:
                 return pick
             how = Observe.CARRY
         return replace(pick, observe_response=how)
+
+    def _restored(self, result: str) -> None:
+        self._metrics.value("epp_response_model_names_total", result).inc()
 
     def _watch_over(self) -> None:
         """Watch the answer no longer; again is fine."""
@@ -233,7 +232,7 @@ class Exchange:
             cause = Cause.COMPLETED  # its client has all that it wanted
         if watch is not None and (watch.chunks or cause is Cause.COMPLETED):
             if watch.encoded:
-                self._sampler.encoded()
+                self._metrics.value("epp_compressed_answers_total").inc()
             self._core.outcomes.observed(
                 decision_id,
                 usage=watch.usage(),

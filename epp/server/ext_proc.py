@@ -73,7 +73,7 @@ class ProcessCall:
         self._waiting: deque[bytes] = deque()
         self._task: asyncio.Task[None] | None = None
         self._ending = self._over = False
-        metrics.streams.inc()
+        metrics.streams.value += 1.0
 
     def message(self, message: Message) -> None:
         """Answer it, or keep it until what is before it has been answered."""
@@ -177,7 +177,7 @@ class ProcessCall:
             self._unsent()
 
     def _failed(self) -> None:
-        self._metrics.stream_errors.inc()
+        self._metrics.value("epp_faults_total", "stream").inc()
         self._finish(Status.INTERNAL, "internal error")
 
     def _finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> None:
@@ -188,7 +188,7 @@ class ProcessCall:
 
     def _unsent(self) -> None:
         """An answer was too long, or found no room, and the call has ended with that."""
-        self._metrics.stream_errors.inc()
+        self._metrics.value("epp_faults_total", "stream").inc()
         self._end(Status.RESOURCE_EXHAUSTED)
 
     def _end(self, status: Status) -> None:
@@ -203,7 +203,7 @@ class ProcessCall:
             self._exchange.closed(cut=status is not Status.OK)
         except Exception:
             log.exception("a stream's end failed", extra=REPEATED)
-            self._metrics.stream_errors.inc()
+            self._metrics.value("epp_faults_total", "stream").inc()
         if not self._exchange.left:
             self._exchange = _NOTHING_LEFT
 

@@ -58,9 +58,9 @@ class SignalFeed:
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
-        self._metrics.probe_failures.labels(address).inc()
+        self._metrics.endpoint_event(address, "probe-failed")
         if self._fleet.health.failure(slot, "probe", now_s):
-            self._metrics.ejections.labels(address).inc()
+            self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)
 
     def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
@@ -69,7 +69,7 @@ class SignalFeed:
         if slot is None:
             return
         if self._fleet.engine.update(slot, sample, now_s):
-            self._metrics.restarts.labels(address).inc()
+            self._metrics.endpoint_event(address, "restarted")
             log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
             self._fleet.restart(address, now_s)
         if self._process_started is not None and sample.process_start_time_s is not None:
@@ -88,7 +88,7 @@ class SignalFeed:
             return
         self._metrics.requests.models.keep(listed)
         self._fleet.learn_context(slot, max((tokens or 0 for tokens in listed.values()), default=0))
-        self._metrics.model_mismatch.labels(address).set(len(unknown))
+        self._metrics.value("epp_endpoint_model_mismatch", address).value = float(len(unknown))
         if unknown and self._unknown.get(address) != unknown:
             log.error(
                 "endpoint %s does not serve %s, requests for it fail there; it serves %s: correct 'models' or"
@@ -107,6 +107,6 @@ class SignalFeed:
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
-        self._metrics.scrape_failures.labels(address).inc()
+        self._metrics.endpoint_event(address, "scrape-failed")
         log.debug("no metrics from %s: %s", address, problem)
         self._fleet.engine.fail(slot, now_s)

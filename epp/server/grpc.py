@@ -8,6 +8,7 @@ closed, reset, cancelled, failed - ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
@@ -18,8 +19,6 @@ from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS
 from epp.server.health import HealthNames, HealthState
-from epp.server.metrics_hot import FamilyCollector
-from epp.server.metrics_protocol import ProtocolMetrics
 from epp.server.rpc_server import RpcServer
 from epp.server.services import Services
 from epp.server.sockets import told_of
@@ -84,8 +83,6 @@ class GrpcServer:
         follow: Follow,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._protocol = ProtocolMetrics()
-        metrics.registry.register(FamilyCollector(self._protocol.families()))
         self._sampler, self._leases = observation.sampler, observation.leases
         self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
         longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
@@ -98,11 +95,12 @@ class GrpcServer:
         )
         #: Of all calls on grpcio, which does not say which connection a call is on.
         self._grpcio_share = self._bodies.share()
-        metrics.held_body_bytes.set_function(lambda: self._bodies.held_bytes)
+        metrics.show("bodies", self._bodies)
         self._assume = Assumption()
         if config.request.assume_mode == "buffered":
             self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
         self.access_log = AccessLogReceiver(core.outcomes)
+        metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
         services = Services(
             metrics,
@@ -149,11 +147,14 @@ class GrpcServer:
             tls=context,
             new_room=self._bodies.share,
             max_connections=self._max_connections,
-            on_refused=self._metrics.connections_refused.labels("grpc").inc,
+            on_refused=partial(self._closed, "limit"),
             bodiless=BODILESS,
-            on_ended=lambda reason: self._metrics.connections_ended.labels(reason).inc(),
-            on_throttled=self._metrics.throttled.inc,
+            on_ended=self._closed,
+            on_throttled=self._metrics.value("epp_connections_throttled_seconds_total").inc,
         )
+
+    def _closed(self, reason: str) -> None:
+        self._metrics.value("epp_connections_closed_total", "grpc", reason).inc()
 
     def set_serving(self, *, serving: bool) -> None:
         """Set what the health service answers."""
@@ -187,6 +188,4 @@ class GrpcServer:
             tell_served=conformance,
             bodies=room if isinstance(room, Share) else self._grpcio_share,
         )
-        return Exchange(
-            stream, self._core, self._metrics, self._sampler, self._leases, protocol=self._protocol
-        )
+        return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)

@@ -75,7 +75,7 @@ class ExtProc:
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
         exchange = self._new_exchange(None)
-        self._metrics.streams.inc()
+        self._metrics.streams.value += 1.0
         time_s = asyncio.get_running_loop().time
         began_s, code = time_s(), grpc.StatusCode.INTERNAL
         cut, last = True, b""
@@ -88,14 +88,14 @@ class ExtProc:
         except _AbortedError as aborted:
             code = aborted.code
             if aborted.ours:
-                self._metrics.stream_errors.inc()
+                self._metrics.value("epp_faults_total", "stream").inc()
             log.warning(ABORTED, aborted.detail, extra=REPEATED)
             await context.abort(code, aborted.detail)
         except Exception as error:
             if self.leaving and isinstance(error, grpc.aio.BaseError):
                 raise  # the server has stopped under a stream that was over: gRPC says so in a line
             log.exception(FAILED, extra=REPEATED)
-            self._metrics.stream_errors.inc()
+            self._metrics.value("epp_faults_total", "stream").inc()
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
             exchange.closed(cut=cut)

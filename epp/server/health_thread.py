@@ -128,16 +128,15 @@ class HealthThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="health", daemon=True)
         self._thread.start()
-        refused = self._metrics.connections_refused
         self._http = HttpServer(
-            routes, tls=tls, max_connections=self._max_connections, on_refused=refused.labels("http").inc
+            routes, tls=tls, max_connections=self._max_connections, on_refused=self._refused("http")
         )
         self._health = RpcServer(
             health_service(HealthNames(self._state, any_name=True), set()),
             max_receive_bytes=_MESSAGE_BYTES,
             max_send_bytes=_MESSAGE_BYTES,
             max_connections=self._max_connections,
-            on_refused=refused.labels("grpc").inc,
+            on_refused=self._refused("grpc"),
         )
         with told_of(source, "listen.http", listen.http):
             http = await self._in_thread(self._http.start(listen.http))
@@ -146,13 +145,17 @@ class HealthThread:
         with told_of(source, "listen.health", listen.health):
             return http, await self._in_thread(self._health.start(listen.health))
 
+    def _refused(self, listener: str) -> Callable[[], None]:
+        return self._metrics.value("epp_connections_closed_total", listener, "limit").inc
+
     async def heartbeats(self, publish: Callable[[], None]) -> None:
         """Call ``publish``, which has to call `HealthThread.publish`, at every tick for ever."""
         time_s = asyncio.get_running_loop().time
+        stalled = self._metrics.value("epp_event_loop_stall_seconds_total")
         while True:
             due_s = time_s() + self._tick_s
             await asyncio.sleep(self._tick_s)
-            self._metrics.loop_stall_s.inc(max(time_s() - due_s, 0.0))
+            stalled.inc(max(time_s() - due_s, 0.0))
             publish()
 
     def publish(self, not_ready: str) -> None:

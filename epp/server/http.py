@@ -16,7 +16,7 @@ from aiohttp import web
 from epp.config.address import join_address, split_address
 from epp.decide.records import to_record
 from epp.decide.verdicts import MAX_VERDICT_BYTES, parse_verdict
-from epp.server.metrics_page import CONTENT_TYPE, page
+from epp.server.metrics import CONTENT_TYPE
 from epp.server.sockets import listening_socket
 from epp.server.watched import watching
 
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from prometheus_client import CollectorRegistry
-
     from epp.decide.records import Decision
     from epp.decide.verdicts import Verdict
     from epp.server.accepting import Acceptor
     from epp.server.health_thread import HealthThread
+    from epp.server.metrics import Metrics
     from epp.server.watched import Watched
 
 #: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
@@ -39,7 +38,7 @@ _UNANSWERED_S = 5.0
 def build_app(
     *,
     health: HealthThread,
-    registry: CollectorRegistry,
+    metrics: Metrics,
     decision: Callable[[str], Decision | None],
     decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
@@ -48,14 +47,14 @@ def build_app(
 
     Args:
         health: the thread that serves the routes.
-        registry: metrics to expose.
+        metrics: what `/metrics` shows.
         decision: a recent decision by id; ``"last"`` for the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
     """
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=await page(registry), headers={"content-type": CONTENT_TYPE})
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics.page(), headers={"content-type": CONTENT_TYPE})
 
     async def livez(_: web.Request) -> web.Response:
         return _probed(health.not_live())
@@ -85,7 +84,7 @@ def build_app(
     app = web.Application(client_max_size=MAX_VERDICT_BYTES)
     app.add_routes(
         [
-            web.get("/metrics", health.on_picker_loop(metrics)),
+            web.get("/metrics", health.on_picker_loop(page)),
             web.get("/livez", livez),
             web.get("/readyz", readyz),
             web.get("/decisions/{id}", health.on_picker_loop(explain)),

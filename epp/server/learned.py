@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -60,6 +61,12 @@ class ModelFeed:
     def model(self) -> RewardModel | None:
         """The last good content of the file."""
         return self._watch.model
+
+    @property
+    def age_s(self) -> float:
+        """Time since the model's training."""
+        model = self._watch.model
+        return max(self._clock.wall_s() - model.trained_at_s, 0.0) if model is not None else math.nan
 
     @property
     def withdrawn(self) -> str:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from epp.decide.model_watch import ModelWatch
 from epp.errors import ConfigError
-from epp.policies.lodestar import Lodestar
+from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.server.files import WatchedFile
 from epp.server.learned import ModelFeed
-from epp.server.metrics_hot import FamilyCollector
-from epp.server.metrics_learned import LearnedMetrics, ModelCollector
-from epp.server.shadow import Shadow, ShadowMetrics, shadows
+from epp.server.shadow import Shadow, shadows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,17 +53,15 @@ class Learning:
         self._model_file = base / name if name else None
         #: Takes contents of the model file; None where no policy uses a model.
         self.feed: ModelFeed | None = None
-        shadow_metrics = ShadowMetrics()
         self._shadow = Shadow(
             shadows(config.shadow, source),
             config.shadow_per_s,
-            shadow_metrics,
             lambda: self.feed.model if self.feed is not None else None,
             tie_band=config.policy.tie_band,
         )
         if config.shadow:
             self.observers.append(self._shadow.decided)
-            metrics.registry.register(FamilyCollector(shadow_metrics.families()))
+            metrics.show("shadow", self._shadow)
         takers: list[tuple[Lodestar, Callable[[Lodestar], None]]] = []
         for policies, take in (([picker.policy], picker.replace_policy), (
             self._shadow.policies, self._shadow.replace_policy
@@ -90,10 +86,8 @@ class Learning:
             log.warning("policy.model_file is not set: lodestar decides by its heuristic alone")
         watch = ModelWatch(config.policy.model_max_age_s)
         self.feed = ModelFeed(takers, watch, metrics, clock, str(self._model_file or ""))
-        counted = LearnedMetrics()
-        self.observers += [self.feed.decided, counted.decided]
-        metrics.registry.register(FamilyCollector(counted.families()))
-        metrics.registry.register(ModelCollector(self.feed, clock))
+        self.observers += [self.feed.decided, count_by(metrics)]
+        metrics.show("model", self.feed)
 
     def files(self) -> list[WatchedFile]:
         """The model file, where there is one."""
@@ -107,3 +101,18 @@ class Learning:
             tasks.start("check the model", self.feed.run())
         if self._shadow.policies:
             tasks.start("score in shadow", self._shadow.run())
+
+
+def count_by(metrics: Metrics) -> Callable[[Decision], None]:
+    """Make an observer that counts decisions of a learned policy by what decided, read from their terms."""
+    words = ("model", *FALLBACKS[1:])
+    series = [metrics.value("epp_learned_decisions_total", word) for word in words]
+    explored = metrics.value("epp_learned_decisions_total", "explored")
+
+    def decided(decision: Decision) -> None:
+        terms, chosen = decision.ranking.terms, decision.chosen
+        if "fallback" in terms:
+            found = explored if terms["explored"][chosen] else series[int(terms["fallback"][chosen])]
+            found.value += 1.0
+
+    return decided

@@ -17,13 +17,9 @@ from typing import TYPE_CHECKING
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
 from epp.keyed_uniform import keyed_uniform
-from epp.server.metrics_hot import Counters, Gauges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from epp.clock import Clock
-    from epp.server.metrics_hot import Family, Value
 
 log = logging.getLogger(__name__)
 
@@ -66,32 +62,8 @@ class Sampler:
         self._otherwise = Observe.LEAVE if settings.unobserved == "end" else Observe.CARRY
         self._window_begun_s = self._changed_s = clock.mono_s()
         self._in_window = 0
-        self._build_metrics()
-
-    def _build_metrics(self) -> None:
-        self._gauge = Gauges(
-            "epp_observe_share", "Share of the responses passing the picker that are read, now in force."
-        )
-        self._aim = Gauges("epp_observe_share_configured", "The share that is asked for.")
-        self._aim.child().value = self._configured
-        self._responses = Counters(
-            "epp_observe_responses_total",
-            "Responses that pass, or would pass, through the picker: read, carried unread, or left.",
-            ("observe",),
-        )
-        self._chunks = Counters("epp_observe_chunks_total", "Pieces of responses read.")
-        self._encoded = Counters(
-            "epp_observe_encoded_total", "Responses read that were compressed, so that usage stays unknown."
-        )
-        self._in_force: Value = self._gauge.child()
-        self._in_force.value = self._share
-        self._counted = {how: self._responses.child(how.value) for how in Observe}
-        self._chunk_count: Value = self._chunks.child()
-        self._encoded_count: Value = self._encoded.child()
-
-    def families(self) -> Iterator[Family[Value]]:
-        """What it counts."""
-        yield from (self._gauge, self._aim, self._responses, self._chunks, self._encoded)
+        #: Responses by what became of them.
+        self.counts = dict.fromkeys(Observe, 0)
 
     @property
     def share(self) -> float:
@@ -123,16 +95,12 @@ class Sampler:
             how = Observe.CARRY
         else:
             how = self._otherwise
-        self._counted[how].value += 1.0
+        self.counts[how] += 1
         return how
 
     def chunk(self) -> None:
         """A piece was read."""
         self._in_window += 1
-
-    def encoded(self) -> None:
-        """A response that was read was compressed."""
-        self._encoded_count.value += 1.0
 
     def tick(self) -> None:
         """Measure, and adjust the share; to be called about once per `WINDOW_S`."""
@@ -141,7 +109,6 @@ class Sampler:
         if passed_s < WINDOW_S:
             return
         rate = self._in_window / passed_s
-        self._chunk_count.value += self._in_window
         self._in_window, self._window_begun_s = 0, now_s
         if self._limit <= 0 or not self._configured:
             return
@@ -160,4 +127,3 @@ class Sampler:
             self._share * 100,
         )
         self._share, self._changed_s = share, now_s
-        self._in_force.value = share

@@ -70,6 +70,7 @@ class Outcomes:
     ) -> None:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
+        self._late_reports = metrics.value("epp_late_reports_total")
         self._waiting: dict[str, Outcome] = {}
         self._due: list[tuple[float, str]] = []  # a heap: until when each is waited for, some told since
         self._reporting = False  # whether any report on a request of ours has come
@@ -159,13 +160,13 @@ class Outcomes:
             return  # served without a decision: while the picker was away, or by the fallback
         before = self._finished.get(report.decision_id, _NOTHING)
         if before == _REPORTED:  # a second report of one request
-            self._metrics.late_reports.inc()
+            self._late_reports.value += 1.0
             return
         served = self._resolver.endpoint_of(report.served)
         if report.decision_id not in self._finished:  # else the stream showed the headers
             self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
-            self._metrics.compressed.inc()
+            self._metrics.value("epp_compressed_answers_total").inc()
         if served:
             self._picker.served(report.decision_id, served)
         # What is refused or comes too late goes into no outcome.
@@ -185,7 +186,7 @@ class Outcomes:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
             else:
-                self._metrics.late_reports.inc()
+                self._late_reports.value += 1.0
             return
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
@@ -200,13 +201,13 @@ class Outcomes:
         fills Envoy's buffer is written before its stream ends.
         """
         if decision_id not in self._finished:
-            self._metrics.late_reports.inc()
+            self._late_reports.value += 1.0
 
     def expire(self) -> None:
         """End what outlived its lease, and stop waiting for reports that do not come."""
         now_s = self._clock.mono_s()
         for outcome in self._picker.expire(now_s):
-            self._metrics.leases_expired.inc()
+            self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
             self._tell(outcome)
         while self._due and self._due[0][0] <= now_s:
             _, decision_id = heapq.heappop(self._due)
@@ -327,7 +328,7 @@ class Outcomes:
             self._not_honoured.discard(endpoint)
         if outcome.honoured is not False:
             return
-        self._metrics.picks_not_honoured.inc()
+        self._metrics.value("epp_picks_not_honoured_total").inc()
         # A late pick of an endpoint that has left the pool is nothing to warn of.
         if endpoint not in self._not_honoured and self._picker.fleet.slot_of(endpoint) is not None:
             self._not_honoured.add(endpoint)
@@ -347,11 +348,11 @@ class Outcomes:
             if health.success(slot, now_s, "outcome"):
                 log.info("endpoint %s is back", address)
         elif health.failure(slot, "outcome", now_s):
-            self._metrics.ejections.labels(address).inc()
+            self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
 
     def _tell(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
+        self._metrics.requests.finished(outcome)
         self._recorder.outcome(outcome, self._clock.wall_s())
         for listener in self.told:
             listener(outcome)

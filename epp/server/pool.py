@@ -139,7 +139,7 @@ class PoolFeed:
         for address in gone:
             self._metrics.forget_endpoint(address)
         for address in new:
-            self._metrics.new_endpoint(address)
+            self._metrics.requests.new_endpoint(address)
         for endpoint in endpoints:
             self._metrics.requests.models.keep(endpoint.models)
         self._run_pollers(targets)
@@ -171,7 +171,7 @@ class PoolFeed:
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
             # Of other names, or of none: what was found of these says nothing any more.
-            self._metrics.model_mismatch.remove_by_labels({"endpoint": address})
+            self._metrics.forget("epp_endpoint_model_mismatch", endpoint=address)
             self._tasks.cancel(_task_name(address))
         self._follow_tokens({target.bearer_token_file for target in wanted.values()} - {""})
         for address, target in wanted.items():

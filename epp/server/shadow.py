@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,6 @@ from epp.errors import ConfigError, gather, raise_all
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.server.metrics_hot import Counters, Gauges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from epp.decide.records import Decision
     from epp.policies.base import Policy
     from epp.policies.reward_model import RewardModel
-    from epp.server.metrics_hot import Value
 
     _Judge = tuple[str, NDArray[np.float64], NDArray[np.bool_]]
     _Judges = list[_Judge]
@@ -50,62 +48,28 @@ JUDGES = ("model", "gorgo-ms")
 
 
 @dataclass(slots=True)
-class _Scored:
-    """One policy's account."""
+class Account:
+    """What came of one policy in shadow.
+
+    Attributes:
+        policy: the policy.
+        counts: live decisions by whether it would have picked the same endpoint, or failed.
+        difference_s: by judge, mean estimated latency of its picks less that of the live picks.
+        seen: by judge, estimates in that mean.
+        logged: whether a failure was logged.
+    """
 
     policy: Policy
-    scored: Value
-    agreed: Value
-    failed: Value
-    difference: dict[str, Value]
-    seen: dict[str, int]
-    told: bool = False
+    counts: dict[str, int] = field(default_factory=lambda: {"agreed": 0, "differed": 0, "failed": 0})
+    difference_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(JUDGES, 0.0))
+    seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JUDGES, 0))
+    logged: bool = False
 
     def differs(self, judge: str, seconds: float) -> None:
-        """One more estimate of a difference."""
+        """Take one more estimate of a difference into the mean."""
         self.seen[judge] += 1
-        mean = self.difference[judge]
-        mean.inc((seconds - mean.value) / min(float(self.seen[judge]), _HORIZON))
-
-
-class ShadowMetrics:
-    """What came of it, by policy."""
-
-    def __init__(self) -> None:
-        self.scored = Counters(
-            "epp_shadow_decisions_total", "Live decisions that a policy in shadow has scored.", ("policy",)
-        )
-        self.agreed = Counters(
-            "epp_shadow_agreed_total", "Those where it would have picked the same endpoint.", ("policy",)
-        )
-        self.failed = Counters(
-            "epp_shadow_errors_total",
-            "Live decisions that it failed on; users saw nothing of it.",
-            ("policy",),
-        )
-        self.difference = Gauges(
-            "epp_shadow_estimated_difference_seconds",
-            "Estimated latency of its picks less that of the live picks, a fading mean over 500 decisions;"
-            " below 0 it would have been faster. By the reward model (TTFT) where it judges both, else by"
-            " learned rates.",
-            ("policy", "judge"),
-        )
-
-    def account(self, policy: Policy) -> _Scored:
-        """A new policy's."""
-        name = policy.name
-        return _Scored(
-            policy,
-            self.scored.child(name),
-            self.agreed.child(name),
-            self.failed.child(name),
-            {judge: self.difference.child(name, judge) for judge in JUDGES},
-            dict.fromkeys(JUDGES, 0),
-        )
-
-    def families(self) -> tuple[Counters | Gauges, ...]:
-        """For the registry."""
-        return self.scored, self.agreed, self.failed, self.difference
+        mean_s = self.difference_s[judge]
+        self.difference_s[judge] = mean_s + (seconds - mean_s) / min(float(self.seen[judge]), _HORIZON)
 
 
 class Shadow:
@@ -114,7 +78,6 @@ class Shadow:
     Args:
         policies: that are asked.
         per_s: decisions a second that are scored, at most.
-        metrics: counted into.
         model: the reward model in force, None while there is none.
         tie_band: relative band of equals, of policies that have one.
     """
@@ -123,13 +86,12 @@ class Shadow:
         self,
         policies: Iterable[Policy],
         per_s: float,
-        metrics: ShadowMetrics,
         model: Callable[[], RewardModel | None] = lambda: None,
         *,
         tie_band: float = 0.0,
     ) -> None:
         self._tie_band = tie_band
-        self._accounts = [metrics.account(quiet(policy)) for policy in policies]
+        self.accounts = [Account(quiet(policy)) for policy in policies]
         self._pause_s, self._model = 1.0 / per_s, model
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
         self._told = False
@@ -137,11 +99,11 @@ class Shadow:
     @property
     def policies(self) -> Sequence[Policy]:
         """Those that are asked."""
-        return [account.policy for account in self._accounts]
+        return [account.policy for account in self.accounts]
 
     def replace_policy(self, policy: Policy) -> None:
         """From now on the policy of that name is this one."""
-        for account in self._accounts:
+        for account in self.accounts:
             if account.policy.name == policy.name:
                 account.policy = policy
 
@@ -159,27 +121,26 @@ class Shadow:
                 continue
             decision = self._waiting.pop()
             judges = self._estimates(decision)
-            for account in self._accounts:
+            for account in self.accounts:
                 await asyncio.sleep(0)
                 self._score(account, decision, judges)
 
     def score(self, decision: Decision) -> None:
         """Score a decision now."""
         judges = self._estimates(decision)
-        for account in self._accounts:
+        for account in self.accounts:
             self._score(account, decision, judges)
 
-    def _score(self, account: _Scored, decision: Decision, judges: _Judges) -> None:
+    def _score(self, account: Account, decision: Decision, judges: _Judges) -> None:
         try:
             chosen = rerun(decision, account.policy, self._tie_band).chosen
         except Exception:  # a policy in shadow may be anybody's; it must not reach users
-            account.failed.inc()
-            if not account.told:
+            account.counts["failed"] += 1
+            if not account.logged:
                 log.exception("%s cannot score a live decision in shadow", account.policy.name)
-                account.told = True
+                account.logged = True
             return
-        account.scored.inc()
-        account.agreed.inc(float(chosen == decision.chosen))
+        account.counts["agreed" if chosen == decision.chosen else "differed"] += 1
         for judge, estimated_ms, inside in judges:
             if inside[chosen] and inside[decision.chosen]:
                 account.differs(judge, float(estimated_ms[chosen] - estimated_ms[decision.chosen]) * _MS)

@@ -18,7 +18,6 @@ from epp.signals.calibration import CounterCalibration
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.first_tokens import FirstTokens
-from epp.signals.gauges import gauges
 from epp.signals.health import HealthSettings, HealthTracker
 from epp.signals.ledger import LoadLedger
 from epp.signals.measured import Measured
@@ -31,14 +30,13 @@ from epp.signals.slots import SlotMap, grown, rows_of
 from epp.view import NUMERIC_COLUMNS, FleetView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from epp.signals.capability import Success
     from epp.signals.endpoint import Endpoint
     from epp.signals.fleet_settings import Settings
-    from epp.signals.gauges import Gauge
     from epp.signals.prefix_index import PrefixIndex
     from epp.signals.slots import Rows
 
@@ -286,10 +284,6 @@ class Fleet:
         block[_SUCCESS] = 1.0 if success is None else success.values
         self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
         return FleetView(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
-
-    def gauges(self, now_s: float) -> Iterator[Gauge]:
-        """Every signal for people."""
-        return gauges(self, now_s)
 
     def _resize(self, capacity: int) -> None:
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)

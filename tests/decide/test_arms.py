@@ -169,16 +169,6 @@ def test_any_prefix_of_either_file_leaves_weights_within_bounds(data: st.DataObj
     assert not stamp or read_stamp(stamp) is not None
 
 
-def test_decisions_are_counted_by_arm() -> None:
-    weights = book(split(share=0.5))
-    for number in range(50):
-        weights.choose(START, f"s{number}")
-    weights.choose(START - 1.0, "s")
-    weights.choose(START, "")
-    assert weights.decided["none"] == 2
-    assert weights.decided["incumbent"] + weights.decided["candidate"] == 50
-
-
 def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
     """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
     shared = [template * 1_000_000 + depth for depth in range(length)]

@@ -64,10 +64,8 @@ def test_samples_carry_the_arm_that_the_picker_chose(kind: type[Split | Switchba
         valid_until_wall_s=LATER_WALL_S + 1000.0,
         block_s=20.0,
     )
-    stretch, watcher = stretch_under(trial)
+    _, watcher = stretch_under(trial)
     told = Counter(sample.stamp.arm if sample.stamp else "none" for sample in watcher.samples)
-    # The book counts decisions of a trial alone.
-    assert told == Counter({arm: n for arm, n in stretch.book.decided.items() if n})
     assert told["candidate"] > 0
     assert told["incumbent"] > 0
     assert len({sample.weights_version for sample in watcher.samples}) == 2

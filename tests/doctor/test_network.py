@@ -47,15 +47,13 @@ def page(**series: float) -> Page:
     return Page("".join(f"{name} {value}\n" for name, value in lines.items()))
 
 
-def paths(cold_share: float, rounds: float = 0.1, requests: float = 500.0) -> dict[str, float]:
+def paths(cold_share: float, requests: float = 500.0) -> dict[str, float]:
     """Series of the far region."""
     return {
-        "epp_path_cold_share{path='far'}": cold_share,
         "epp_path_requests_total{path='far',connection='cold'}": cold_share * requests,
         "epp_path_requests_total{path='far',connection='warm'}": (1 - cold_share) * requests,
         "epp_path_network_seconds{path='far',connection='cold'}": 0.96,
         "epp_path_network_seconds{path='far',connection='warm'}": 0.33,
-        "epp_path_upload_round_trips{path='far'}": rounds,
     }
 
 
@@ -157,7 +155,6 @@ def test_where_nothing_can_be_read_nothing_is_found() -> None:
         (paths(0.6, requests=20), False, []),
         (paths(0.6), False, ["60%", "630 ms", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]),
         (paths(0.6), True, ["60%", "idle_timeout_s"]),
-        (paths(0.05, rounds=0.9), False, ["go up no faster", "tcp_slow_start_after_idle"]),
     ],
 )
 def test_cold_requests_are_seen(series: dict[str, float], relayed: bool, words: list[str]) -> None:

@@ -135,12 +135,15 @@ async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
         await serving.picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
         await serving.replicas[0].kill()
         await serving.picker.until_metric(
-            "epp_endpoint_ejected", lambda value: value == 1, endpoint=serving.replicas[0].address
+            "epp_endpoint_unavailable",
+            lambda value: value == 1,
+            reason="ejected",
+            endpoint=serving.replicas[0].address,
         )
         specs = [EndpointSpec(address=replica.address) for replica in serving.replicas]
         serving.write_pool([*specs, EndpointSpec(address="127.0.0.1:9", kv_capacity_tokens=1000)])
         await serving.picker.until_metric(
-            "epp_endpoint_ejected", lambda value: value == 1, endpoint="127.0.0.1:9"
+            "epp_endpoint_unavailable", lambda value: value == 1, reason="ejected", endpoint="127.0.0.1:9"
         )
         whats = " | ".join(said(await doctor(serving, tmp_path)))
         for words in (

@@ -125,14 +125,14 @@ async def test_a_killed_replica_fails_at_most_what_it_held_and_returns_when_heal
         victim = serving.replicas[0]
         await victim.kill()
         await serving.picker.until_metric(
-            "epp_endpoint_ejected", lambda value: value == 1, endpoint=victim.address
+            "epp_endpoint_unavailable", lambda value: value == 1, endpoint=victim.address, reason="ejected"
         )
         await until_seen(seen, 200)
         failed = seen.total() - seen[200]
         assert failed <= 20, f"at most one per client was on the replica: {seen}"
         await victim.start()
         await serving.picker.until_metric(
-            "epp_endpoint_ejected", lambda value: value == 0, endpoint=victim.address
+            "epp_endpoint_unavailable", lambda value: value == 0, endpoint=victim.address, reason="ejected"
         )
         before = victim.requests
         async with asyncio.timeout(20):
@@ -149,10 +149,12 @@ async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path
         address = serving.replicas[0].address
         async with serving.answering(max_tokens=4000) as answer:
             await serving.picker.until_metric(
-                "epp_endpoint_running_requests", lambda v: v == 1, endpoint=address
+                "llm_d_epp_inflight_requests", lambda v: v == 1, endpoint_name=address
             )
             answer.close()
-        await serving.picker.until_metric("epp_endpoint_running_requests", lambda v: v == 0, endpoint=address)
+        await serving.picker.until_metric(
+            "llm_d_epp_inflight_requests", lambda v: v == 0, endpoint_name=address
+        )
         assert await serving.picker.metric("epp_requests_in_flight") == 0
 
 
@@ -218,7 +220,7 @@ async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -
             "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=specs[0].address
         )
         await picker.until_metric(
-            "epp_endpoint_draining", lambda value: value == 0, endpoint=specs[0].address
+            "epp_endpoint_unavailable", lambda value: value == 0, endpoint=specs[0].address, reason="draining"
         )  # until Envoy knows it
         before = serving.replicas[0].requests
         for _ in range(5):

@@ -55,7 +55,7 @@ async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Pat
         assert 0 < outcome["ttft_ms"] < outcome["e2e_ms"]
         assert 0 < outcome["itl_ms"] < outcome["e2e_ms"]
         assert set(outcome["sources"].values()) == {"stream"}
-        assert await gateway.picker.metric("epp_observe_responses_total", observe="read") == 1
+        assert await gateway.picker.metric("epp_response_sampling_total", observe="read") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,7 +78,7 @@ async def test_usage_of_a_compressed_answer_is_unknown_and_counted(tmp_path: Pat
         outcome = await gateway.outcome()
         assert outcome["completion_tokens"] is None
         assert outcome["response_bytes"] == len(body)
-        assert await gateway.picker.metric("epp_observe_encoded_total") == 1
+        assert await gateway.picker.metric("epp_compressed_answers_total") == 1
 
 
 @pytest.mark.parametrize("observe", ["all", "none"])
@@ -195,7 +195,7 @@ async def test_requests_of_every_shape_arrive_whole(tmp_path: Path, observe: obj
             assert (reply.status, reply.body, reply.cut) == (200, b"onetwo", False)
             assert gateway.upstream.bodies[-1] == b""
         how = {"all": "read", "none": "leave"}.get(str(observe), "carry")
-        assert await gateway.picker.metric("epp_observe_responses_total", observe=how) == 6
+        assert await gateway.picker.metric("epp_response_sampling_total", observe=how) == 6
 
 
 async def lost(gateway: Gateway, body: bytes | None, wanted: bytes, count: int) -> Counter[str]:
@@ -223,7 +223,7 @@ async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path, early: bool, p
     async with Gateway(tmp_path, plays(head=head, end=answer), observe=LEFT) as gateway:
         gateway.upstream.early = early
         assert await lost(gateway, body, answer, 400) == {"whole": 400}
-        assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 400
+        assert await gateway.picker.metric("epp_response_sampling_total", observe="leave") == 400
 
 
 async def test_the_lease_of_a_left_stream_ends_as_predicted(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ async def test_above_the_chunk_limit_answers_pass_unread_and_no_body_is_replaced
     limited = {"mode": "all", "max_chunks_per_s": 1}
     async with Gateway(tmp_path, plays(*TOKENS), observe=limited) as gateway:
         async with asyncio.timeout(30):
-            while not await gateway.picker.metric("epp_observe_responses_total", observe="carry"):
+            while not await gateway.picker.metric("epp_response_sampling_total", observe="carry"):
                 assert (await gateway.ask()).body == answer
         count = len(gateway.outcomes())
         reply = await gateway.ask()
         assert (reply.status, reply.body, reply.cut) == (200, answer, False)
-        assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 0
+        assert await gateway.picker.metric("epp_response_sampling_total", observe="leave") == 0
         outcome = await gateway.outcome(count + 1)
         assert (outcome["cause"], outcome["status"]) == ("completed", 200)
         assert outcome["sources"]["e2e_ms"] == "stream", "its end was seen, not predicted"
@@ -258,7 +258,7 @@ async def test_a_sample_is_read_and_the_rest_left(tmp_path: Path) -> None:
     answer = b"".join(TOKENS)
     async with Gateway(tmp_path, plays(*TOKENS, pause_s=0.0), observe="sample:0.5") as gateway:
         assert await lost(gateway, None, answer, 100) == {"whole": 100}
-        read = await gateway.picker.metric("epp_observe_responses_total", observe="read")
-        left = await gateway.picker.metric("epp_observe_responses_total", observe="leave")
+        read = await gateway.picker.metric("epp_response_sampling_total", observe="read")
+        left = await gateway.picker.metric("epp_response_sampling_total", observe="leave")
         assert (read + left, 20 < read < 80) == (100, True)
-        assert await gateway.picker.metric("epp_observe_share") == 0.5
+        assert await gateway.picker.metric("epp_response_sampling_share") == 0.5

@@ -32,4 +32,4 @@ async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path) -> None:
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 1000}]}).encode()
     async with Gateway(tmp_path, plays(head=head, end=answer), observe=LEFT, listen=LISTEN) as gateway:
         assert await lost(gateway, body, answer, 100) == {"whole": 100}
-        assert await gateway.picker.metric("epp_observe_responses_total", observe="leave") == 100
+        assert await gateway.picker.metric("epp_response_sampling_total", observe="leave") == 100

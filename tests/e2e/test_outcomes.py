@@ -144,7 +144,7 @@ async def test_answers_that_end_well_or_badly(tmp_path: Path) -> None:
             assert outcome["served"] == outcome["endpoint"] == deployment.upstream.endpoint.address
         assert await deployment.picker.metric("epp_compressed_answers_total") == 1
         assert await deployment.picker.metric("epp_requests_in_flight") == 0
-        assert await deployment.picker.metric("epp_leases") == 0
+        assert await deployment.picker.metric("llm_d_epp_inflight_requests") == 0
 
 
 async def test_clients_that_leave(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_clients_that_leave(tmp_path: Path) -> None:
         assert (after["cause"], after["status"], after["cached_tokens"]) == ("client-gone", 200, None)
         assert 0.0 < after["ttft_ms"] <= after["e2e_ms"]
         assert after["sources"]["ttft_ms"] == "envoy"
-        assert await deployment.picker.metric("epp_leases") == 0
+        assert await deployment.picker.metric("llm_d_epp_inflight_requests") == 0
 
 
 async def test_a_retry_is_told_with_both_endpoints(tmp_path: Path) -> None:

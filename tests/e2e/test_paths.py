@@ -32,4 +32,4 @@ async def test_every_request_tells_whether_its_connection_was_there(tmp_path: Pa
             while sum((await told()).values()) < COUNT / 2:  # of retried ones nobody knows
                 await asyncio.sleep(0.1)
         assert (await told())["cold"] >= 1, "nobody had a connection at first"
-        assert await serving.picker.metric("epp_path_connect_seconds") > 0
+        assert await serving.picker.metric("epp_path_network_seconds", connection="cold") > 0

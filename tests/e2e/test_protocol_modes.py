@@ -182,7 +182,8 @@ async def test_in_observability_mode_all_is_decided_and_nobody_waits(
                 assert (await answer.json())["bytes"] == len(chat(size))
         async with engines.http.get(engines.url + "/v1/models") as answer:
             assert answer.status == 200
-        await engines.picker.until_metric("epp_observability_requests_total", lambda value: value == 3)
+        observed = {"seen": "none", "mode": "observability"}
+        await engines.picker.until_metric("epp_request_bodies_total", lambda value: value == 1, **observed)
         assert await engines.seen() == {"whole": 2, "none": 1}
         assert not any("x-gateway-destination-endpoint" in got.headers for got in engines.got)
         await no_lease_is_left(engines)
@@ -206,7 +207,9 @@ async def test_models_are_renamed_in_every_mode_that_shows_the_body(
                 assert json.loads(got.body)["model"].startswith("engine-"), name
                 assert int(got.headers.get("content-length", len(got.body))) == len(got.body)
                 if name == "full duplex":
-                    assert await engines.picker.metric("epp_answers_restored_total") == 1
+                    assert (
+                        await engines.picker.metric("epp_response_model_names_total", result="restored") == 1
+                    )
 
 
 def certificates(folder: Path) -> None:

@@ -17,7 +17,7 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-LEFT_ALONE = "epp_endpoint_retry_after_seconds"
+LEFT_ALONE = "epp_endpoint_unavailable"
 
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
@@ -27,7 +27,9 @@ async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path,
         stop, tasks, seen = await under_load(serving, clients=8)
         await until_seen(seen, 50)
         victim.set_fault(Fault(error_rate=1.0, error_status=429, error_retry_after_s=60))
-        await serving.picker.until_metric(LEFT_ALONE, lambda value: value > 0, endpoint=victim.address)
+        await serving.picker.until_metric(
+            LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
+        )
         # Those that were on their way there when its first refusal was known.
         await until_seen(seen, 2 * len(tasks))
         failed = seen[429]
@@ -44,14 +46,16 @@ async def test_a_replica_that_goes_on_refusing_fails_one_request_a_pause(tmp_pat
         victim = serving.replicas[0]
         victim.set_fault(Fault(error_rate=1.0, error_status=429, error_retry_after_s=2))
         stop, tasks, seen = await under_load(serving, clients=8)
-        await serving.picker.until_metric(LEFT_ALONE, lambda value: value > 0, endpoint=victim.address)
+        await serving.picker.until_metric(
+            LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
+        )
         await until_seen(seen, 2 * len(tasks))
         first, before = seen[429], victim.requests
         await until(lambda: victim.requests >= before + 2)  # two pauses
         assert seen[429] - first <= 2
         victim.set_fault(Fault())
         await until(lambda: victim.requests >= before + 50)
-        assert await serving.picker.metric(LEFT_ALONE, endpoint=victim.address) == 0
+        assert await serving.picker.metric(LEFT_ALONE, endpoint=victim.address, reason="retry-after") == 0
         stop.set()
         await asyncio.gather(*tasks)
         assert seen[429] - first <= 3, "back for good after one good answer"

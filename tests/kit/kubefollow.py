@@ -16,7 +16,7 @@ from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from epp.config.kubernetes import Kubernetes
@@ -40,17 +40,9 @@ class Counted:
     """An observer that remembers."""
 
     def __init__(self) -> None:
-        self.lists: Counter[str] = Counter()
-        self.events: Counter[str] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.fine: dict[str, bool] = {}
         self.ever: set[tuple[str, bool]] = set()
-
-    def listed(self, resource: str) -> None:
-        self.lists[resource] += 1
-
-    def event(self, resource: str) -> None:
-        self.events[resource] += 1
 
     def failed(self, resource: str, reason: str) -> None:
         self.failures[resource, reason] += 1
@@ -58,6 +50,16 @@ class Counted:
     def ok(self, resource: str, *, ok: bool) -> None:
         self.fine[resource] = ok
         self.ever.add((resource, ok))
+
+
+class Listing(KubeApi):
+    """An API client that counts what it lists, a page each."""
+
+    lists: Counter[str]
+
+    async def get(self, path: str, params: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+        self.lists[path.rpartition("/")[2]] += 1
+        return await super().get(path, params, metadata_only=metadata_only)
 
 
 async def _short(seconds: float) -> None:
@@ -71,7 +73,8 @@ class Following:
         self.seen = Counted()
         self.pools: list[Discovered] = []
         clock = RealClock()
-        self.api = KubeApi(settings, around, clock)
+        self.api = Listing(settings, around, clock)
+        self.api.lists = Counter()
         tools = Tools(self.api, self.seen, clock, _short, seed=1)
         self.source = KubeSource(settings, namespace_of(settings, around), tools, self.pools.append)
 

@@ -206,5 +206,9 @@ class TwoEngines:
     async def seen(self) -> dict[str, int]:
         """How many bodies were seen how."""
         kinds = ("whole", "none", "unread", "cut")
-        counts = {kind: await self.picker.metric("epp_request_bodies_total", seen=kind) for kind in kinds}
-        return {kind: int(count) for kind, count in counts.items() if count}
+        counts = dict.fromkeys(kinds, 0)
+        for kind in kinds:
+            for mode in ("normal", "observability"):
+                labels = {"seen": kind, "mode": mode}
+                counts[kind] += int(await self.picker.metric("epp_request_bodies_total", **labels))
+        return {kind: count for kind, count in counts.items() if count}

@@ -16,7 +16,6 @@ from epp.pb.ext_proc_pb2 import ProcessingResponse
 from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.health import EXT_PROC
-from epp.server.metrics_page import page
 from epp.signals.endpoint import Endpoint
 from tests.kit.http2 import Client, Fields, Frame, message
 from tests.kit.waiting import until
@@ -187,7 +186,7 @@ class Serving:
 
     async def metric(self, name: str) -> float:
         """A sample of the metrics page, labels included in the name; 0 where there is none."""
-        for line in (await page(self.app.metrics.registry)).decode().splitlines():
+        for line in (await self.app.metrics.page()).decode().splitlines():
             if line.startswith(name + " "):
                 return float(line.rpartition(" ")[2])
         return 0.0

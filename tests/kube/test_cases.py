@@ -210,7 +210,7 @@ async def test_watches_that_are_cut_go_on_where_they_were(cluster: Cluster) -> N
             assert cluster.proxy.cut()
             await cluster.client.run_pod(pod(f"p{number}"), f"10.0.0.{number}")
             await picker.until(lambda: len(picker.addresses) == number)  # noqa: B023  # awaited at once
-        assert picker.seen.lists["pods"] == 1, "resumed, not listed again"
+        assert picker.api.lists["pods"] == 1, "resumed, not listed again"
         assert picker.source.not_ready() == ""
 
 
@@ -226,7 +226,7 @@ async def test_a_watch_that_is_too_old_lists_again(cluster: Cluster) -> None:
         cluster.proxy.refusing = False
         await picker.until(lambda: picker.addresses == ["10.0.0.2:8000"])
         assert picker.seen.failures["pods", "gone"], "told 410"
-        assert picker.seen.lists["pods"] == 2
+        assert picker.api.lists["pods"] == 2
         assert all(list(found.specs) for found in picker.pools), "never an empty pool in between"
 
 

@@ -27,7 +27,7 @@ async def test_a_silent_watch_is_resumed_and_no_failure(
     settings = Kubernetes(selector="app=llm", target_ports=[8000], kubeconfig=str(path), watch_nodes=False)
     async with following(settings, nowhere(tmp_path)) as picker:
         await picker.until(lambda: sum("watch=true" in request for request in server.requests) > 3)
-        assert (picker.seen.failures, picker.seen.lists["pods"]) == ({}, 1)
+        assert (picker.seen.failures, picker.api.lists["pods"]) == ({}, 1)
         assert ("pods", False) not in picker.seen.ever
     assert own_lines(caplog) == []
     await server.stop()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECK = b"/grpc.health.v1.Health/Check"
-REFUSED = 'epp_connections_refused_total{listener="grpc"}'
+REFUSED = 'epp_connections_closed_total{listener="grpc",reason="limit"}'
 
 
 async def answered(peer: RawPeer, number: int = 1) -> bool:
@@ -108,7 +108,7 @@ async def test_the_oldest_idle_connection_of_the_peer_with_the_most_makes_room(
     late = await RawPeer.connect(serving.address, source=source)
     assert await answered(late)
     await until(idle[1].ended)
-    assert await serving.metric('epp_connections_ended_total{reason="room"}') == 2
+    assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="room"}') == 2
     assert not any(peer.ended() for peer in (used, *others))
     for peer in (used, *idle, *others, late):
         await peer.close()
@@ -198,7 +198,7 @@ async def test_a_connection_without_streams_for_some_sweeps_is_drained(tmp_path:
     assert await answered(crossing), "a request that crosses the GOAWAY is not lost"
     await until(lambda: idle.goaway == ErrorCode.NO_ERROR)
     assert crossing.goaway == ErrorCode.NO_ERROR
-    assert await serving.metric('epp_connections_ended_total{reason="idle"}') == 2
+    assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="idle"}') == 2
     server._end_long_idle()  # it has not answered the PING
     await until(idle.ended)
     assert not any(peer.ended() for peer in (crossing, used, now_and_then))

@@ -14,6 +14,7 @@ from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server import eds
 from epp.server.app import App
+from tests.kit.shown import shown
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
     world.file = world.file.parent / "later" / "eds.json"
 
     def ok() -> float | None:
-        return world.app.metrics.registry.get_sample_value("epp_file_ok", {"file": "eds"})
+        return shown(world.app.metrics, "epp_file_ok", file="eds")
 
     world.pool(A)
     await world.app._pool.start()

@@ -16,11 +16,11 @@ from epp.decide.records import Source, to_record
 from epp.extproc.types import Cause, HttpRequest, Refusal
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.app import App
-from epp.server.metrics_page import page
 from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
 from tests.kit.logs import own_lines
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,8 +129,6 @@ async def test_bytes_per_token_follow_the_engines_count_and_survive_absurd_ones(
     for absurd in (0, 1, 10**15):
         deployment.ended(deployment.decide([question]), usage=Usage(absurd, 5, None))
     assert deployment.decide([question]).request.prompt_tokens == pytest.approx(settled, rel=0.03)
-    text = (await page(deployment.app.metrics.registry)).decode()
-    assert 'epp_bytes_per_token{model_name="m"} 3.' in text
     head = str(explain(json.loads(json.dumps(to_record(deployment.decide([question])), default=list)))[0])
     assert "estimated at 3." in head
 
@@ -225,17 +223,17 @@ async def test_a_first_token_that_the_stream_showed_before_is_no_late_report(dep
     decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
     deployment.core.outcomes.first_token(decision.id, Source.STREAM)
     deployment.core.outcomes.first_token(decision.id)
-    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
 
 
 async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
     decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
     deployment.ended(decision)
     deployment.core.outcomes.first_token(decision.id)
-    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
     deployment.core.outcomes.first_token("nobody-1")
     deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 2.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 2.0" in (await deployment.app.metrics.page()).decode()
 
 
 async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
@@ -245,10 +243,10 @@ async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deploy
     deployment.core.outcomes.finished(report(decision))
     deployment.core.outcomes.observed(decision.id, chunks=7)
     deployment.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
-    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
     deployment.core.outcomes.observed("nobody-1", chunks=7)
     deployment.core.outcomes.stream_ended("nobody-1", Cause.STREAM_END.value)
-    assert "epp_late_reports_total 2.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 2.0" in (await deployment.app.metrics.page()).decode()
     assert len(told) == 1
 
 
@@ -260,9 +258,9 @@ async def test_the_report_of_an_answer_that_the_stream_showed_is_no_late_report(
     decision = deployment.decide([{"role": "user", "content": "hello"}])
     deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 0.0" in (await page(deployment.app.metrics.registry)).decode()
+    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
     deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 1.0" in (await page(deployment.app.metrics.registry)).decode(), "a second"
+    assert "epp_late_reports_total 1.0" in (await deployment.app.metrics.page()).decode(), "a second"
     assert len(told) == 1
 
 
@@ -284,7 +282,7 @@ async def test_how_long_a_client_takes_to_send_its_request_is_no_engines_time(tm
             deployment.ended(decision, **{name: upload_ms + time for name, time in times.items()})
         rates = deployment.fleet.rates
         assert max(evidence.open_s for evidence in rates._slow._evidence) <= deployment.clock.now_s
-        text = (await page(deployment.app.metrics.registry)).decode()
+        text = (await deployment.app.metrics.page()).decode()
         told_s = [float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{FORETOLD}_sum ")]
         learned.append([*rates.block()[:, 0].tolist(), *told_s])
     assert learned[1] == pytest.approx(learned[0], rel=0.1)
@@ -311,7 +309,7 @@ async def test_who_only_answers_for_others_has_outcomes_under_its_own_name(deplo
         decision = deployment.decide([{"role": "user", "content": WORDS}])
         other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
         deployment.ended(decision, served=other, attempts=2, cause=Termination.RETRIED_ELSEWHERE)
-        text = (await page(deployment.app.metrics.registry)).decode()
+        text = (await deployment.app.metrics.page()).decode()
         assert f'epp_outcomes_total{{endpoint="{other}",cause="retried-elsewhere",status="2xx"}} 1.0' in text
         assert 'endpoint="gone"' not in text
     finally:
@@ -353,7 +351,7 @@ def test_a_report_that_comes_too_late_counts_no_failure_twice(deployment: Deploy
     deployment.core.outcomes.expire()
     deployment.core.outcomes.finished(report(decision, status=500))
     assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failures == {"outcome": 1}
-    assert deployment.app.metrics.registry.get_sample_value("epp_late_reports_total") == 1.0
+    assert shown(deployment.app.metrics, "epp_late_reports_total") == 1.0
 
 
 def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:

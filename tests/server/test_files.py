@@ -16,6 +16,7 @@ from epp.server.app import App
 from epp.server.files import WatchedFile, read_file, replace_file, watch
 from epp.server.tasks import Tasks
 from tests.kit.logs import own_lines
+from tests.kit.shown import shown
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(
     config = parse_config("policy: {name: gorgo}\noverrides_file: o.yaml", "epp.yaml")
     app = App(config, tmp_path, "epp.yaml", ManualClock())
 
-    def state(name: str) -> float | None:
-        return app.metrics.registry.get_sample_value(name, {"file": "overrides"})
+    def state() -> float | None:
+        return shown(app.metrics, "epp_file_ok", file="overrides")
 
     file = next(file for file in app._files if file.path.name == "o.yaml")
     file.path.write_text("weights: {queue_weight: 2}")
@@ -101,12 +102,12 @@ def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(
     file.path.mkdir()  # a directory exists and cannot be read, for root as well
     for _ in range(3):
         file.check()
-    assert (state("epp_file_ok"), state("epp_file_errors_total")) == (0.0, 1.0)
+    assert state() == 0.0
     assert app.picker.weights.current.values["queue_weight"] == 2.0
     file.path.rmdir()
     (tmp_path / "away").rename(file.path)
     file.check()
-    assert state("epp_file_ok") == 1.0
+    assert state() == 1.0
 
 
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,18 +211,18 @@ async def test_a_fault_of_ours_is_counted_with_the_bad_contents(
     def odd(*_facts: object) -> None:
         raise OverflowError("nobody foresaw this")
 
-    def state(name: str) -> float | None:
-        return app.metrics.registry.get_sample_value(name, {"file": "endpoints"})
+    def state() -> float | None:
+        return shown(app.metrics, "epp_file_ok", file="endpoints")
 
     (file,) = app._files
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: 'a:1'}]")
     with monkeypatch.context() as patch:
         patch.setattr(app.picker, "set_pool", odd)
         file.check()
-        assert (state("epp_file_ok"), state("epp_file_errors_total")) == (0.0, 1.0)
+        assert state() == 0.0
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     file.check()
-    assert state("epp_file_ok") == 1.0
+    assert state() == 1.0
 
 
 def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> None:
@@ -229,8 +230,9 @@ def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> 
     app = App(parse_config(text, "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
 
     def states() -> dict[str, float]:
-        found = app.metrics.file_ok.collect()
-        return {sample.labels["file"]: sample.value for family in found for sample in family.samples}
+        names = ("endpoints", "weights", "overrides", "capability")
+        found = {name: shown(app.metrics, "epp_file_ok", file=name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
     for file in app._files:
         file.check()

@@ -12,7 +12,6 @@ from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
 from epp.server.core import Decided
-from epp.server.metrics_page import page
 from epp.signals.endpoint import Endpoint
 from tests.kit.conversation import (
     DUPLEX,
@@ -174,7 +173,7 @@ async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_
     for exchange in (first, second):
         await exchange.receive(with_modes(request_headers(), DUPLEX))
     assert await first.receive(request_body(bytes(10_000))) == ([], None)
-    assert "epp_held_body_bytes 1" in (await page(made.metrics.registry)).decode()
+    assert "epp_held_body_bytes 1" in (await made.metrics.page()).decode()
     ((reply,), _) = await second.receive(request_body(bytes(5000)))
     assert reply.immediate_response.status.code == 503
     assert b"wait for their rest" in reply.immediate_response.body
@@ -182,7 +181,7 @@ async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_
     assert (REASON, b"rejected-saturated") in {(one.header.key, one.header.raw_value) for one in dropped}
     second.closed(cut=False)
     first.closed(cut=True)
-    text = (await page(made.metrics.registry)).decode()
+    text = (await made.metrics.page()).decode()
     assert "epp_held_body_bytes 0.0" in text
     assert 'epp_refusals_total{status="503",rule="held-bodies"} 1.0' in text
 
@@ -195,7 +194,7 @@ async def test_a_body_over_the_limit_is_counted_as_other_refusals_are(tmp_path: 
     ((reply,), _) = await exchange.receive(request_body(bytes(21)))
     assert reply.immediate_response.status.code == 413
     exchange.closed(cut=False)
-    text = (await page(made.metrics.registry)).decode()
+    text = (await made.metrics.page()).decode()
     assert 'epp_refusals_total{status="413",rule="epp_body_too_large"} 1.0' in text
     assert re.search(r"^llm_d_epp_request_total\{.*\} 1.0$", text, re.MULTILINE)
 

@@ -344,4 +344,4 @@ async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_dec
     counted.set()
     await peer.round_trip()
     assert serving.app.picker.in_flight == 0
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0

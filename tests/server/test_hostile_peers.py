@@ -111,7 +111,9 @@ async def test_lines_about_aborted_streams_are_marked_for_the_rate_limit(
     counted = 'llm_d_epp_extproc_streams_total{{code="{}"}}'.format
     assert await serving.metric(counted("InvalidArgument")) == 2
     assert await serving.metric(counted("Internal")) == 3
-    assert await serving.metric("epp_stream_errors_total") == 0, "no fault of ours, and nothing to alert on"
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0, (
+        "no fault of ours, and nothing to alert on"
+    )
 
 
 async def test_a_body_of_objects_alone_is_refused_before_it_is_decoded(serving: Serving) -> None:
@@ -150,7 +152,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     assert serving.app.picker.in_flight == 0
     assert outcomes == (["completed"] if decided else [])
     assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
     await peer.close()
 
@@ -173,7 +175,7 @@ async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it
     assert not serving.app.core.recent.get("last"), "it was not decided"
     assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Internal"}') == 1
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0
     await peer.close()
 
 

@@ -13,7 +13,6 @@ import pytest
 from epp.config.load import parse_config
 from epp.server.app import App
 from epp.server.clock import SystemClock
-from epp.server.metrics_page import page
 from epp.server.watched import SILENT_S
 
 if TYPE_CHECKING:
@@ -96,8 +95,8 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
         outside = await Peer.connect(app, listener)
         assert await outside.ended()
         await outside.close()
-    text = (await page(app.metrics.registry)).decode()
-    assert f'epp_connections_refused_total{{listener="{listener}"}} 5.0' in text
+    text = (await app.metrics.page()).decode()
+    assert f'epp_connections_closed_total{{listener="{listener}",reason="limit"}} 5.0' in text
     assert all([await peer.answered() for peer in inside])
     await inside.pop().close()
     while not await (late := await Peer.connect(app, listener)).answered():

@@ -174,7 +174,7 @@ async def test_a_message_without_a_body_has_a_limit_of_its_own(
             )
     assert caplog.text.count("Received message without a body") == 2
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="ResourceExhausted"}') == 2
-    assert await serving.metric("epp_stream_errors_total") == 0
+    assert await serving.metric('epp_faults_total{part="stream"}') == 0
 
 
 async def test_compressed_messages_are_not_unpacked(serving: Serving) -> None:

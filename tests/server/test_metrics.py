@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from itertools import count
+import re
+from itertools import accumulate, count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
@@ -18,16 +20,19 @@ from epp.decide.weights import WeightBook
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
-from epp.server.metrics import Metrics, PickerCollector
-from epp.server.metrics_hot import Counters, Histograms
+from epp.server.metrics import Histogram, Metrics
+from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
+from epp.server.metrics_table import TABLE
 from epp.signals.duration import foretell, network_ms
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.signals.paths import Travelled
 from epp.signals.prefix_index import PrefixIndex
+from epp.tuner.plan import Plan, Switchback, render_plan
 from tests.kit.replicas import metric
-from tools.gen_metrics_docs import PAGE, example, families, page
+from tools.gen_metrics_docs import PAGE, page
 
 POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
 
@@ -51,9 +56,7 @@ class Bench:
         for address in pool or POOL:
             self.picker.fleet.assume_rtt(address, 50.0)
         self.metrics = Metrics()
-        self.metrics.registry.register(
-            PickerCollector(self.picker, lambda: 1.0, pool="p", saturation=lambda _: 0.25, models=str)
-        )
+        self.metrics.show("picker", PickerState(self.picker, lambda: 1.0, "p", lambda _: 0.25))
 
     def decide(
         self, model: str = "m", tokens: int = 1024, *, streamed: bool = True, priority: int = 0
@@ -62,7 +65,7 @@ class Bench:
         prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
         decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
         expected = foretell(decision.request, decision.fleet, decision.chosen)
-        self.metrics.decided(decision, expected, streamed=streamed, priority=priority)
+        self.metrics.requests.decided(decision, expected, streamed=streamed, priority=priority)
         return decision.id, decision.endpoint
 
     def end(
@@ -77,7 +80,7 @@ class Bench:
         e2e_ms: float = 400.0,
     ) -> None:
         self.picker.end(decision_id, cause, 1.0)
-        self.metrics.finished(Outcome(decision_id, endpoint, cause, status, ttft_ms, e2e_ms, usage))
+        self.metrics.requests.finished(Outcome(decision_id, endpoint, cause, status, ttft_ms, e2e_ms, usage))
 
     def read(self, name: str, /, **labels: str) -> float:
         try:
@@ -86,16 +89,15 @@ class Bench:
             return 0.0
 
     def page(self) -> str:
-        return generate_latest(self.metrics.registry).decode()
+        return "".join(self.metrics.pieces())
 
 
 @pytest.mark.parametrize("pool", [POOL[:1], [f"10.0.1.{n}:8000" for n in range(20)]], ids=["fewer", "others"])
 def test_a_pool_that_changes_while_the_page_is_written_spoils_nothing(pool: list[str]) -> None:
     """The page is written in turns with requests and everything else, a metric a turn."""
-    told = len(list(Bench().metrics.registry.collect()))
-    for turn in range(1, told):
+    for turn in range(1, len(list(Bench().metrics.pieces()))):
         bench = Bench()
-        for number, _ in enumerate(bench.metrics.registry.collect(), 1):
+        for number, _ in enumerate(bench.metrics.pieces(), 1):
             if number == turn:
                 bench.picker.set_pool([Endpoint(address) for address in pool], 1.0)
 
@@ -153,8 +155,8 @@ def test_errors_are_named_as_llm_d_names_them(status: int | None, cause: str, co
 
 def test_a_refusal_is_a_request_and_an_error() -> None:
     bench = Bench()
-    bench.metrics.refused(503, "pool-empty", "m")
-    bench.metrics.refused(400, "client")
+    bench.metrics.requests.refused(503, "pool-empty", "m")
+    bench.metrics.requests.refused(400, "client")
     assert bench.read("epp_refusals_total", rule="pool-empty", status="503") == 1
     assert bench.read("llm_d_epp_request_error_total", error_code="ServiceUnavailable", model_name="m") == 1
     assert bench.read("llm_d_epp_request_total", model_name="m") == 1
@@ -166,7 +168,7 @@ def test_requests_are_told_apart_by_the_priority_of_their_objective() -> None:
     bench.decide(priority=-1)
     bench.end(*bench.decide(priority=5))
     bench.decide()
-    bench.metrics.refused(429, "saturated", "m", -1)
+    bench.metrics.requests.refused(429, "saturated", "m", -1)
     assert bench.read("llm_d_epp_request_total", model_name="m", priority="-1") == 2
     assert bench.read("llm_d_epp_request_total", model_name="m", priority="0") == 1
     assert bench.read("llm_d_epp_request_running", model_name="m", priority="5") == 0
@@ -192,7 +194,7 @@ def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     bench = Bench()
     for number in range(5_000):
         bench.decide(f"invented-{number}")
-        bench.metrics.refused(400, "client", f"more-{number}")
+        bench.metrics.requests.refused(400, "client", f"more-{number}")
     bench.decide("x" * 10_000)
     page = bench.page()
     lines = [line for line in page.splitlines() if line.startswith("llm_d_epp_request_total{")]
@@ -231,8 +233,7 @@ def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
     bench = Bench()
     decision_id, endpoint = bench.decide()
     bench.end(*bench.decide())
-    for family in (bench.metrics.probe_failures, bench.metrics.ejections):
-        family.labels(endpoint).inc()
+    bench.metrics.endpoint_event(endpoint, "ejected")
     for address in POOL:
         bench.picker.set_pool([], 1.0)
         bench.metrics.forget_endpoint(address)
@@ -253,31 +254,12 @@ def test_what_is_remembered_of_open_requests_goes_with_their_ends() -> None:
     assert bench.metrics.requests.open == 0
 
 
-@pytest.mark.parametrize(
-    ("engine_prompt", "cached", "direction", "error"),
-    [
-        (1024, 0, "too_many", 0.0),  # as expected: nothing was in the index
-        (1024, 512, "too_many", 512.0),  # the engine knew more than we did
-        (2048, 512, "too_many", 512.0),  # whatever our count of the prompt was
-    ],
-)
-def test_the_error_of_foretold_uncached_tokens_on_a_cold_index(
-    engine_prompt: int, cached: int, direction: str, error: float
-) -> None:
-    bench = Bench(POOL[:1])
-    bench.end(*bench.decide(tokens=1024), Usage(engine_prompt, 1, cached))
-    assert bench.read("epp_uncached_prediction_error_tokens_sum", direction=direction) == error
-    assert bench.read("epp_uncached_prediction_error_tokens_count", direction=direction) == 1
-    assert bench.read("epp_cache_tokens_total", kind="prompt") == engine_prompt
-    assert bench.read("epp_cache_tokens_total", kind="reported") == cached
-
-
-def test_a_cache_that_was_believed_and_gone_counts_as_too_few() -> None:
+def test_cached_tokens_expected_and_reported_are_in_the_engines_tokens() -> None:
     bench = Bench(POOL[:1])
     bench.end(*bench.decide(tokens=1024), Usage(1024, 1, 0))
     bench.end(*bench.decide(tokens=1024), Usage(2048, 1, 100))
-    assert bench.read("epp_cache_tokens_total", kind="believed") == 2048, "in the engine's tokens"
-    assert bench.read("epp_uncached_prediction_error_tokens_sum", direction="too_few") == 1948
+    found = [bench.read("epp_cache_tokens_total", kind=kind) for kind in ("prompt", "expected", "reported")]
+    assert found == [3072, 2048, 100]
 
 
 def test_another_endpoint_than_picked_says_nothing_about_predictions() -> None:
@@ -289,15 +271,17 @@ def test_another_endpoint_than_picked_says_nothing_about_predictions() -> None:
     assert bench.read("llm_d_epp_request_cached_tokens_count") == 1
 
 
-def test_ttft_is_foretold_and_the_error_counted() -> None:
+def test_ttft_is_predicted_and_the_ratio_counted() -> None:
     bench = Bench(POOL[:1])
     for number in range(1, 40):
         decision_id, endpoint = bench.decide(tokens=64 * number)
         ledger = bench.picker.fleet.ledger  # what stands before the first token is the request alone
         assert ledger.pending_uncached_tokens[0] == 64, "the rest of each prompt is in the index"
         rates = bench.picker.fleet.rates.of(0)
-        foretold = network_ms(50.0, 4 * 64 * number) + rates.prefill_base_ms + 64 * rates.prefill_ms_per_token
-        bench.end(decision_id, endpoint, ttft_ms=2 * foretold)
+        predicted = (
+            network_ms(50.0, 4 * 64 * number) + rates.prefill_base_ms + 64 * rates.prefill_ms_per_token
+        )
+        bench.end(decision_id, endpoint, ttft_ms=2 * predicted)
     assert bench.read("epp_ttft_prediction_ratio_count") == 39
     assert bench.read("epp_ttft_prediction_ratio_sum") == pytest.approx(2 * 39, rel=0.01)
     decision_id, endpoint = bench.decide(tokens=64 * 40, streamed=False)
@@ -306,24 +290,19 @@ def test_ttft_is_foretold_and_the_error_counted() -> None:
 
 
 @given(st.lists(st.floats(0, 100)))
-def test_a_histogram_counts_everything_below_each_bound(values: list[float]) -> None:
-    family = Histograms("h", "text", (1, 5, 50))
-    child = family.child()
+def test_a_histogram_counts_everything_up_to_each_bound(values: list[float]) -> None:
+    histogram = Histogram((1, 5, 50))
     for value in values:
-        child.observe(value)
-    expected = [float(sum(value <= bound for value in values)) for bound in (1, 5, 50, math.inf)]
-    assert [number for _, number in child.buckets()] == expected
-    assert child.count == len(values)
-    assert child.sum == pytest.approx(sum(values))
+        histogram.observe(value)
+    assert list(accumulate(histogram.counts)) == [
+        sum(value <= bound for value in values) for bound in (1, 5, 50, math.inf)
+    ]
+    assert histogram.sum == pytest.approx(sum(values))
 
 
-def test_a_family_refuses_another_number_of_labels() -> None:
-    family = Counters("c_total", "text", ("a", "b"))
+def test_a_metric_refuses_another_number_of_labels() -> None:
     with pytest.raises(ValueError, match="labels"):
-        family.child("only one")
-    assert family.child("1", "2") is family.child("1", "2")
-    family.forget(a="1")
-    assert len(family) == 0
+        Metrics().value("epp_refusals_total", "503")
 
 
 def test_llm_ds_gauges_of_the_pool() -> None:
@@ -343,27 +322,86 @@ def test_llm_ds_gauges_of_the_pool() -> None:
     load = [read("llm_d_epp_inflight_tokens", endpoint_name=address) for address in POOL]
     assert sum(load) == 640
     assert read("epp_endpoint_rtt_seconds", endpoint=POOL[0]) == pytest.approx(0.05)
-    assert read("epp_endpoint_ejected", endpoint=POOL[2]) == 1
+    assert read("epp_endpoint_unavailable", endpoint=POOL[2], reason="ejected") == 1
 
 
-def test_the_page_of_metrics_is_fresh_and_complete() -> None:
+def test_the_page_of_the_docs_is_fresh() -> None:
     assert PAGE.read_text() == page(), "run python tools/gen_metrics_docs.py"
-    without_samples = [name for name, family in families().items() if not family.samples]
-    assert not without_samples, "the example must show every metric, so that its labels are known"
 
 
-def test_the_page_parses_as_prometheus_text() -> None:
-    text = generate_latest(example().registry).decode()
-    names = {family.name for family in text_string_to_metric_families(text)}
-    assert {"epp_decision_seconds", "llm_d_epp_request_ttft_seconds", "epp_weight"} <= names
+def test_every_metric_that_code_names_is_one_of_the_table() -> None:
+    named = set()
+    for file in Path("epp/server").rglob("*.py"):
+        named |= set(re.findall(r'"((?:llm_d_)?epp_\w+(?:_total|_seconds|_ratio))"', file.read_text()))
+    shown = {row.name for row in TABLE}
+    assert named <= shown | {f"{name}_count" for name in shown}
 
 
 def test_engines_metrics_that_come_while_the_page_is_written_are_not_younger_than_nothing() -> None:
     clock, bench = ManualClock(), Bench()
-    collected = PickerCollector(bench.picker, clock.mono_s, models=str).collect()
-    next(collected)
+    bench.metrics.show("picker", PickerState(bench.picker, clock.mono_s))
+    pieces = bench.metrics.pieces()
+    next(pieces)
     clock.advance(1.0)
     for slot, _ in bench.picker.fleet.members:
         bench.picker.fleet.engine.update(slot, EngineSample(), clock.mono_s())
-    (ages,) = [family for family in collected if family.name == "epp_endpoint_engine_age_seconds"]
-    assert [sample.value for sample in ages.samples] == [0.0] * len(POOL)
+    assert metric("".join(pieces), "epp_endpoint_engine_age_seconds") == 0.0
+
+
+async def test_the_page_lets_others_in_while_it_is_written() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    await Bench().metrics.page()
+    task.cancel()
+    assert turns > 40
+
+
+def trial_of(trial: Switchback | None) -> Bench:
+    plan = Plan(weights={"rtt_weight": 0.5}, policy="gorgo", written_wall_s=7.0, trial=trial)
+    bench = Bench()
+    bench.picker.weights.update("tuner", render_plan(plan), "weights.yaml")
+    return bench
+
+
+def test_a_trial_shows_the_weights_and_the_decisions_of_both_arms() -> None:
+    weights = {"rtt_weight": 0.9}
+    bench = trial_of(
+        Switchback(id="c1", weights=weights, valid_from_wall_s=0.0, valid_until_wall_s=9.0, every=2)
+    )
+    bench.decide()
+    assert bench.read("epp_weight", name="rtt_weight", source="tuner", arm="incumbent") == 0.5
+    assert bench.read("epp_weight", name="rtt_weight", arm="candidate") == 0.9
+    assert bench.read("epp_weights_written_timestamp_seconds", policy="gorgo") == 7.0
+    assert bench.read("epp_decisions_total", arm="candidate") == 1
+
+
+def test_outside_of_trials_there_is_one_arm() -> None:
+    bench = trial_of(None)
+    bench.decide()
+    assert 'arm="candidate"' not in bench.page()
+    assert bench.read("epp_decisions_total", arm="none") == 1
+
+
+def test_paths_that_nobody_reported_have_no_series_and_a_region_is_one_path() -> None:
+    bench = Bench([])
+    bench.picker.set_pool([Endpoint("a:1", region="eu"), Endpoint("b:1", region="eu"), Endpoint("c:1")], 0.0)
+    fleet = bench.picker.fleet
+    fleet.assume_rtt("a:1", 100.0)
+    assert 'path="' not in bench.page()
+    warm = Travelled(anew=False, first_byte_ms=150.0)
+    for slot in (0, 1):
+        fleet.paths.observe(slot, 0, warm, rtt_ms=100.0, body_bytes=43_800)
+    fleet.paths.observe(0, 6, Travelled(anew=True, opened_ms=210.0), rtt_ms=100.0, body_bytes=43_800)
+    fleet.paths.observe(2, 6, Travelled(anew=True, opened_ms=105.0), rtt_ms=100.0, body_bytes=43_800)
+    assert bench.read("epp_path_requests_total", path="eu", connection="warm") == 2
+    assert bench.read("epp_path_requests_total", path="eu", connection="cold") == 1
+    assert bench.read("epp_path_network_seconds", path="eu", connection="warm") == pytest.approx(0.15)
+    assert bench.read("epp_path_network_seconds", path="eu", connection="cold") == pytest.approx(0.51)
+    assert bench.read("epp_path_requests_total", path="c:1", connection="cold") == 1

@@ -38,6 +38,7 @@ from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
 from tests.kit.logs import own_lines
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -227,18 +228,18 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     fleet.apply([Endpoint("a:1")], 0.0)
     feed = SignalFeed(fleet, metrics)
 
-    def shown() -> float | None:
-        return metrics.registry.get_sample_value("epp_endpoint_model_mismatch", {"endpoint": "a:1"})
+    def mismatch() -> float | None:
+        return shown(metrics, "epp_endpoint_model_mismatch", endpoint="a:1")
 
     names = {"llama": None}
     for unknown in (frozenset({"x", "y"}), frozenset({"x", "y"}), frozenset[str]()):
         feed.models_listed("a:1", unknown, names)
-        assert shown() == len(unknown)
+        assert mismatch() == len(unknown)
     feed.models_listed("gone:1", frozenset({"x"}), names)
     (line,) = own_lines(caplog, logging.ERROR)
     assert "a:1 does not serve x, y" in line
     metrics.forget_endpoint("a:1")
-    assert shown() is None
+    assert mismatch() is None
 
 
 def test_lists_of_endpoints_that_left_are_forgotten() -> None:

@@ -13,6 +13,7 @@ from epp.server import pool as pools
 from epp.server.app import App
 from epp.server.doctor.command import load
 from epp.server.poll import target_of
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +78,7 @@ async def test_an_endpoint_of_which_no_names_are_asked_any_more_is_not_found_wro
     app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
 
     def mismatch() -> float | None:
-        return app.metrics.registry.get_sample_value("epp_endpoint_model_mismatch", {"endpoint": "a:1"})
+        return shown(app.metrics, "epp_endpoint_model_mismatch", endpoint="a:1")
 
     try:
         app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"])})

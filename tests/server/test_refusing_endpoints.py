@@ -17,6 +17,7 @@ from epp.decide.records import to_record
 from epp.extproc.types import Cause, HttpRequest
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.core import Decided
+from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 
 if TYPE_CHECKING:
@@ -148,8 +149,7 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     else:
         deployment.ended(decision, usage=usage, chunks=None)
     assert [outcome.usage for outcome in outcomes] == [usage if known == "tokens" else NO_USAGE]
-    registry = deployment.app.metrics.registry
-    assert registry.get_sample_value("epp_usage_total", {"known": known}) == 1
+    assert shown(deployment.app.metrics, "epp_usage_total", known=known) == 1
     assert (deployment.fleet.answers.expected("m") == expected) is (known == "refused")
 
 

@@ -12,7 +12,6 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from epp.config.load import parse_config
 from epp.decide import explain, feedback_command
@@ -25,6 +24,7 @@ from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
+from epp.server.metrics import Metrics
 from epp.signals.endpoint import Endpoint
 from tests.kit.records import command, decided, recorder_to
 from tests.server.test_gateway import StillClock
@@ -163,7 +163,7 @@ def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, trie
 def client(verdict: Any = None) -> TestClient[Any, Any]:
     health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler)
     made = build_app(
-        registry=CollectorRegistry(),
+        metrics=Metrics(),
         health=health,
         decision=lambda _: None,
         decided=lambda decision_id: not decision_id.startswith("unknown"),

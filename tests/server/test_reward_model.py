@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
 from epp.config.load import parse_config
@@ -74,7 +75,7 @@ def reason(decision: Decision) -> str:
 def metrics(made: App) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *sample.labels.values()): sample.value
-        for family in made.metrics.registry.collect()
+        for family in text_string_to_metric_families("".join(made.metrics.pieces()))
         for sample in family.samples
     }
 
@@ -120,7 +121,7 @@ def test_a_file_that_is_gone_withdraws_the_model(tmp_path: Path) -> None:
     write(made, tmp_path, FAR)
     write(made, tmp_path, None)
     assert reason(ask(made)) == "no-model"
-    assert not [name for name, *_ in metrics(made) if name == "epp_reward_model_info"]
+    assert not [name for name, *_ in metrics(made) if name.startswith("epp_reward")]
 
 
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
@@ -135,8 +136,7 @@ def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path)
     check(made)
     stale = ask(made)
     assert (reason(stale), stale.params["withdrawn"]) == ("stale", "stale")
-    assert metrics(made)["epp_reward_model_withdrawn", "stale"] == 1.0
-    assert metrics(made)["epp_reward_model_age_seconds",] == 61.0
+    assert metrics(made)["epp_reward_model_age_seconds", FAR.version, "stale"] == 61.0
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + 60.0))
     fresh = ask(made)
     assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
@@ -155,7 +155,7 @@ def test_a_model_of_other_data_is_withdrawn_and_comes_back_with_its_data(tmp_pat
             ask(made)
         check(made)
     assert reason(ask(made)) == "mismatch"
-    assert metrics(made)["epp_reward_model_withdrawn", "mismatch"] == 1.0
+    assert ("epp_reward_model_age_seconds", elsewhere.version, "mismatch") in metrics(made)
     for address in POOL:
         made.picker.fleet.assume_rtt(address, 1000.0)
     for _ in range(WINDOW // PER_CHECK):
@@ -173,17 +173,12 @@ def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
     for _ in range(2):
         ask(made)
     found = metrics(made)
-    assert found["epp_reward_model_info", FAR.version, "ttft_ms"] == 1.0
-    assert found["epp_reward_model_trained_timestamp_seconds",] == FAR.trained_at_s
-    assert found["epp_reward_model_training_samples",] == 10_000
-    assert found["epp_reward_model_seen_samples",] == 20_000
+    assert ("epp_reward_model_age_seconds", FAR.version, "") in found
     assert found["epp_learned_decisions_total", "no-model"] == 3.0
     assert found["epp_learned_decisions_total", "model"] == 2.0
-    assert found["epp_learned_candidates_total", "no-model"] == 9.0
-    assert found["epp_learned_candidates_total", "model"] == 6.0
 
 
-def test_exploration_is_counted_as_such_and_strangers_one_by_one(tmp_path: Path) -> None:
+def test_exploration_is_counted_as_such(tmp_path: Path) -> None:
     policy = {"name": "lodestar", "model_file": "reward.json", "params": {"explore": 1.0}}
     made = app(tmp_path, policy=policy)
     write(made, tmp_path, linear_model({"rtt_ms": 1.0}, low={"rtt_ms": 5.0}, high={"rtt_ms": 60.0}))
@@ -191,8 +186,6 @@ def test_exploration_is_counted_as_such_and_strangers_one_by_one(tmp_path: Path)
         ask(made)
     found = metrics(made)
     assert found["epp_learned_decisions_total", "explored"] == 4.0
-    assert found["epp_learned_candidates_total", "model"] == 8.0
-    assert found["epp_learned_candidates_total", "out-of-distribution"] == 4.0
 
 
 def test_without_lodestar_there_is_nothing_of_it(tmp_path: Path) -> None:

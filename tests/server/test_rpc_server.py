@@ -226,7 +226,7 @@ async def test_what_goes_wrong_is_told_as_grpc_tells_it(served: Served) -> None:
         assert await ends(call) == (grpc.StatusCode.INTERNAL, "a message is no ProcessingRequest")
     await until(lambda: len(served.ends) == 5)
     assert served.ends == [True] * 5
-    assert served.metrics.stream_errors._value.get() == 2, "answers that were too long"
+    assert served.metrics.value("epp_faults_total", "stream").value == 2, "answers that were too long"
 
 
 async def test_the_synchronous_client_and_the_access_log(served: Served) -> None:

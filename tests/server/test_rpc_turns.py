@@ -53,7 +53,7 @@ async def test_a_flood_is_ended_and_others_of_its_address_are_served_meanwhile(
     late = await RawPeer.connect(serving.address)
     assert await answered(late)
     assert not quiet.ended()
-    assert await serving.metric('epp_connections_ended_total{reason="flood"}') > 0
+    assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="flood"}') > 0
     assert await serving.metric("epp_connections_throttled_seconds_total") > 0
     for peer in (quiet, late):
         await peer.close()

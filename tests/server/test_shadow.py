@@ -15,7 +15,7 @@ from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
 from epp.policies.registry import create
-from epp.server.shadow import Shadow, ShadowMetrics, quiet, shadows
+from epp.server.shadow import Shadow, quiet, shadows
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from epp.view import FleetView, Ranking, RequestView
 
 
-def shadow(*names: str, per_s: float = 1000.0, **options: Any) -> tuple[Shadow, ShadowMetrics]:
-    counted = ShadowMetrics()
-    return Shadow([create(name) for name in names], per_s, counted, **options), counted
+def shadow(*names: str, per_s: float = 1000.0, **options: Any) -> Shadow:
+    return Shadow([create(name) for name in names], per_s, **options)
 
 
-def values(counted: ShadowMetrics) -> dict[tuple[str, ...], float]:
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in counted.families()
-        for sample in family.metric().samples
-    }
+def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
+    """Decisions on which a policy agreed, differed and failed."""
+    (found,) = (account.counts for account in scoring.accounts if account.policy.name == policy)
+    return found["agreed"], found["differed"], found["failed"]
+
+
+def difference_s(scoring: Shadow, policy: str, judge: str) -> float:
+    (found,) = (account.difference_s for account in scoring.accounts if account.policy.name == policy)
+    return found[judge]
 
 
 def test_the_policy_that_decides_agrees_with_itself() -> None:
-    scoring, counted = shadow("gorgo", "random")
+    scoring = shadow("gorgo", "random")
     for decision, _ in decided(60, "gorgo"):
         scoring.score(decision)
-    found = values(counted)
-    assert found["epp_shadow_decisions_total", "gorgo"] == 60.0
-    assert found["epp_shadow_agreed_total", "gorgo"] == 60.0
-    assert found["epp_shadow_estimated_difference_seconds", "gorgo", "gorgo-ms"] == 0.0
-    assert 0.0 < found["epp_shadow_agreed_total", "random"] < 60.0
-    assert found["epp_shadow_estimated_difference_seconds", "random", "gorgo-ms"] > 0.0
+    assert counts(scoring, "gorgo") == (60, 0, 0)
+    assert difference_s(scoring, "gorgo", "gorgo-ms") == 0.0
+    assert 0 < counts(scoring, "random")[0] < 60
+    assert difference_s(scoring, "random", "gorgo-ms") > 0.0
 
 
 @pytest.mark.parametrize("live", ["gorgo", "least-request"])
@@ -76,9 +76,9 @@ def test_the_reward_model_judges_where_it_knows_both() -> None:
         ("model", Lodestar(linear_model({"rtt_ms": -1.0}, high={"rtt_ms": 42.0}, low={"rtt_ms": 0.0})), 0.04),
         ("gorgo-ms", Lodestar(far), None),
     ):
-        counted = ShadowMetrics()
-        Shadow([policy], 1.0, counted, lambda: model).score(decision)
-        difference = values(counted)["epp_shadow_estimated_difference_seconds", "lodestar", judge]
+        scoring = Shadow([policy], 1.0, lambda: model)
+        scoring.score(decision)
+        difference = difference_s(scoring, "lodestar", judge)
         if seconds is not None:
             assert difference == pytest.approx(seconds)
         else:
@@ -99,14 +99,12 @@ def test_a_policy_that_fails_is_counted_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     register(monkeypatch, Broken)
-    scoring, counted = shadow("broken", "gorgo")
+    scoring = shadow("broken", "gorgo")
     with caplog.at_level(logging.ERROR):
         for decision, _ in decided(5):
             scoring.score(decision)
-    found = values(counted)
-    assert found["epp_shadow_errors_total", "broken"] == 5.0
-    assert found["epp_shadow_decisions_total", "broken"] == 0.0
-    assert found["epp_shadow_decisions_total", "gorgo"] == 5.0
+    assert counts(scoring, "broken") == (0, 0, 5)
+    assert sum(counts(scoring, "gorgo")[:2]) == 5
     assert "".join(own_lines(caplog)).count("Traceback") == 1
 
 
@@ -114,30 +112,30 @@ def test_a_judge_that_fails_spoils_no_score() -> None:
     def broken() -> None:
         raise ZeroDivisionError
 
-    scoring, counted = shadow("gorgo", model=broken)
+    scoring = shadow("gorgo", model=broken)
     scoring.score(decided(1)[0][0])
-    assert values(counted)["epp_shadow_agreed_total", "gorgo"] == 1.0
+    assert counts(scoring, "gorgo")[0] == 1
 
 
 async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note() -> None:
-    scoring, counted = shadow("gorgo")
+    scoring = shadow("gorgo")
     decisions = [decision for decision, _ in decided(100)]
     for decision in decisions:
         scoring.decided(decision)
-    assert values(counted)["epp_shadow_decisions_total", "gorgo"] == 0.0
+    assert sum(counts(scoring, "gorgo")) == 0
     running = asyncio.get_running_loop().create_task(scoring.run())
     async with asyncio.timeout(30.0):
-        while values(counted)["epp_shadow_decisions_total", "gorgo"] < 8.0:
+        while sum(counts(scoring, "gorgo")) < 8:
             await asyncio.sleep(0.005)
     for _ in range(20):
         await asyncio.sleep(0.002)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert values(counted)["epp_shadow_decisions_total", "gorgo"] == 8.0
+    assert sum(counts(scoring, "gorgo")) == 8
 
 
 def test_exploration_is_nobodys_opinion() -> None:
-    scoring, _ = shadow("gorgo")
+    scoring = shadow("gorgo")
     picker = picker_of("lodestar")
     picker.replace_policy(Lodestar(explore=1.0))
     scoring.decided(picker.pick(ask_of(1), 0.0, 0.0))
@@ -165,8 +163,7 @@ def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     assert shadowing._tie_band == 0.01
     shadowing.score(decision)
     found = metrics(made)
-    assert found["epp_shadow_decisions_total", "lodestar"] == 1.0
-    assert found["epp_shadow_agreed_total", "lodestar"] == 0.0
+    assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0
     # By the model's own word its pick, 200 ms away, is 190 ms faster than the one 10 ms away.
     difference = found["epp_shadow_estimated_difference_seconds", "lodestar", "model"]
     assert difference == pytest.approx(-0.19)

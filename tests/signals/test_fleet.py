@@ -329,25 +329,6 @@ def test_grows_past_the_first_columns_with_all_stores() -> None:
     assert seen.rtt_ms[0] == 20
 
 
-def test_gauges_tell_every_signal_that_is_known() -> None:
-    fleet = new_fleet()
-    fleet.apply([*pool("a"), *pool("b", draining=True)], 0.0)
-    fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
-    scrape(fleet, "b", 0.0, running=3.0)
-    fleet.ledger.reserve("r", slots(fleet, "b")[0], 10, 4, 0.0)
-    told = {name: dict(values) for name, _, values in fleet.gauges(1.0)}
-    assert told["rtt_ms"] == {"a:8000": 20}
-    assert told["engine_running"] == {"b:8000": 3}
-    assert told["engine_waiting"] == {}
-    assert told["engine_age_ms"] == {"b:8000": 1000}
-    assert told["queued_tokens"] == {"a:8000": 0, "b:8000": 10}
-    assert told["pending_uncached_tokens"] == {"a:8000": 0, "b:8000": 4}
-    assert told["running_requests"] == {"a:8000": 0, "b:8000": 1}
-    assert told["ejected"] == {"a:8000": 0, "b:8000": 0}
-    assert told["draining"] == {"a:8000": 0, "b:8000": 1}
-    assert all(text for _, text, _ in fleet.gauges(1.0))
-
-
 def test_is_built_from_the_configuration() -> None:
     note: Any = Index()
     fleet = Fleet.build(Config(), note)

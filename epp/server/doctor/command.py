@@ -181,7 +181,7 @@ def _newest(folder: Path) -> list[Path]:
 
 def _in_cluster(report: Report, page: Page | None, cluster: Kubernetes) -> dict[str, EndpointSpec]:
     """The picker's own endpoints: the configuration names none where a cluster has them."""
-    known = page.by("epp_endpoint_ejected", "endpoint") if page is not None else {}
+    known = page.by("epp_endpoint_unavailable", "endpoint") if page is not None else {}
     report.note("picker", f"{len(known)} endpoints from the cluster, as the picker tells them")
     return {address: EndpointSpec(address=address, tls=cluster.tls) for address in known}
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 LONG_S = 0.05
 #: Requests below which shares say nothing, and the share of cold ones that is worth a word.
 ENOUGH, COLD_SHARE = 100, 0.1
-#: Share of slow start that bodies on warm connections may still pay.
-_WARM_ROUNDS = 0.5
 #: The longest prompt that should go up without waiting for windows: some 250k tokens.
 BODY_BYTES = 1_000_000
 #: Kernels count a buffer's overhead in: about as much again as the data (kernel.org, networking/ip-sysctl).
@@ -82,13 +80,11 @@ def far_regions(page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -
 
 def check_paths(report: Report, page: Page, far: Mapping[str, Far]) -> None:
     """What the picker's own metrics tell of connections to far regions."""
-    shares = page.by("epp_path_cold_share", "path")
     counts = page.by("epp_path_requests_total", "path")
-    rounds = page.by("epp_path_upload_round_trips", "path")
     for region, one in far.items():
         if counts.get(region, 0.0) < ENOUGH:
             continue
-        share = shares.get(region, 0.0)
+        share = page.total("epp_path_requests_total", path=region, connection="cold") / counts[region]
         cold_s = page.total("epp_path_network_seconds", path=region, connection="cold")
         warm_s = page.total("epp_path_network_seconds", path=region, connection="warm")
         report.note("network", f"{region}: {one.rtt_s * 1e3:.0f} ms away, {share:.0%} on cold connections")
@@ -98,15 +94,6 @@ def check_paths(report: Report, page: Page, far: Mapping[str, Far]) -> None:
                 f"{share:.0%} of the requests to {region}, {one.rtt_s * 1e3:.0f} ms away, open a connection",
                 f"each waits some {(cold_s - warm_s) * 1e3:.0f} ms longer for its first token",
                 _RELAYED_FIX if one.relayed else _DIRECT_FIX,
-            )
-        if rounds.get(region, 0.0) > _WARM_ROUNDS:
-            report.advice(
-                "network",
-                f"bodies to {region} go up no faster on connections that were there than on new ones"
-                f" ({rounds[region]:.1f} round trips per doubling)",
-                f"each doubling beyond {FIRST_FLIGHT_BYTES // 1000} KB costs {one.rtt_s * 1e3:.0f} ms",
-                "see what is said of tcp_slow_start_after_idle and of buffers; engines that hold their"
-                " response headers until the first token look the same and are no fault",
             )
 
 

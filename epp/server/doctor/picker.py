@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from epp.server.observe import section_of, share_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,21 +47,18 @@ class Page:
         """Labels of the series that are not 0."""
         return [labels for labels, value in self._samples.get(name, ()) if value]
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Values by one label, summed over the others."""
+    def by(self, name: str, label: str, **wanted: str) -> dict[str, float]:
+        """Values by one label, summed over the others, of the series with the wanted labels."""
         found: dict[str, float] = {}
         for labels, value in self._samples.get(name, ()):
-            key = labels.get(label, "")
-            found[key] = found.get(key, 0.0) + value
+            if wanted.items() <= labels.items():
+                key = labels.get(label, "")
+                found[key] = found.get(key, 0.0) + value
         return found
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of the series with these labels, 0 when there is none."""
-        return sum(
-            value
-            for found, value in self._samples.get(name, ())
-            if all(found.get(label) == wanted for label, wanted in labels.items())
-        )
+        return sum(self.by(name, "", **labels).values())
 
 
 def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
@@ -71,7 +70,7 @@ def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str,
     _losses(report, page)
     _reports(report, page)
     _learned(report, page, specs)
-    _observed(report, page)
+    _observed(report, page, config)
 
 
 def _files(report: Report, page: Page, config: Config) -> None:
@@ -98,7 +97,9 @@ def _files(report: Report, page: Page, config: Config) -> None:
         report.note(
             "picker", f"files that are not there, so that nothing of them counts: {', '.join(missing)}"
         )
-    weights = ", ".join(f"{name} {value:g}" for name, value in page.by("epp_weight", "name").items())
+    weights = ", ".join(
+        f"{name} {value:g}" for name, value in page.by("epp_weight", "name", arm="incumbent").items()
+    )
     if weights:
         report.note("picker", f"weights in force: {weights}")
 
@@ -112,7 +113,7 @@ def _secret(report: Report, config: Config) -> None:
 
 
 def _endpoints(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:
-    ejected = page.by("epp_endpoint_ejected", "endpoint")
+    ejected = page.by("epp_endpoint_unavailable", "endpoint", reason="ejected")
     missing = sorted(specs.keys() - ejected.keys())
     if missing:
         report.error(
@@ -144,7 +145,7 @@ def _endpoints(report: Report, page: Page, config: Config, specs: Mapping[str, E
             "picker",
             f"the picker has no fresh metrics of {', '.join(stale + never)}",
             "their queue and cache usage count as unknown",
-            "see what is said of the engines, and epp_scrape_failures_total",
+            'see what is said of the engines, and epp_endpoint_events_total{event="scrape-failed"}',
         )
 
 
@@ -206,7 +207,7 @@ def _losses(report: Report, page: Page) -> None:
             "nothing can be learned of these requests",
             "look at the disk of the folder of records",
         )
-    restarts = page.total("epp_recorder_restarts_total")
+    restarts = page.total("epp_faults_total", part="recorder")
     if restarts:
         report.error(
             "picker",
@@ -214,7 +215,7 @@ def _losses(report: Report, page: Page) -> None:
             "records were lost: nothing can be learned of these requests",
             "the log holds the traceback; please report it",
         )
-    faults = page.total("epp_stream_errors_total")
+    faults = page.total("epp_faults_total", part="stream")
     if faults:
         report.error(
             "picker",
@@ -223,7 +224,7 @@ def _losses(report: Report, page: Page) -> None:
             "the log holds the traceback; please report it",
         )
     requests = page.total("epp_decisions_total")
-    expired = page.total("epp_leases_expired_total")
+    expired = page.total("epp_leases_lost_total", reason="expired")
     if requests >= ENOUGH and expired > 0.01 * requests:
         report.warning(
             "picker",
@@ -231,12 +232,12 @@ def _losses(report: Report, page: Page) -> None:
             "load is overestimated where ends are missing",
             "let Envoy report ends (access log to the picker), or lower leases.ttl_s",
         )
-    foretold, seen = (page.total("epp_cache_tokens_total", kind=kind) for kind in ("believed", "reported"))
+    expected, seen = (page.total("epp_cache_tokens_total", kind=kind) for kind in ("expected", "reported"))
     prompt = page.total("epp_cache_tokens_total", kind="prompt")
-    if page.total("epp_usage_total", known="cached_tokens") >= ENOUGH and foretold - seen > 0.25 * prompt:
+    if page.total("epp_usage_total", known="cached_tokens") >= ENOUGH and expected - seen > 0.25 * prompt:
         report.warning(
             "picker",
-            f"{foretold / prompt:.0%} of prompts were expected in caches, {seen / prompt:.0%} were there",
+            f"{expected / prompt:.0%} of prompts were expected in caches, {seen / prompt:.0%} were there",
             "requests are sent after caches that are gone",
             "state kv_capacity_tokens of the endpoints",
         )
@@ -287,9 +288,9 @@ def _learned(report: Report, page: Page, specs: Mapping[str, EndpointSpec]) -> N
             "is prefix caching on there (see what is said of the engines)? does somebody else fill the cache?"
             " is kv_capacity_tokens larger than the cache, or does prefix.block_tokens not fit the model?",
         )
-    states: dict[str, list[str]] = {}
-    for labels in page.labels("epp_engine_rate_state"):
-        states.setdefault(labels.get("state", ""), []).append(labels.get("engine_class") or "(none named)")
+    states: dict[str, set[str]] = {}
+    for labels in page.labels("epp_engine_rate"):
+        states.setdefault(labels.get("state", ""), set()).add(labels.get("engine_class") or "(none named)")
     if states.get("at-bound"):
         report.warning(
             "engine",
@@ -311,9 +312,9 @@ def _learned(report: Report, page: Page, specs: Mapping[str, EndpointSpec]) -> N
         )
 
 
-def _observed(report: Report, page: Page) -> None:
+def _observed(report: Report, page: Page, config: Config) -> None:
     """What is seen of answers at all."""
-    packed = page.total("epp_compressed_answers_total") + page.total("epp_observe_encoded_total")
+    packed = page.total("epp_compressed_answers_total")
     ended = page.total("epp_usage_total")
     if ended >= ENOUGH and packed > 0.05 * ended:
         report.advice(
@@ -322,9 +323,9 @@ def _observed(report: Report, page: Page) -> None:
             "cached tokens and answer lengths of these requests stay unknown",
             "render Envoy's configuration with strip_accept_encoding, or let engines not compress",
         )
-    passed = sum(page.by("epp_observe_responses_total", "observe").values())
-    share = page.total("epp_observe_share")
-    fell = passed >= ENOUGH and page.total("epp_observe_share") < page.total("epp_observe_share_configured")
+    passed = sum(page.by("epp_response_sampling_total", "observe").values())
+    share = page.total("epp_response_sampling_share")
+    fell = passed >= ENOUGH and share < share_of(section_of(config.observe).mode)
     if fell:
         report.advice(
             "picker",

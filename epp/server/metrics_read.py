@@ -1,0 +1,227 @@
+"""How the picker's state is read when Prometheus asks: label values and value of each series.
+
+Each function is one row's ``read`` in `epp.server.metrics_table`. Milliseconds are shown as seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epp.signals.health import State
+from epp.signals.rates import Rates
+from epp.tuner.plan import INCUMBENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Protocol
+
+    from numpy.typing import NDArray
+
+    from epp.decide.picker import Picker
+    from epp.server.learned import ModelFeed
+    from epp.server.observe import Sampler
+    from epp.server.shadow import Shadow
+    from epp.signals.fleet import Fleet
+
+    Samples = Iterable[tuple[tuple[str, ...], float]]
+
+    class Receiver(Protocol):
+        """Takes reports and counts them."""
+
+        received: int
+        malformed: int
+        failed: int
+
+
+#: What llm-d says where a request names neither.
+FAIRNESS_ID, PRIORITY = "default-flow", "0"
+
+
+@dataclass(frozen=True)
+class PickerState:
+    """The picker as rows of source ``picker`` read it.
+
+    Attributes:
+        picker: the picker.
+        mono_s: the time.
+        pool: name of the pool, for llm-d's gauges of it.
+        saturation: how saturated the pool is at an instant.
+    """
+
+    picker: Picker
+    mono_s: Callable[[], float]
+    pool: str = "default"
+    saturation: Callable[[float], float] = lambda now_s: 0.0  # noqa: ARG005
+
+    @property
+    def fleet(self) -> Fleet:
+        """The signals of the pool."""
+        return self.picker.fleet
+
+
+def one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
+    """Read a single series without labels."""
+    return lambda source: [((), float(value(source)))]
+
+
+def by_endpoint(column: Callable[[Fleet, float], NDArray[np.float64]]) -> Callable[[PickerState], Samples]:
+    """Read a column of the fleet, values that are not known left out."""
+
+    def read(state: PickerState) -> Samples:
+        values = column(state.fleet, state.mono_s())
+        known = [(endpoint.address, float(values[slot])) for slot, endpoint in state.fleet.members]
+        return [((address,), value) for address, value in known if not math.isnan(value)]
+
+    return read
+
+
+def engines(state: PickerState, row: int) -> NDArray[np.float64]:
+    """Read one column of what engines report: 0 running, 1 waiting, 2 KV cache usage."""
+    slots = np.array([slot for slot, _ in state.fleet.members], np.intp)
+    column: NDArray[np.float64] = state.fleet.engine.block(state.mono_s())[row, slots]
+    return column
+
+
+def pool(row: int, figure: Callable[[NDArray[np.float64]], float]) -> Callable[[PickerState], Samples]:
+    """Read a figure over the engines that report; 0 when none does, as llm-d shows it."""
+
+    def read(state: PickerState) -> Samples:
+        column = engines(state, row)
+        known = column[~np.isnan(column)]
+        return [((state.pool,), float(figure(known)) if known.size else 0.0)]
+
+    return read
+
+
+def queues(state: PickerState) -> Samples:
+    """Read the queue of each engine that reports."""
+    waiting = engines(state, 1)
+    for (_, endpoint), value in zip(state.fleet.members, waiting, strict=True):
+        if not math.isnan(value):
+            yield (state.pool, endpoint.address), float(value)
+
+
+def ready(state: PickerState) -> Samples:
+    """Count the endpoints that may be picked."""
+    healthy = state.fleet.healthy(state.mono_s())
+    ready = sum(
+        not endpoint.draining and (healthy is None or bool(healthy[slot]))
+        for slot, endpoint in state.fleet.members
+    )
+    return [((state.pool,), float(ready))]
+
+
+def load(row: int) -> Callable[[PickerState], Samples]:
+    """Read a row of the ledger under llm-d's labels."""
+
+    def read(state: PickerState) -> Samples:
+        values = state.fleet.ledger.block[row]
+        labels = "", "load-ledger", FAIRNESS_ID, PRIORITY
+        return [((e.address, *labels), float(values[slot])) for slot, e in state.fleet.members]
+
+    return read
+
+
+def unavailable(state: PickerState) -> Samples:
+    """Read why endpoints get no new requests."""
+    fleet, now_s = state.fleet, state.mono_s()
+    fleet.health.eligible(now_s)  # moves those whose back-off is over
+    for slot, endpoint in list(fleet.members):
+        yield (endpoint.address, "ejected"), float(fleet.health.state(slot) is State.EJECTED)
+        yield (endpoint.address, "draining"), float(endpoint.draining)
+        yield (endpoint.address, "retry-after"), float(fleet.retry_after.left_s(slot, now_s) > 0.0)
+
+
+def rtts(state: PickerState) -> Samples:
+    """Read the round trips that are known."""
+    rtt, now_s = state.fleet.rtt, state.mono_s()
+    rtts_ms = rtt.rtt_ms(now_s)
+    for slot, endpoint in state.fleet.members:
+        if not math.isnan(rtts_ms[slot]):
+            yield (endpoint.address, rtt.source(slot, now_s) or "unknown"), float(rtts_ms[slot]) / 1e3
+
+
+def rates(state: PickerState) -> Samples:
+    """Read what was learned of each engine class."""
+    addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
+    for name, known in state.fleet.rates.describe(addresses).items():
+        for rate in fields(Rates):
+            yield (name, rate.name, known.state.value), getattr(known.rates, rate.name)
+
+
+def slowness(state: PickerState) -> Samples:
+    """Read how much slower endpoints are than their class."""
+    addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
+    factors = dict.fromkeys(addresses.values(), 1.0)
+    for known in state.fleet.rates.describe(addresses).values():
+        factors.update(known.slow)
+    return [((address,), factor) for address, factor in factors.items()]
+
+
+def path_requests(state: PickerState) -> Samples:
+    """Count requests on cold and warm connections by path."""
+    for path, seen in state.fleet.paths.describe(state.fleet.rtt.rtt_ms(state.mono_s())).items():
+        yield (path, "cold"), seen.cold
+        yield (path, "warm"), seen.requests - seen.cold
+
+
+def path_network(state: PickerState) -> Samples:
+    """Read estimated network times by path."""
+    for path, seen in state.fleet.paths.describe(state.fleet.rtt.rtt_ms(state.mono_s())).items():
+        for connection, value_ms in (("cold", seen.cold_ms), ("warm", seen.warm_ms)):
+            if not math.isnan(value_ms):
+                yield (path, connection), value_ms / 1e3
+
+
+def weights(state: PickerState) -> Samples:
+    """Read the weights of each arm."""
+    book = state.picker.weights
+    arms = [(INCUMBENT, book.current)]
+    if book.trial is not None:
+        arms.append((book.trial.arm, book.arm_weights))
+    for arm, weights in arms:
+        for name, value in weights.values.items():
+            yield (name, weights.sources[name], arm), value
+
+
+def weights_version(state: PickerState) -> Samples:
+    """Read when the weights in force were written."""
+    book = state.picker.weights
+    return [((book.policy, book.current.version), book.plan.written_wall_s)]
+
+
+def reports(receivers: Mapping[str, Receiver]) -> Samples:
+    """Count reports by receiver."""
+    for name, receiver in receivers.items():
+        yield (name, "received"), receiver.received
+        yield (name, "malformed"), receiver.malformed
+        yield (name, "failed"), receiver.failed
+
+
+def sampled(sampler: Sampler) -> Samples:
+    """Count responses by what becomes of them."""
+    return [((how.value,), float(count)) for how, count in sampler.counts.items()]
+
+
+def model_age(feed: ModelFeed) -> Samples:
+    """Read the age of the reward model; no series without one."""
+    model = feed.model
+    return [] if model is None else [((model.version, feed.withdrawn), feed.age_s)]
+
+
+def shadowed(shadow: Shadow) -> Samples:
+    """Count scored decisions by policy in shadow."""
+    for account in shadow.accounts:
+        for result, count in account.counts.items():
+            yield (account.policy.name, result), float(count)
+
+
+def differences(shadow: Shadow) -> Samples:
+    """Read mean differences by policy in shadow."""
+    for account in shadow.accounts:
+        for judge, mean_s in account.difference_s.items():
+            yield (account.policy.name, judge), mean_s

@@ -1,0 +1,459 @@
+"""Every metric of the picker: its name, kind, labels and meaning, and where its value is read from.
+
+Owns the names. A row with a ``read`` is asked when Prometheus asks; the others are counted into by
+`epp.server.metrics.Metrics`. Names that begin with ``llm_d_epp_`` are llm-d's and mean what they mean there.
+
+Labels are bounded: names from the configuration, from closed enumerations, endpoint addresses of the pool,
+whose series go when the endpoint goes, and a capped number of model names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epp.server import metrics_read as read
+from epp.server.tokenizers import REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.server.metrics_read import PickerState, Samples
+
+#: Labels of a request.
+R = "model_name target_model_name fairness_id priority"
+_LOAD = "endpoint_name namespace producer_name fairness_id priority"
+
+# Buckets as llm-d has them (source [E]), the token typo put right.
+_DURATION_S = (
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60,
+    120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,
+)  # fmt: skip
+_TTFT_S = _DURATION_S[: _DURATION_S.index(120) + 1]
+_TOKEN_S = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5,
+    0.6, 0.8, 1, 1.5, 2,
+)  # fmt: skip
+_PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_INPUT_TOKENS = (1, *(8 << power for power in range(18)))
+_OUTPUT_TOKENS = (1, *(8 << power for power in range(11)))
+_BYTES = tuple(64 << power for power in range(25))
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_PICK_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0)
+_TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
+
+#: llm-d's times begin where its picker receives a request, which is just after it came to Envoy.
+_SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no times,"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric.
+
+    Attributes:
+        name: as queries have it, of a histogram without a suffix.
+        kind: ``counter``, ``gauge`` or ``histogram``.
+        labels: names of its labels.
+        text: what it means.
+        bounds: upper bounds of a histogram's buckets.
+        zeros: label values that are shown from the start: an alert needs the zero before the one.
+        source: what ``read`` is given: the object shown under this name (`Metrics.show`).
+        read: gives label values and value of each series; None for what is counted.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+    bounds: tuple[float, ...] = ()
+    zeros: tuple[tuple[str, ...], ...] = ()
+    source: str = ""
+    read: Callable[[Any], Samples] | None = None
+
+
+def _counter(name: str, labels: str, text: str, zeros: str = "") -> Row:
+    found = tuple(tuple(zero.split()) for zero in zeros.split(",") if zero)
+    return Row(name, "counter", tuple(labels.split()), text, zeros=found)
+
+
+def _gauge(name: str, labels: str, text: str) -> Row:
+    return Row(name, "gauge", tuple(labels.split()), text)
+
+
+def _histogram(name: str, labels: str, text: str, bounds: tuple[float, ...]) -> Row:
+    return Row(name, "histogram", tuple(labels.split()), text, bounds)
+
+
+def _read(source: str, name: str, labels: str, text: str, how: Callable[[Any], Samples]) -> Row:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Row(name, kind, tuple(labels.split()), text, source=source, read=how)
+
+
+def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
+    return _read("picker", name, labels, text, how)
+
+
+_REQUEST = "llm_d_epp_request_{}".format
+TABLE: tuple[Row, ...] = (
+    # Requests, llm-d's names.
+    _counter(_REQUEST("total"), R, "Requests, refused ones included."),
+    _counter(_REQUEST("error_total"), f"{R} error_code", "Requests that failed, by error."),
+    _gauge(_REQUEST("running"), R, "Requests decided and not ended."),
+    _histogram(_REQUEST("size_bytes"), R, "Bytes of the request body.", _BYTES),
+    _histogram(_REQUEST("duration_seconds"), R, f"{_SINCE} to the request's end.", _DURATION_S),
+    _histogram(_REQUEST("ttft_seconds"), f"{R} streaming", f"{_SINCE} to the first token.", _TTFT_S),
+    _histogram(
+        _REQUEST("input_tokens"),
+        R,
+        "Prompt tokens: the engine's count, or the picker's where the engine reports none.",
+        _INPUT_TOKENS,
+    ),
+    _histogram(_REQUEST("output_tokens"), R, "Answer tokens, where reported.", _OUTPUT_TOKENS),
+    _histogram(
+        _REQUEST("cached_tokens"), R, "Prompt tokens that the engine reports as cached.", _INPUT_TOKENS
+    ),
+    _histogram(_REQUEST("ntpot_seconds"), R, "Duration per answer token, prefill included.", _PER_TOKEN_S),
+    _histogram(_REQUEST("streaming_tpot_seconds"), R, "Time per answer token after the first.", _TOKEN_S),
+    _histogram(
+        _REQUEST("streaming_itl_seconds"),
+        R,
+        "Mean time between the tokens of a streamed answer, one observation a request.",
+        _TOKEN_S,
+    ),
+    _histogram(
+        _REQUEST("processing_duration_seconds"),
+        "",
+        "Time from the whole request to the decision: parse, count tokens, price, reserve.",
+        _PICK_S,
+    ),
+    _histogram(
+        "llm_d_epp_scheduler_e2e_duration_seconds",
+        "",
+        "Time to filter, price, draw and reserve.",
+        _PICK_S[:-2],
+    ),
+    _counter(
+        "llm_d_epp_scheduler_attempts_total",
+        "status target_model_name endpoint_name namespace port",
+        "Requests scheduled, by the endpoint picked.",
+    ),
+    _histogram(
+        "llm_d_epp_prefix_indexer_hit_ratio",
+        "plugin_name plugin_type",
+        "Share of the prompt that the prefix index expects in the cache of the endpoint picked.",
+        _SHARES,
+    ),
+    # Requests, ours.
+    _counter(
+        "epp_decisions_total",
+        "policy basis arm",
+        "Requests given an endpoint, by policy, by what the decision rests on, and by arm of a trial.",
+    ),
+    _counter(
+        "epp_outcomes_total",
+        "endpoint cause status",
+        "Requests ended, by endpoint, cause and class of the status.",
+    ),
+    _counter("epp_refusals_total", "status rule", "Requests answered with an error, by status and rule."),
+    _counter(
+        "epp_usage_total",
+        "known",
+        "Requests ended, by what the engine reported of their tokens; refused: counts that cannot be.",
+        "cached_tokens,tokens,nothing,refused",
+    ),
+    _counter(
+        "epp_cache_tokens_total",
+        "kind",
+        "Tokens of prompts whose engine reported its cache: all, expected cached, reported cached.",
+        "prompt,expected,reported",
+    ),
+    _counter(
+        "epp_compressed_answers_total",
+        "",
+        "Answers whose usage could not be read because they were compressed.",
+    ),
+    _histogram(
+        "epp_ttft_prediction_ratio",
+        "",
+        "TTFT observed over the TTFT predicted from round trip, uncached tokens ahead and learned rates.",
+        _TTFT_RATIO,
+    ),
+    _of_picker(
+        "epp_requests_in_flight",
+        "",
+        "Requests decided and not ended.",
+        read.one(lambda s: s.picker.in_flight),
+    ),
+    _read(
+        "leases",
+        "epp_requests_in_flight_estimated",
+        "",
+        "In-flight requests whose stream ended at the pick; their end is estimated.",
+        read.one(len),
+    ),
+    _counter(
+        "epp_leases_lost_total",
+        "reason",
+        "Requests whose end was never reported: expired after leases.ttl_s, or evicted by newer ones.",
+        "expired,evicted",
+    ),
+    _counter(
+        "epp_picks_not_honoured_total",
+        "",
+        "Picks whose first attempt Envoy made elsewhere: its cluster did not hold the endpoint.",
+    ),
+    _counter(
+        "epp_token_estimates_total",
+        "reason",
+        "Prompts whose tokens were estimated though their model has a tokenizer, by reason.",
+        ",".join(REASONS),
+    ),
+    # Protocol and transport.
+    _gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),
+    _counter("llm_d_epp_extproc_streams_total", "code", "ext_proc streams ended, by gRPC status."),
+    _histogram("llm_d_epp_extproc_stream_duration_seconds", "", "Life of a stream.", _DURATION_S),
+    _counter(
+        "epp_request_bodies_total",
+        "seen mode",
+        "Requests by what was seen of their body (cut: at a buffer's limit) and by mode of the proxy.",
+        "whole normal,none normal,unread normal,cut normal",
+    ),
+    _counter(
+        "epp_response_model_names_total",
+        "result",
+        "Responses by whether the public model name was restored in them, or why not.",
+        "restored,encoded,content-type,no-name",
+    ),
+    _read(
+        "sampler",
+        "epp_response_sampling_total",
+        "observe",
+        "Responses that pass, or would pass, through the picker: read, carried unread, or left.",
+        read.sampled,
+    ),
+    _read(
+        "sampler",
+        "epp_response_sampling_share",
+        "",
+        "Share of the responses passing the picker that are read, now in force.",
+        read.one(lambda sampler: sampler.share),
+    ),
+    _read(
+        "receivers",
+        "epp_reports_total",
+        "receiver result",
+        "Reports of Envoy, by receiver and by what became of them.",
+        read.reports,
+    ),
+    _counter("epp_late_reports_total", "", "Reports on unknown or finished decisions, dropped."),
+    _counter(
+        "epp_connections_closed_total",
+        "listener reason",
+        "Connections closed by the picker: over a limit, idle, for room, or for a flood of work.",
+        "grpc limit,http limit,first_token limit,grpc idle,grpc room,grpc flood",
+    ),
+    _counter(
+        "epp_connections_throttled_seconds_total",
+        "",
+        "Time that gRPC connections were not read because their peers were over their budgets of work.",
+    ),
+    _read(
+        "bodies",
+        "epp_held_body_bytes",
+        "",
+        "Bytes held for requests and responses; request.max_held_body_bytes bounds them.",
+        read.one(lambda bodies: bodies.held_bytes),
+    ),
+    # The process.
+    Row("llm_d_epp_info", "gauge", ("commit", "build_ref"), "Which picker this is."),
+    _counter(
+        "epp_faults_total",
+        "part",
+        "Faults of the picker: streams that failed, restarts of the thread that writes records.",
+        "stream,recorder",
+    ),
+    _counter("epp_records_dropped_total", "", "Records lost to a full queue or disk."),
+    _counter(
+        "epp_event_loop_stall_seconds_total",
+        "",
+        "Time by which heartbeats of the event loop came late, in all; requests waited as long.",
+    ),
+    _gauge(
+        "epp_file_ok",
+        "file",
+        "1 while a watched file's content is in force, 0 while an older one is; eds is written, for Envoy.",
+    ),
+    _gauge("epp_kubernetes_ok", "resource", "1 while the API server lets the resource be followed."),
+    _counter(
+        "epp_kubernetes_failures_total",
+        "resource reason",
+        "Calls of the API server that failed and watches that broke, by reason.",
+    ),
+    # The pool, llm-d's names.
+    _of_picker("llm_d_epp_ready_endpoints", "name", "Endpoints that may be picked.", read.ready),
+    _of_picker(
+        "llm_d_epp_average_queue_size", "name", "Mean of requests waiting in engines.", read.pool(1, np.mean)
+    ),
+    _of_picker(
+        "llm_d_epp_std_dev_queue_size",
+        "name",
+        "Standard deviation of requests waiting in engines.",
+        read.pool(1, np.std),
+    ),
+    _of_picker(
+        "llm_d_epp_average_running_requests",
+        "name",
+        "Mean of requests running in engines.",
+        read.pool(0, np.mean),
+    ),
+    _of_picker(
+        "llm_d_epp_std_dev_running_requests",
+        "name",
+        "Standard deviation of requests running in engines.",
+        read.pool(0, np.std),
+    ),
+    _of_picker(
+        "llm_d_epp_average_kv_cache_utilization",
+        "name",
+        "Mean of KV cache usage of engines, 0 to 1.",
+        read.pool(2, np.mean),
+    ),
+    _of_picker(
+        "llm_d_epp_std_dev_kv_cache_utilization",
+        "name",
+        "Standard deviation of KV cache usage of engines, 0 to 1.",
+        read.pool(2, np.std),
+    ),
+    _of_picker(
+        "llm_d_epp_per_endpoint_queue_size",
+        "name model_server_endpoint",
+        "Requests waiting in the engine.",
+        read.queues,
+    ),
+    _of_picker("llm_d_epp_inflight_requests", _LOAD, "Unfinished requests of the endpoint.", read.load(2)),
+    _of_picker("llm_d_epp_inflight_tokens", _LOAD, "Prompt tokens of its unfinished requests.", read.load(0)),
+    _of_picker(
+        "llm_d_epp_flow_control_pool_saturation",
+        "inference_pool stage",
+        "How saturated the pool is; from 1 on, requests of negative priority are refused.",
+        lambda s: [((s.pool, "effective"), s.saturation(s.mono_s()))],
+    ),
+    _of_picker(
+        "llm_d_epp_prefix_indexer_size",
+        "plugin_name plugin_type",
+        "Entries of the prefix index.",
+        lambda s: [(("prefix-index", "prefix-index"), float(s.fleet.index.stats().blocks))],
+    ),
+    # Endpoints, ours.
+    _of_picker(
+        "epp_endpoint_unavailable",
+        "endpoint reason",
+        "1 for each reason why an endpoint gets no new requests: ejected, draining, retry-after.",
+        read.unavailable,
+    ),
+    _of_picker(
+        "epp_health_panicking",
+        "",
+        "1 while ejections are ignored.",
+        read.one(lambda s: s.fleet.health.panicking),
+    ),
+    _counter(
+        "epp_endpoint_events_total",
+        "endpoint event",
+        "What happened to an endpoint: probe-failed, scrape-failed, ejected, restarted (its engine).",
+    ),
+    _gauge(
+        "epp_endpoint_model_mismatch",
+        "endpoint",
+        "Names that the endpoint's engine is asked for and does not list in /v1/models; 0 is good.",
+    ),
+    _of_picker(
+        "epp_endpoint_engine_age_seconds",
+        "endpoint",
+        "Age of the engine's metrics.",
+        read.by_endpoint(lambda fleet, now_s: fleet.engine.age_ms(now_s) / 1e3),
+    ),
+    _of_picker(
+        "epp_endpoint_pending_uncached_tokens",
+        "endpoint",
+        "Uncached tokens of requests that await their first token.",
+        read.by_endpoint(lambda fleet, _: fleet.ledger.pending_uncached_tokens),
+    ),
+    _of_picker(
+        "epp_endpoint_rtt_seconds",
+        "endpoint source",
+        "Round trip over a warm connection, and its source: Envoy's connects, probes, or an assumption.",
+        read.rtts,
+    ),
+    _of_picker(
+        "epp_endpoint_hit_ratio",
+        "endpoint",
+        "Cached tokens that the engine had of late over those expected of it.",
+        read.by_endpoint(lambda fleet, _: fleet.calibration.hit_ratio),
+    ),
+    _of_picker(
+        "epp_endpoint_slowness",
+        "endpoint",
+        "Factor by which an endpoint was found slower than its engine class; 1 for equals.",
+        read.slowness,
+    ),
+    _of_picker(
+        "epp_engine_rate",
+        "engine_class rate state",
+        "Times of an engine class as learned, in ms, and what they rest on (state).",
+        read.rates,
+    ),
+    _of_picker(
+        "epp_path_requests_total",
+        "path connection",
+        "Requests whose connection Envoy reported: opened for them (cold), or there before (warm).",
+        read.path_requests,
+    ),
+    _of_picker(
+        "epp_path_network_seconds",
+        "path connection",
+        "Estimated network time to the first byte for a body of mean size; cold opens a connection.",
+        read.path_network,
+    ),
+    # Weights and models in force.
+    _of_picker(
+        "epp_weight",
+        "name source arm",
+        "Weight in force, of the incumbent and, while a trial runs, of its second arm.",
+        read.weights,
+    ),
+    _of_picker(
+        "epp_weights_written_timestamp_seconds",
+        "policy version",
+        "Unix time at which the tuner wrote the weights in force; 0 without a tuner.",
+        read.weights_version,
+    ),
+    _counter(
+        "epp_learned_decisions_total",
+        "by",
+        "Decisions of a learned policy by what decided: model, explored, or why the heuristic did.",
+    ),
+    _read(
+        "model",
+        "epp_reward_model_age_seconds",
+        "version withdrawn",
+        "Time since the training of the reward model, and why it is withdrawn, if it is.",
+        read.model_age,
+    ),
+    _read(
+        "shadow",
+        "epp_shadow_decisions_total",
+        "policy result",
+        "Live decisions scored in shadow: the same endpoint (agreed), another (differed), or failed.",
+        read.shadowed,
+    ),
+    _read(
+        "shadow",
+        "epp_shadow_estimated_difference_seconds",
+        "policy judge",
+        "Mean estimated latency of the shadow's picks less that of the live picks; below 0 is faster.",
+        read.differences,
+    ),
+)
