@@ -157,24 +157,26 @@ class Stack:
             b"# Of a demo; works with `epp serve --config`, too.\n" + msgspec.yaml.encode(config)
         )
         words = ["serve", "--config", str(file), "--ready-file", str(ready)]
-        picker = await self._exit.enter_async_context(Child("picker", words, self.folder))
+        picker = await self._run("picker", words)
         await picker.until(ready.exists)
         listening = json.loads(ready.read_text())
         self.picker_url = f"http://{listening['http']}"
         await self._until_measured(picker)
         if self._sidecar is not None:
-            name, words, pattern = self._sidecar
-            child = Child(name, [*words, "--config", str(file)], self.folder)
-            await self._exit.enter_async_context(child)
+            name, command, pattern = self._sidecar
+            child = await self._run(name, [*command, "--config", str(file)])
             await child.until(lambda: list(self.folder.glob(pattern)))
         await self._start_envoy(listening)
+
+    async def _run(self, name: str, words: list[str]) -> Child:
+        return await self._exit.enter_async_context(Child(name, words, self.folder))
 
     async def _start_replicas(self) -> None:
         words = ["sim", "serve", *self._simulator]
         for replica in self._replicas:
             where = f"name={replica.name},port=0,rtt_ms={replica.rtt_ms:g}"
             words += ["--replica", f"{where},class={replica.engine_class},model={replica.model}"]
-        child = await self._exit.enter_async_context(Child("replicas", words, self.folder))
+        child = await self._run("replicas", words)
         await child.until(lambda: len(_ADDRESS.findall(child.log())) == len(self._replicas))
         addresses = dict(_ADDRESS.findall(child.log()))
         for replica in self._replicas:

@@ -56,12 +56,12 @@ class Route(Stack):
             key_file=key,
         )
         self.relays: dict[str, Child] = {}
-        sections = {
+        sections: dict[str, object] = {
             "policy": {"name": "least-request"},
             "regions": [{"allow": [r.name], "header": REGION_HEADER, "value": r.name} for r in REGIONS],
         }
         # The machine is busy with three regions: a picker that waits for a core is not a dead one.
-        envoy = {"message_timeout_ms": 2000, "preconnect_ratio": 1.0}
+        envoy: dict[str, object] = {"message_timeout_ms": 2000, "preconnect_ratio": 1.0}
         if two_tiers:
             sections["relays"] = msgspec.to_builtins(self._second_tier)
             envoy["relays"] = self._second_tier
