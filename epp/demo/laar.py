@@ -1,6 +1,6 @@
 """`epp laar demo`: five simulated models that answer wrongly, behind a real Envoy, asked until one is right.
 
-The models look keys up and are right as often as a draw of the prior says (`epp.replay.kv_retry.prior`). Half
+The models look keys up and are right as often as a draw of the prior says (`epp.lab.model_accuracies`). Half
 of the questions are answered once by every model and fitted; the others are asked through Envoy with the
 OpenAI SDK and `epp.client.retry`, under one policy after the other, and judged to the picker as feedback.
 Before that every model streams a few answers, one at a time, so that the picker knows their speeds.
@@ -27,8 +27,8 @@ from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.laar.fit import fit
 from epp.laar.results import Row, write_rows
+from epp.lab.model_accuracies import LANGUAGES, LENGTHS, NAMES, draw_truth
 from epp.policies.registry import create
-from epp.replay.kv_retry.prior import LANGUAGES, LENGTHS, NAMES, draw_truth
 from epp.sim.api import parse
 from epp.sim.lookup import Lookup, lookups
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from openai import AsyncOpenAI
 
-    from epp.replay.kv_retry.prior import Truth
+    from epp.lab.model_accuracies import Truth
 
 #: Long prompts take simulated engines as long as real ones; these fit into a minute or two.
 SHOWN_TOKENS = (4096, 16_384)

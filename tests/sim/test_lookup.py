@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from epp.sim.api import SimRequest
 
 from epp.demo import laar as demo
+from epp.lab.model_accuracies import NAMES
 from epp.prompt.language import language_of
-from epp.replay.kv_retry.prior import NAMES
 from epp.signals.capability import Cell
 from tests.kit.envoy import require_envoy
 
