@@ -128,18 +128,10 @@ docs: setup ## write the generated pages again: configuration, metrics, dashboar
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
 	$(BIN)/epp bench all
-	$(BIN)/python -m bench.tokenizer
 
 bench-long: setup ## an index of 100M cached tokens; a soak of a million requests, memory flat (an hour and more)
 	$(BIN)/epp bench long-index
 	$(BIN)/epp bench soak
-
-bench-parts: setup ## single parts: bare transports, recorder, ways of observing, simulator
-	$(BIN)/python -m bench.transport --rounds 3
-	$(BIN)/python -m bench.recorder
-	$(BIN)/python -m bench.observe
-	$(BIN)/python -m bench.restore_model
-	$(BIN)/python -m bench.simulator
 
 LAB := $(BIN)/epp lab experiment
 JOBS ?= 2
