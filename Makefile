@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-tuner-full bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
+.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-tuner-full bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -125,27 +125,16 @@ docs: setup ## write the generated pages again: configuration, metrics, dashboar
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
 	$(BIN)/epp bench all
-	$(BIN)/python -m bench.tokenizer
 
 bench-long: setup ## an index of 100M cached tokens; a soak of a million requests, memory flat (an hour and more)
 	$(BIN)/epp bench long-index
 	$(BIN)/epp bench soak
 
-bench-parts: setup ## single parts: bare transports, recorder, ways of observing, simulator
-	$(BIN)/python -m bench.transport --rounds 3
-	$(BIN)/python -m bench.recorder
-	$(BIN)/python -m bench.observe
-	$(BIN)/python -m bench.restore_model
-	$(BIN)/python -m bench.simulator
-
-bench-policies: setup ## policies on the cells they are judged on, into build/policies (at most 20 minutes; goes on where it was)
-	$(BIN)/python -m bench.policies --out build/policies
-
-bench-policies-full: setup ## all cells, policies, ablations and seeds, tuned first; hours, may be stopped and gone on with
-	$(BIN)/python -m bench.policies --full --tune --ablations --out build/policies-full
-
-bench-paths: setup ## gorgo-ms with and without a price on cold connections, over paths of several kinds (20 minutes)
-	$(BIN)/python -m bench.paths
+LAB := $(BIN)/epp lab experiment
+JOBS ?= 2
+bench-policies: setup ## policies and what knowledge is worth, in the simulator (half an hour; goes on where it was)
+	$(LAB) policies --jobs $(JOBS)
+	$(LAB) policy-knowledge --jobs $(JOBS)
 
 bench-tuner: setup ## the tuner measured, as many runs as fit into 20 minutes, into build/tuner; goes on where it was
 	$(BIN)/python -m bench.tuner --folder build/tuner
@@ -153,23 +142,14 @@ bench-tuner: setup ## the tuner measured, as many runs as fit into 20 minutes, i
 bench-tuner-full: setup ## the same with all seeds and long trials; hours, may be stopped and gone on with
 	$(BIN)/python -m bench.tuner --full --folder build/tuner-full
 
-bench-lodestar: setup ## Lodestar in simulated pools, its ablations and shifts, into build/lodestar (under 20 minutes); goes on where it was
-	$(BIN)/python -m bench.lodestar
-	$(BIN)/python -m bench.lodestar_overhead
+bench-lodestar: setup ## Lodestar in simulated pools and after shifts (an hour; goes on where it was)
+	$(LAB) lodestar --jobs $(JOBS)
 
-bench-lodestar-full: setup ## the paper's sizes, all cells, constants tuned first; hours, may be stopped and gone on with
-	$(BIN)/python -m bench.lodestar --full --tune --folder build/lodestar-full-runs --out build/lodestar-full
+bench-laar: setup ## time to the first correct answer under retries (goes on where it was)
+	$(LAB) laar --jobs $(JOBS)
 
-RETRIES := --policy laar,laar-paper,least-load,session-affinity --resume
-bench-laar: setup ## retries over 100 draws into build/laar (25 minutes of CPU time; goes on where it was), what a decision costs
-	$(BIN)/epp replay --workload kv-retry $(RETRIES) --out build/laar
-	$(BIN)/python -m bench.correctness_cost
-
-bench-laar-shared: setup ## retries on contexts in common, 20 draws, into build/laar-shared (5 minutes of CPU time)
-	$(BIN)/epp replay --workload kv-retry-shared --seeds 20 $(RETRIES) --out build/laar-shared
-
-calibration: setup ## the simulator beside published numbers, into docs/simulator.md (10 minutes)
-	$(BIN)/python -m bench.calibration
+bench-wan: setup ## the cross-region paper's policies over its three regions (a minute)
+	$(LAB) wan --jobs $(JOBS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

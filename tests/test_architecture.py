@@ -44,7 +44,7 @@ ALLOWED = {
     | {"threads", "tokenizer", "tuner"},
 }
 #: Commands compose strangers; nobody imports them.
-COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
+COMPOSERS = {"cli", "bench", "demo", "lab", "learn", "tune", "__main__", "__init__"}
 
 PURE = {
     "errors", "clock", "keyed_uniform", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",

@@ -29,6 +29,9 @@ GOALS: Mapping[str, Goal] = {
     "server/above bare/72 KB": Goal(0.45, "above the bare transport, 72 KB (18k tokens, 90 % known)"),
     "server/above bare, builtin/200 tokens": Goal(0.25, "the same above the picker's own transport, bare"),
     "server/above bare, builtin/72 KB": Goal(0.45, "the same above the picker's own transport, bare"),
+    "server/builtin of grpcio, bare/200 tokens": Goal(
+        0.33, "the picker's own transport, bare, of grpcio's in the same round"
+    ),
     "server/picker: constant/200 tokens": Goal(
         7.2, "a Go picker's at 500 requests a second, on its own machine"
     ),

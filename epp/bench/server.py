@@ -150,6 +150,9 @@ class ServerBench:
             floor = spent.get(f"{name} constant")
             if ours is not None and floor is not None:
                 figures.add(f"server/above {name}/{size}", "ms CPU", ours - floor, "constant-message mode")
+        library, builtin = spent.get("bare constant"), spent.get("bare, builtin constant")
+        if library and builtin is not None:
+            figures.add(f"server/builtin of grpcio, bare/{size}", "ratio", builtin / library)
         left, read = spent.get("left duplex"), spent.get("picker duplex")
         if ours is not None and left is not None and size == "72 KB":
             figures.add("server/duplex left of constant", "ratio", left / ours)

@@ -23,7 +23,6 @@ from epp.replay.evidence import MIN_UNITS
 from epp.replay.files import check_folder, save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
-from epp.replay.kv_retry import command as kv_retry
 from epp.replay.learned import UNTRIED, Learning
 from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
@@ -91,11 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs.add_argument("--workers", type=int, default=2, help="processes (%(default)s)")
     runs.add_argument("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
-    runs.add_argument(
-        "--resume",
-        action="store_true",
-        help="keep finished draws in --out and take those that are there (kv-retry)",
-    )
     runs.add_argument("--list", action="store_true", help="list workloads, fleets and policies, and stop")
     learns = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
     learns.add_argument("--learn-first", type=int, metavar="N", help="samples before the first model (5000)")
@@ -117,8 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _check(arguments)
     check_folder(arguments.out)
-    if arguments.workload in kv_retry.WORKLOADS:
-        return kv_retry.run(arguments, policies_of(arguments.policy, yardsticks=False), console)
     failed: list[str] = []
     if arguments.over_http:
         document, failed = compare_gateways(arguments, console)
@@ -246,12 +238,8 @@ def _check(arguments: argparse.Namespace) -> None:
     names = {name.strip() for name in (arguments.workload or "").split(",")}
     if not arguments.trace and names == {""}:
         raise EppError("--workload names no workload (`epp replay --list` lists them)")
-    if len(names) > 1 and (alone := sorted(names & kv_retry.WORKLOADS.keys())):
-        raise EppError(f"--workload {alone[0]} runs alone: its questions and figures are of another kind")
-    for name in sorted(names - {""} - kv_retry.WORKLOADS.keys()):
-        workload_named(name, also=kv_retry.WORKLOADS)
-    if arguments.resume and not names & kv_retry.WORKLOADS.keys():
-        raise EppError("--resume is for kv-retry: of other loads no draws are kept")
+    for name in sorted(names - {""}):
+        workload_named(name)
     if arguments.sweep and arguments.shape:
         raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
     least = {
@@ -279,8 +267,6 @@ def _list(console: Console) -> None:
     console.print("[bold]workloads[/bold]")
     for workload in WORKLOADS.values():
         console.print(f"  {workload.name:<24}{workload.help}", highlight=False)
-    for name, text in kv_retry.HELP.items():
-        console.print(f"  {name:<24}{text}", highlight=False)
     console.print("[bold]fleets[/bold]")
     for name, (text, _) in FLEETS.items():
         console.print(f"  {name:<24}{text}", highlight=False)

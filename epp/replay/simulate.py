@@ -175,7 +175,7 @@ def run_all(
         except BrokenProcessPool as error:
             raise EppError(
                 "a worker process was ended from outside: killed by somebody, or by the system for its"
-                " memory; fewer --workers need less, and with --resume what is finished of kv-retry stays"
+                " memory; fewer --workers need less"
             ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

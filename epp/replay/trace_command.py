@@ -15,7 +15,6 @@ from rich.table import Table
 from epp.errors import EppError
 from epp.replay.agent_sessions import SESSIONS
 from epp.replay.cache_fit import CAPACITIES_TOKENS, reuse_share, session_gaps
-from epp.replay.kv_retry import command as kv_retry
 from epp.replay.plan import Source
 from epp.replay.stats import percentile
 from epp.replay.trace_stats import describe
@@ -62,8 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("scale", "max_prompt_tokens", "seed"):
         if getattr(arguments, name) < 0:
             raise EppError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(arguments, name)}")
-    if arguments.trace in kv_retry.WORKLOADS:
-        raise EppError(f"{arguments.trace} has no trace: it asks until an answer is right (see `epp replay`)")
     is_workload = arguments.trace in WORKLOADS
     if not is_workload and not Path(arguments.trace).exists():
         near = get_close_matches(arguments.trace, WORKLOADS, n=1, cutoff=0.5)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
-#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md, Failures). And
+#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md). And
 #: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new.
 _MEMORY, _LEAST = 30.0, 24.0
 #: The fewest of tokens after the first that say something.

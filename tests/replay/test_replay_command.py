@@ -179,11 +179,10 @@ class TestReplay:
             ((), "--workload or --trace"),
             (("--workload", "demo", "--trace", "x"), "either"),
             (("--workload", "demoo"), "did you mean 'demo'"),
-            (("--workload", "demo,kv-retri-shared"), "did you mean 'kv-retry-shared'"),
             (("--workload", ","), "--workload names no workload"),
             (("--workload", "demo", "--first-seed", "-1"), "--first-seed must be at least 0"),
             (("--workload", "demo", "--fleet", sys.executable), f"{sys.executable}: not a YAML file"),
-            (("--workload", "zzz"), ", kv-retry, kv-retry-shared"),
+            (("--workload", "zzz"), "unknown workload"),
             (("--workload", "demo", "--policy", "gorgi"), "unknown policy"),
             (("--workload", "demo", "--fleet", "moon"), "fleet"),
             (("--workload", "demo", "--fleet", "no.yaml"), "No such file"),
@@ -191,10 +190,8 @@ class TestReplay:
             (("--workload", "demo", "--seeds", "0"), "seeds"),
             (("--workload", "demo", "--lost-hits", "3"), "lost-hits"),
             (("--workload", "demo", "--policy", "random", "--warmup", "900"), "leaves nothing to judge of"),
-            (("--workload", "kv-retry,demo"), "kv-retry runs alone"),
             (("--workload", "demo", "--warmup", "-1"), "--warmup must be at least 0"),
             (("--trace", "x.jsonl", "--scale", "-2"), "--scale must be at least 0"),
-            (("--workload", "demo", "--resume"), "--resume is for kv-retry"),
             (("--workload", "demo", "--load", "nan"), "--load must be at least 1e-09, not nan"),
             (("--workload", "demo", "--load", "inf"), "--load must be"),
             (
@@ -298,7 +295,6 @@ class TestTraceStats:
         [
             ("art-chat-apr7", "neither a file nor a workload (did you mean 'art-chat-apr-7'?)"),
             ("zzz", "neither a file nor a workload (workloads: "),
-            ("kv-retry", "kv-retry has no trace: it asks until an answer is right"),
         ],
     )
     def test_a_name_that_is_none_is_told_with_those_near_it(self, name: str, words: str) -> None:

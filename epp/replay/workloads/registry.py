@@ -21,7 +21,7 @@ from epp.replay.workloads import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from epp.replay.trace import TraceRequest
 
@@ -207,15 +207,15 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-def workload_named(name: str, also: Iterable[str] = ()) -> Workload:
-    """The workload of that name; ``also`` are names that the caller would have taken, too.
+def workload_named(name: str) -> Workload:
+    """Return the workload of that name.
 
     Raises:
         EppError: there is none; names the nearest.
     """
     found = WORKLOADS.get(name)
     if found is None:
-        known = [*WORKLOADS, *also]
+        known = [*WORKLOADS]
         close = difflib.get_close_matches(name, known, n=1)
         fix = f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(known)
         raise EppError(f"unknown workload {name!r}; {fix}")

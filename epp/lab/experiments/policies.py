@@ -1,0 +1,131 @@
+"""Compare every policy with `gorgo-ms`: as published, with live counters, tuned, and with one part changed.
+
+The paper's own baselines run in two ways: as its router has them, with engine metrics read each 30 s (source
+[G]), and with metrics read as often as the fleet has it. Tuned entries have the weights of
+``policy_weights.json``, found by `epp replay --tune` on loads that nothing is compared on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.errors import EppError
+from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
+from epp.lab.experiment import Experiment
+from epp.policies.registry import POLICIES
+from epp.replay.simulate import PolicyChoice, Task, run_task
+from epp.sim.oracle import ORACLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CANDIDATE = "gorgo-ms"
+_TUNED = " tuned"
+#: The same policy with other parameters or weights, by entry.
+VARIANTS: Mapping[str, PolicyChoice] = {
+    "mooncake learned": PolicyChoice("mooncake", params={"rates": "learned"}),
+    "llm-d live": PolicyChoice("llm-d", params={"counts": "live"}),
+    "llm-d-affinity live": PolicyChoice("llm-d-affinity", params={"counts": "live"}),
+    "lmetric scraped": PolicyChoice("lmetric", params={"counts": "engine"}),
+    "prefix-threshold scraped": PolicyChoice("prefix-threshold", params={"counts": "engine"}),
+    "least-load 30 s": PolicyChoice("least-load"),
+    "least-request 30 s": PolicyChoice("least-request"),
+    "prefix-cache-stale 30 s": PolicyChoice("prefix-cache-stale"),
+}
+#: The candidate with one of its parts changed.
+ABLATIONS: Mapping[str, PolicyChoice] = {
+    "no network term": PolicyChoice(CANDIDATE, weights={"network_weight": 0.0}),
+    "no upload rounds": PolicyChoice(CANDIDATE, params={"upload_rounds": 0.0}),
+    "own prefill at 1": PolicyChoice(CANDIDATE, weights={"prefill_weight": 1.0}),
+    "waiting at 1": PolicyChoice(CANDIDATE, weights={"waiting_weight": 1.0}),
+    "stall at its bound": PolicyChoice(CANDIDATE, weights={"stall_weight": 0.05}),
+    "decode at its bound": PolicyChoice(CANDIDATE, weights={"decode_weight": 0.2}),
+    "no price of sharing": PolicyChoice(CANDIDATE, params={"popular": 0.0}),
+    "hits as expected": PolicyChoice(CANDIDATE, params={"discount_hits": False}),
+    "all equally urgent": PolicyChoice(CANDIDATE, params={"urgency_power": 0.0}),
+    "cold connections free": PolicyChoice(CANDIDATE, params={"price_cold": False}),
+}
+#: Seconds between two readings of engine metrics, by entry: as the originals have it by default.
+SCRAPE_S: Mapping[str, float] = {
+    "least-load 30 s": 30.0,
+    "least-request 30 s": 30.0,
+    "prefix-cache-stale 30 s": 30.0,
+    "llm-d": 0.05,
+    "llm-d-affinity": 0.05,
+    "lmetric scraped": 0.1,
+}
+#: Policies that need what a simulated fleet of one model does not have.
+_OTHER = {"laar", "laar-paper"}
+_USUAL = (
+    *(CANDIDATE, "gorgo", "session-affinity-hash256", "least-load 30 s", "least-request 30 s"),
+    *("prefix-cache-stale 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
+    *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
+)
+
+
+@cache
+def tuned_weights() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    """Read the weights by entry and ``load / fleet``."""
+    found: dict[str, dict[str, dict[str, float]]] = json.loads(
+        Path(__file__).with_name("policy_weights.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def choice(cell: str, entry: str) -> PolicyChoice:
+    """Return the policy of an entry, with the weights that were found for a cell's load and fleet.
+
+    Raises:
+        EppError: a tuned entry was not tuned for the load.
+    """
+    name = entry.removesuffix(_TUNED)
+    chosen = VARIANTS.get(name) or ABLATIONS.get(name) or PolicyChoice(name)
+    if name == entry:
+        return chosen
+    load, fleet, _ = cell.split(" / ")
+    by_cell = tuned_weights()[entry]
+    weights = by_cell.get(f"{load} / {fleet}") or by_cell.get(f"{load} / three regions")
+    if weights is None:
+        raise EppError(
+            f"{entry!r} has no weights for {load!r} in {Path(__file__).parent}/policy_weights.json"
+        )
+    return replace(chosen, weights=weights)
+
+
+def run(cell: str, entry: str, seed: int) -> dict[str, float]:
+    """Run one policy on one load."""
+    load, fleet = condition(cell)
+    if entry in SCRAPE_S:
+        fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
+    figures = run_task(Task(load, fleet, choice(cell, entry), SEED + seed)).figures
+    return {
+        "TTFT p95 ms": figures.ttft_ms.p95,
+        "E2E p95 s": figures.e2e_ms.p95 / 1e3,
+        "hit share": figures.true_hit_share,
+        "hottest share": figures.hottest_share,
+        "errors": float(figures.errors),
+    }
+
+
+def _all_entries() -> tuple[str, ...]:
+    plain = [name for name in (*POLICIES, *ORACLES) if name not in _OTHER]
+    return tuple(dict.fromkeys((*_USUAL, *plain, *VARIANTS, *tuned_weights(), *ABLATIONS)))
+
+
+EXPERIMENT = Experiment(
+    name="policies",
+    question="How do policies compare with gorgo-ms, and what is each of its parts worth?",
+    cells=(*STEADY_CELLS, *(name for name in NAMES if name not in STEADY_CELLS)),
+    entries=_all_entries(),
+    measures=("TTFT p95 ms", "E2E p95 s", "hit share", "hottest share"),
+    run=run,
+    seeds=4,
+    on_request=(
+        *(name for name in NAMES if name not in STEADY_CELLS),
+        *(entry for entry in _all_entries() if entry not in _USUAL),
+    ),
+)

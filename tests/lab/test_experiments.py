@@ -1,0 +1,75 @@
+"""Each experiment runs: one seed of one small cell."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.lab import conditions
+from epp.lab.command import names
+from epp.lab.experiment import Experiment, execute
+from epp.lab.experiments import lodestar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLEETS = (*conditions.SIZED_FLEETS, *conditions.SIZED_FLEETS)
+#: Cell and entries of the smoke run; the first of the experiment if not here.
+SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "policies": (
+        "mooncake / three regions / one fails",
+        ("gorgo-ms tuned", "least-load 30 s", "no network term"),
+    ),
+    "lodestar": (
+        "tool calls 10 to 22 a second / hetero",
+        ("lodestar", "prefix-cache-and-load engine counts"),
+    ),
+    "laar": ("ja 4K shared", ("laar", "session-affinity")),
+}
+
+
+def experiment(name: str) -> Experiment:
+    found: Experiment = import_module(f"epp.lab.experiments.{name.replace('-', '_')}").EXPERIMENT
+    return found
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_experiment_runs_and_names_each_of_its_figures(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
+    monkeypatch.setattr(lodestar, "USUAL_SIZE", lodestar.Size(20.0, 1_000, 1_000))
+    found = experiment(name)
+    assert found.name == name
+    cell, entries = SMALL.get(name, (found.cells[0], tuple(found.entries)))
+    runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)
+    assert [run.entry for run in runs] == list(entries)
+    for run in runs:
+        for measure in found.measures:
+            assert measure in run.figures
+        assert not math.isnan(run.value(found.measures[0])), run.entry
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{load} / {fleet} / steady" for load, fleet in zip(conditions.LOADS, FLEETS, strict=False)),
+        *(name for name in conditions.NAMES if name.startswith("mooncake / three regions")),
+    ],
+)
+def test_a_condition_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "WINDOW_S", 40.0)
+    figures = experiment("policies").run(name, "least-request", 0)
+    assert figures["TTFT p95 ms"] > 0
+
+
+def test_what_the_picker_does_not_know_of_a_fleet_is_one_thing() -> None:
+    load, fleet = conditions.condition("mooncake / three regions / steady")
+    for what in (*conditions.WRONG, *conditions.REPORTS):
+        other, changed = conditions.condition(f"mooncake / three regions / {what}")
+        assert (changed != fleet) + (other.reports != load.reports) == 1, what
+        told = {spec.known_as or spec.engine_class.name for spec in changed.replicas}
+        assert told == {"l40s-x2"}, what

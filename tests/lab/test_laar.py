@@ -1,0 +1,118 @@
+"""Lookups asked until they are right: accuracies hold what is stated, answers are fixed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from epp.errors import EppError
+from epp.lab.experiments.laar import fleet, requests_of, run
+from epp.lab.model_accuracies import NAMES, draw_truth, right_answers, stated
+from epp.policies.registry import create
+from epp.replay.simulate import run_all
+from epp.signals.capability import Cell
+from epp.sim.retry import Asked, Question, RetrySim
+from epp.sim.scenario import WindowOptions
+
+
+@pytest.mark.parametrize("seed", [1, 2, 101, 150])
+def test_every_draw_holds_all_that_the_paper_states(seed: int) -> None:
+    truth = draw_truth(seed)
+    assert [name for name, holds in stated().items() if not holds(truth.accuracy)] == []
+    assert ((truth.accuracy > 0) & (truth.accuracy < 1)).all()
+    assert np.array_equal(draw_truth(seed).accuracy, truth.accuracy)
+    assert not np.array_equal(draw_truth(seed + 1).accuracy, truth.accuracy)
+
+
+def test_answers_are_right_as_often_as_drawn_and_hard_questions_are_hard_for_all() -> None:
+    truth = draw_truth(3)
+    right = right_answers(truth, 1, 3, 20_000, 3)
+    assert right.mean(axis=0) == pytest.approx(truth.accuracy[:, 1, 3], abs=0.015)
+    alone = np.prod(1.0 - truth.accuracy[:, 1, 3])
+    assert (~right.any(axis=1)).mean() > alone
+
+
+def ask(
+    right: list[set[str]],
+    policy: str = "laar",
+    *,
+    attempts: int = 10,
+    patience_s: float | None = None,
+    **chances: float,
+) -> list[Asked]:
+    questions = [Question("en", frozenset(names)) for names in right]
+    requests = requests_of(4096, shared=False)[: len(right) * 10]
+    table = {name: {Cell("en", 4096): chances.get(name.split("-")[0], 0.5)} for name in NAMES}
+    sim = RetrySim(
+        questions,
+        requests[::10] if attempts == 1 else requests,
+        fleet(),
+        create(policy, None if patience_s is None else {"patience_s": patience_s}),
+        attempts=attempts,
+        at_once=4,
+        chances=table,
+        weights={},
+        seed=1,
+        options=WindowOptions(),
+    )
+    return sim.ask()
+
+
+def test_a_question_is_asked_until_a_model_is_right_or_none_is_left() -> None:
+    found = ask([{NAMES[0]}, set(), set(NAMES), {NAMES[3]}] * 3)
+    for number, asked in enumerate(found):
+        names = [{NAMES[0]}, set(), set(NAMES), {NAMES[3]}][number % 4]
+        assert asked.correct is bool(names)
+        assert len(set(asked.models)) == len(asked.models) <= 5
+        assert (asked.models[-1] in names) is asked.correct
+        assert not set(asked.models[:-1]) & names
+    assert {len(asked.models) for asked in found[1::4]} == {5}
+    assert {len(asked.models) for asked in found[2::4]} == {1}
+
+
+def test_models_that_are_not_worth_the_time_are_not_asked_again() -> None:
+    # 4K take granite-2b 0.7 s, the others up to 1.4 s.
+    hopeful = ask([set()] * 6, patience_s=10.0)
+    assert {len(asked.models) for asked in hopeful} == {5}
+    hopeless = ask([set()] * 6, patience_s=10.0, phi=0.05, llama=0.05)
+    for asked in hopeless:  # one that is idle may be asked before those that are worth it, not after them
+        assert {name for name in NAMES if name.startswith("granite")} <= set(asked.models)
+        assert asked.models[-1].startswith("granite")
+    assert min(len(asked.models) for asked in hopeless) == 2
+
+
+def test_who_sticks_to_a_model_asks_it_ten_times_for_nothing() -> None:
+    found = ask([set()] * 6, "session-affinity")
+    for asked in found:
+        assert asked.models == (asked.models[0],) * 10
+        assert asked.cached_tokens > 8 * 4000  # it has the prompt in its cache from then on
+    assert len({asked.models[0] for asked in found}) > 1
+    assert all(len(asked.models) == 1 for asked in ask([set()] * 3, "session-affinity", attempts=1))
+
+
+def test_knowing_who_is_likely_right_answers_sooner_than_sticking_to_a_model() -> None:
+    laar, sticky = (run("ja 4K", policy, 0) for policy in ("laar", "session-affinity"))
+    assert run("ja 4K", "laar", 0) == laar
+    assert laar["TTCA s"] < sticky["TTCA s"]
+    assert laar["right"] >= sticky["right"]
+    assert 1.0 <= laar["attempts"] <= sticky["attempts"]
+
+
+def test_contexts_in_common_are_found_in_caches() -> None:
+    shared, apart = requests_of(8192, shared=True), requests_of(8192, shared=False)
+    assert shared[0].block_ids[:-2] == shared[40].block_ids[:-2]
+    assert shared[0].block_ids != shared[40].block_ids != shared[50].block_ids
+    assert not set(apart[0].block_ids) & set(apart[10].block_ids)
+
+
+def _end_this_process(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_worker_that_is_killed_is_told_in_words() -> None:
+    with pytest.raises(EppError, match="ended from outside"):
+        run_all(_end_this_process, [1, 2], workers=2)
