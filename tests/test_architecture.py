@@ -46,7 +46,7 @@ ALLOWED = {
     | {"compiled", "threads", "tokenizer", "tuner"},
 }
 #: Commands compose strangers; nobody imports them.
-COMPOSERS = {"cli", "bench", "demo", "learn", "tune", "__main__", "__init__"}
+COMPOSERS = {"cli", "bench", "demo", "lab", "learn", "tune", "__main__", "__init__"}
 
 PURE = {
     "errors", "clock", "draw", "fast_dataclass", "view", "policies", "prompt", "signals", "extproc", "http2", "llmd",

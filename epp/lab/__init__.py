@@ -1,0 +1,1 @@
+"""Compare, simulate and experiment; never imported by what serves."""

@@ -1,0 +1,264 @@
+"""Run an experiment: cells x entries x seeds, kept runs, and a table with intervals.
+
+A run is known by its cell, entry and seed, so an experiment that was stopped goes on where it was. Entries of
+a cell meet the same seeds: ratios to the baseline are paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from epp.errors import EppError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared, on what, and how one run is made.
+
+    Attributes:
+        name: of the command and of the file of kept runs.
+        question: one sentence.
+        cells: conditions: workload, fleet, faults.
+        entries: what is compared; the first is the baseline.
+        measures: keys of what ``run`` returns, in the table's order.
+        run: figures of one run by cell, entry and seed; picklable, a pure function of its arguments.
+        seeds: how many seeds a run takes unless asked otherwise.
+        on_request: cells and entries that run only when they are named.
+    """
+
+    name: str
+    question: str
+    cells: Sequence[str]
+    entries: Sequence[str]
+    measures: Sequence[str]
+    run: Callable[[str, str, int], Mapping[str, float]]
+    seeds: int = 8
+    on_request: Sequence[str] = ()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The figures of one cell, entry and seed; NaN where a run has none."""
+
+    cell: str
+    entry: str
+    seed: int
+    commit: str
+    figures: dict[str, float | None]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What the run is known by."""
+        return self.cell, self.entry, self.seed
+
+    def value(self, measure: str) -> float:
+        """Return one figure."""
+        value = self.figures.get(measure)
+        return math.nan if value is None else value
+
+
+def execute(
+    experiment: Experiment,
+    *,
+    seeds: Sequence[int],
+    jobs: int,
+    kept: Path,
+    cells: Sequence[str] = (),
+    entries: Sequence[str] = (),
+) -> list[Run]:
+    """Make the runs that ``kept`` lacks and return all that were asked for, in order.
+
+    Args:
+        experiment: what to run.
+        seeds: of each cell and entry.
+        jobs: processes; 1 runs everything in this one.
+        kept: file of JSON lines, added to after each run.
+        cells: those to run; all but the ones on request if empty.
+        entries: likewise.
+    """
+    cells = cells or [cell for cell in experiment.cells if cell not in experiment.on_request]
+    entries = entries or [entry for entry in experiment.entries if entry not in experiment.on_request]
+    keys = [(cell, entry, seed) for cell in cells for seed in seeds for entry in entries]
+    done = {run.key: run for run in read_kept(kept)}
+    missing = [key for key in keys if key not in done]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    commit = current_commit()
+    for number, (key, figures) in enumerate(_figures(experiment, missing, jobs), 1):
+        done[key] = run = Run(*key, commit, {name: float(value) for name, value in figures.items()})
+        append_jsonl(kept, run)
+        print(f"{number} of {len(missing)}: {', '.join(map(str, key))}", file=sys.stderr, flush=True)
+    return [done[key] for key in keys]
+
+
+def _figures(
+    experiment: Experiment, keys: Sequence[tuple[str, str, int]], jobs: int
+) -> Iterator[tuple[tuple[str, str, int], Mapping[str, float]]]:
+    if jobs == 1:
+        for key in keys:
+            yield key, experiment.run(*key)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = {pool.submit(experiment.run, *key): key for key in keys}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def read_kept(path: Path) -> list[Run]:
+    """Read kept runs, without a line that a killed process left unfinished."""
+    runs: list[Run] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            runs.append(msgspec.json.decode(line, type=Run))
+        except msgspec.DecodeError:
+            continue
+    return runs
+
+
+def append_jsonl(path: Path, run: Run) -> None:
+    """Append a run as one line; an unfinished line before it is ended first."""
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write(msgspec.json.encode(run) + b"\n")
+
+
+def current_commit() -> str:
+    """Return the short commit of this source tree, ``unknown`` outside of git."""
+    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        done = subprocess.run(  # noqa: S603  # fixed words
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def table(experiment: Experiment, runs: Sequence[Run]) -> str:
+    """Write a Markdown table: a row for each cell and entry, means and paired ratios to the baseline.
+
+    Intervals are of 95 %, from a bootstrap over the seeds. A ratio is the geometric mean of the seeds'
+    ratios; there is none where a figure is zero or below. Rows over all cells come last.
+    """
+    found = {run.key: run for run in runs}
+    cells, entries = (
+        list(dict.fromkeys(names)) for names in zip(*[run.key[:2] for run in runs], strict=True)
+    )
+    seeds = sorted({run.seed for run in runs})
+    heads = ["cell", "entry"]
+    for measure in experiment.measures:
+        heads += [measure, f"{measure} / `{entries[0]}`"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+
+    def values(cell: str, entry: str, measure: str) -> Floats:
+        return np.array([_value(found.get((cell, entry, seed)), measure) for seed in seeds])
+
+    ratios: dict[tuple[str, str], list[Floats]] = {}
+    for cell in cells:
+        for entry in entries:
+            row = [cell, entry]
+            for measure in experiment.measures:
+                own = values(cell, entry, measure)
+                logs = _log_ratios(own, values(cell, entries[0], measure))
+                ratios.setdefault((entry, measure), []).append(logs)
+                row += [_mean_text(own), "" if entry == entries[0] else _ratio_text(logs)]
+            lines.append(f"| {' | '.join(row)} |")
+    for entry in entries[1:] if len(cells) > 1 else ():
+        row = ["**all cells**", entry]
+        for measure in experiment.measures:
+            row += ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _value(run: Run | None, measure: str) -> float:
+    return math.nan if run is None else run.value(measure)
+
+
+def _log_ratios(values: Floats, baseline: Floats) -> Floats:
+    positive = (values > 0) & (baseline > 0)
+    return np.log(np.where(positive, values, math.nan)) - np.log(np.where(positive, baseline, math.nan))
+
+
+def interval(values: Floats) -> tuple[float, float, float]:
+    """Return the mean of the known values and the ends of its interval, NaN for fewer than two values."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan, math.nan
+    if len(known) < 2:
+        return float(known[0]), math.nan, math.nan
+    drawn = np.random.default_rng(0).integers(0, len(known), (RESAMPLES, len(known)))
+    low, high = np.percentile(known[drawn].mean(axis=1), [2.5, 97.5])
+    return float(known.mean()), float(low), float(high)
+
+
+def _mean_text(values: Floats) -> str:
+    mean, low, high = interval(values)
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.4g}" if math.isnan(low) else f"{mean:.4g} [{low:.4g}, {high:.4g}]"
+
+
+def _ratio_text(logs: Floats) -> str:
+    mean, low, high = (math.exp(value) for value in interval(logs))
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" if math.isnan(low) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def main(experiment: Experiment, argv: Sequence[str]) -> int:
+    """Run an experiment from the command line and print its question, command, commits and table.
+
+    Raises:
+        EppError: a cell or entry is unknown.
+    """
+    parser = argparse.ArgumentParser(prog=f"epp lab experiment {experiment.name}")
+    parser.description = experiment.question
+    parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
+    kept = Path("build", "lab", f"{experiment.name}.jsonl")
+    parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
+    for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
+        said = ", ".join(known).replace("%", "%%")
+        parser.add_argument(f"--{flag}", default="", metavar="NAMES", help=f"by commas: {said}")
+    arguments = parser.parse_args(argv)
+    cells = _names(arguments.cells, experiment.cells)
+    entries = _names(arguments.entries, experiment.entries)
+    seeds = range(max(1, arguments.seeds))
+    runs = execute(
+        experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
+    )
+    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([experiment.name, *argv])}\n")
+    print(f"commit {', '.join(sorted({run.commit for run in runs}))}; seeds 0 to {seeds[-1]}\n")
+    print(table(experiment, runs))
+    return 0
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise EppError(f"no {name!r}; there are {', '.join(known)}")
+    return [name for name in known if name in names]

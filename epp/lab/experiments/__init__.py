@@ -1,0 +1,1 @@
+"""The experiments, a module each with its `EXPERIMENT`."""

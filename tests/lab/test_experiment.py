@@ -1,0 +1,85 @@
+"""The harness of experiments: kept runs, pairing, intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from epp.cli import main as epp
+from epp.errors import EppError
+from epp.lab.experiment import Experiment, execute, interval, main, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def figures(cell: str, entry: str, seed: int) -> dict[str, float]:
+    """Differ widely by seed, and by entry in a fixed ratio."""
+    base = 100.0 * (seed + 1) * (2.0 if cell == "far" else 1.0)
+    return {"ms": base * (0.5 if entry == "new" else 1.0), "lost": 0.0}
+
+
+def failing(cell: str, entry: str, seed: int) -> dict[str, float]:
+    raise AssertionError(f"{cell} {entry} {seed} runs again")
+
+
+EXPERIMENT = Experiment(
+    "try", "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
+    on_request=("huge",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_come_in_order_whatever_the_number_of_processes(tmp_path: Path, jobs: int) -> None:
+    runs = execute(EXPERIMENT, seeds=(0, 1), jobs=jobs, kept=tmp_path / "runs")
+    assert [run.key for run in runs] == [
+        (cell, entry, seed) for cell in ("near", "far") for seed in (0, 1) for entry in ("old", "new")
+    ]
+
+
+def test_kept_runs_are_not_run_again_and_half_a_line_is_left_out(tmp_path: Path) -> None:
+    kept = tmp_path / "runs"
+    before = execute(EXPERIMENT, seeds=(0, 1), jobs=1, kept=kept)
+    assert execute(replace(EXPERIMENT, run=failing), seeds=(0, 1), jobs=1, kept=kept) == before
+    kept.write_bytes(kept.read_bytes()[:-20])
+    after = execute(EXPERIMENT, seeds=(0, 1, 2), jobs=1, kept=kept)
+    assert after == execute(replace(EXPERIMENT, run=failing), seeds=(0, 1, 2), jobs=1, kept=kept)
+
+
+def test_ratios_are_paired_over_seeds(tmp_path: Path) -> None:
+    text = table(EXPERIMENT, execute(EXPERIMENT, seeds=range(6), jobs=1, kept=tmp_path / "runs"))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert rows[0] == ["cell", "entry", "ms", "ms / `old`", "lost", "lost / `old`"]
+    by_name = {(row[0], row[1]): row[2:] for row in rows[2:]}
+    assert by_name["near", "new"][1] == by_name["**all cells**", "new"][1] == "0.500 [0.500, 0.500]"
+    assert by_name["far", "old"][0].startswith("700 [")
+    assert by_name["far", "new"][3] == "-"
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    ends = [interval(rng.normal(5.0, 1.0, 30))[1:] for _ in range(300)]
+    assert sum(low < 5.0 < high for low, high in ends) / 300 == pytest.approx(0.94, abs=0.03)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
+
+
+def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "2", "--cells", "huge", "--kept", str(tmp_path / "runs")]
+    assert main(EXPERIMENT, words) == 0
+    out = capsys.readouterr().out
+    assert "Is new faster?" in out
+    assert "| huge | new |" in out
+    with pytest.raises(EppError, match="no 'hug'; there are near, far, huge"):
+        main(EXPERIMENT, ["--cells", "hug"])
+
+
+def test_the_command_line_lists_the_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        epp(["lab", "experiment", "--help"])
+    assert "NAME --help" in capsys.readouterr().out
