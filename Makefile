@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-lodestar bench-lodestar-full bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
+.PHONY: help setup measures compiled demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-parts bench-policies bench-policies-full bench-paths bench-tuner bench-laar bench-laar-shared demo-tuner demo-lodestar calibration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -153,13 +153,6 @@ bench-paths: setup ## gorgo-ms with and without a price on cold connections, ove
 TUNER := tuner-paper tuner-guard tuner-runs tuner-drift
 bench-tuner: setup ## the tuner's experiments, runs kept in build/lab; hours, may be stopped and gone on with
 	for name in $(TUNER); do $(BIN)/epp lab experiment $$name --jobs $$(nproc) || exit; done
-
-bench-lodestar: setup ## Lodestar in simulated pools, its ablations and shifts, into build/lodestar (under 20 minutes); goes on where it was
-	$(BIN)/python -m bench.lodestar
-	$(BIN)/python -m bench.lodestar_overhead
-
-bench-lodestar-full: setup ## the paper's sizes, all cells, constants tuned first; hours, may be stopped and gone on with
-	$(BIN)/python -m bench.lodestar --full --tune --folder build/lodestar-full-runs --out build/lodestar-full
 
 RETRIES := --policy laar,laar-paper,least-load,session-affinity --resume
 bench-laar: setup ## retries over 100 draws into build/laar (25 minutes of CPU time; goes on where it was), what a decision costs
