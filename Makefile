@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-tuner-full bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -136,11 +136,9 @@ bench-policies: setup ## policies and what knowledge is worth, in the simulator 
 	$(LAB) policies --jobs $(JOBS)
 	$(LAB) policy-knowledge --jobs $(JOBS)
 
-bench-tuner: setup ## the tuner measured, as many runs as fit into 20 minutes, into build/tuner; goes on where it was
-	$(BIN)/python -m bench.tuner --folder build/tuner
-
-bench-tuner-full: setup ## the same with all seeds and long trials; hours, may be stopped and gone on with
-	$(BIN)/python -m bench.tuner --full --folder build/tuner-full
+TUNER := tuner-paper tuner-guard tuner-runs tuner-drift
+bench-tuner: setup ## the tuner's experiments, runs kept in build/lab; hours, may be stopped and gone on with
+	for name in $(TUNER); do $(LAB) $$name --jobs $(JOBS) || exit; done
 
 bench-lodestar: setup ## Lodestar in simulated pools and after shifts (an hour; goes on where it was)
 	$(LAB) lodestar --jobs $(JOBS)

@@ -117,15 +117,13 @@ class Rehearsals:
             self.tried.append(search.ask())
 
         found = rehearse(
-            deployment,
+            self._stage,
             search,
             state.incumbent,
             budget=budget,
             goal=self.rules.settings.goal,
             looks=1 + state.fruitless,
-            seed=self.seed,
             on_try=told,
-            stage=self._stage,
         )
         moved = {name: found.weights[name] for name in self.rules.bounds}
         if not found.worth:

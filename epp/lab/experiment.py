@@ -42,6 +42,8 @@ class Experiment:
         run: figures of one run by cell, entry and seed; picklable, a pure function of its arguments.
         seeds: how many seeds a run takes unless asked otherwise.
         on_request: cells and entries that run only when they are named.
+        events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
+        ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Experiment:
     run: Callable[[str, str, int], Mapping[str, float]]
     seeds: int = 8
     on_request: Sequence[str] = ()
+    events: Sequence[str] = ()
+    ranges: Sequence[str] = ()
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -167,9 +171,10 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
         list(dict.fromkeys(names)) for names in zip(*[run.key[:2] for run in runs], strict=True)
     )
     seeds = sorted({run.seed for run in runs})
+    plain = (*experiment.events, *experiment.ranges)
     heads = ["cell", "entry"]
     for measure in experiment.measures:
-        heads += [measure, f"{measure} / `{entries[0]}`"]
+        heads += [measure] if measure in plain else [measure, f"{measure} / `{entries[0]}`"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
     def values(cell: str, entry: str, measure: str) -> Floats:
@@ -181,14 +186,16 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
             row = [cell, entry]
             for measure in experiment.measures:
                 own = values(cell, entry, measure)
-                logs = _log_ratios(own, values(cell, entries[0], measure))
-                ratios.setdefault((entry, measure), []).append(logs)
-                row += [_mean_text(own), "" if entry == entries[0] else _ratio_text(logs)]
+                row.append(_text(experiment, measure, own))
+                if measure not in plain:
+                    logs = _log_ratios(own, values(cell, entries[0], measure))
+                    ratios.setdefault((entry, measure), []).append(logs)
+                    row.append("" if entry == entries[0] else _ratio_text(logs))
             lines.append(f"| {' | '.join(row)} |")
     for entry in entries[1:] if len(cells) > 1 else ():
         row = ["**all cells**", entry]
         for measure in experiment.measures:
-            row += ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
+            row += [""] if measure in plain else ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -214,10 +221,21 @@ def interval(values: Floats) -> tuple[float, float, float]:
     return float(known.mean()), float(low), float(high)
 
 
-def _mean_text(values: Floats) -> str:
-    mean, low, high = interval(values)
-    if math.isnan(mean):
+def share_interval(values: Floats) -> tuple[float, float, float]:
+    """Return the share of ones among zeros and ones, and the ends of Wilson's interval."""
+    n, share, z = len(values), float(values.mean()), 1.96
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return share, max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _text(experiment: Experiment, measure: str, values: Floats) -> str:
+    known = values[~np.isnan(values)]
+    if not len(known):
         return "-"
+    if measure in experiment.ranges:
+        return f"{np.median(known):.4g} ({known.min():.4g} to {known.max():.4g})"
+    mean, low, high = share_interval(known) if measure in experiment.events else interval(known)
     return f"{mean:.4g}" if math.isnan(low) else f"{mean:.4g} [{low:.4g}, {high:.4g}]"
 
 

@@ -5,9 +5,8 @@ decision and outcome that the flight recorder would hold, trains when its settin
 its gate lets through decides so many seconds later as training and the hand-over of the file take. Nothing
 is learned before the run unless a model is given: the first requests are the heuristic's.
 
-What differs from a live learner: samples come at once, not when a file is read; and unless a trial is asked
-for there is none between gate and promotion (`promotion: screen`), because a trial takes hours. With one the
-heuristic decides until the machine of `epp.tuner` promotes the learned policy (`epp.replay.learned_trial`).
+What differs from a live learner: samples come at once, not when a file is read; and there is no trial between
+gate and promotion (`promotion: screen`), because a trial takes hours.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import msgspec
 from epp.learner.rounds import Learner, Round
 from epp.learner.settings import Guard, LearnerSettings
 from epp.policies.lodestar import FALLBACKS, Lodestar
-from epp.replay.learned_trial import TICK_S, Trial
 from epp.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.sim.loop import Rank
 from epp.sim.scenario import WindowOptions
@@ -49,16 +47,14 @@ class Learning:
     Attributes:
         settings: the learner's.
         training_s: from the beginning of a round to its model's first decision.
-        freeze_at_s: no round begins later, in seconds after the start of the window; None for ever.
+        freeze_at_s: no round begins later, in seconds after the start of the window.
         model: decides from the start; None for a cold start.
-        on_trial: whether a trial comes between gate and promotion, as ``settings.trial`` says.
     """
 
     settings: LearnerSettings = UNTRIED
     training_s: float = TRAINING_S
-    freeze_at_s: float | None = None
+    freeze_at_s: float = math.inf
     model: RewardModel | None = None
-    on_trial: bool = False
 
     @property
     def least(self) -> int:
@@ -88,18 +84,14 @@ class Lesson:
     Attributes:
         rounds: every training.
         picks: decisions by who made them: ``model``, ``explored``, or a word of `FALLBACKS`.
-        foreign: endpoints that were judged, and how many of them were unlike the training.
         chosen: per request, in the order of decisions: seconds after the start, the pick's fallback code, the
             prediction for it (NaN without one).
-        trial: what a trial came to: seconds after the start, phase before and after, reason; empty without.
-        retreats: where there is none: when models were taken away on regret, and why.
+        retreats: when models were taken away on regret, and why.
     """
 
     rounds: list[Held] = field(default_factory=list)
     picks: dict[str, int] = field(default_factory=dict)
-    foreign: list[int] = field(default_factory=lambda: [0, 0])
     chosen: list[tuple[float, int, float]] = field(default_factory=list)
-    trial: list[tuple[float, str, str, str]] = field(default_factory=list)
     retreats: list[tuple[float, str]] = field(default_factory=list)
 
     @property
@@ -142,10 +134,7 @@ class LearnedSim(FleetSim):
         seed: int,
         options: WindowOptions | None = None,
     ) -> None:
-        settings = learning.settings
-        if learning.on_trial:  # a trial watches the fleet itself
-            settings = msgspec.structs.replace(settings, promotion="switchback")
-        self.learner = Learner(settings, seed)
+        self.learner = Learner(learning.settings, seed)
         self.learner.memory.incumbent = learning.model
         self.lesson = Lesson()
         self._learning = learning
@@ -162,7 +151,6 @@ class LearnedSim(FleetSim):
             seed=seed,
             options=options or WindowOptions(),
         )
-        self.trial = self._begin_trial() if learning.on_trial else None
 
     @property
     def now_s(self) -> float:
@@ -172,8 +160,6 @@ class LearnedSim(FleetSim):
     def decided(self, decision: Decision) -> None:
         """Remember it until its outcome comes."""
         self._pending[decision.id] = decision
-        if self.trial is not None:
-            self.trial.decided(decision)
         lesson, terms, chosen = self.lesson, decision.ranking.terms, decision.chosen
         codes = terms["fallback"]
         code = int(codes[chosen])
@@ -182,8 +168,6 @@ class LearnedSim(FleetSim):
         lesson.picks[word] = lesson.picks.get(word, 0) + 1
         predicted = math.nan
         if "predicted_ms" in terms:
-            lesson.foreign[0] += len(codes)
-            lesson.foreign[1] += int((codes == FALLBACKS.index("out-of-distribution")).sum())
             predicted = float(terms["predicted_ms"][chosen])
         lesson.chosen.append((self.now_s, code, predicted))
 
@@ -192,32 +176,14 @@ class LearnedSim(FleetSim):
         decision = self._pending.pop(outcome.id, None)
         if decision is None:
             return
-        if self.trial is not None:
-            self.trial.ended(decision, outcome)
         self.learner.take(decision, outcome)
         self._guard()
-        late = self._learning.freeze_at_s
-        if self._training or (late is not None and self.now_s >= late) or not self.learner.due():
-            return
-        self._train()
+        if not self._training and self.now_s < self._learning.freeze_at_s and self.learner.due():
+            self._train()
 
     def _build_picker(self, weights: Mapping[str, float]) -> Picker:
         self._decider = super()._build_picker(weights)
         return self._decider
-
-    def _begin_trial(self) -> Trial:
-        self.loop.at(self.start_ms, Rank.SIGNAL, self._tick)
-        return Trial(self._learning.settings, self._decider.weights, ZERO_WALL_S + self.start_ms / 1e3)
-
-    def _tick(self) -> None:
-        trial = self.trial
-        if trial is None:
-            return
-        known = len(trial.steps)
-        trial.tick(self._learned.model, ZERO_WALL_S + self.loop.now_ms / 1e3)
-        for step in trial.steps[known:]:
-            self.lesson.trial.append((self.now_s, step.before, step.after, step.reason))
-        self.loop.at(self.loop.now_ms + TICK_S * 1e3, Rank.SIGNAL, self._tick)
 
     def _train(self) -> None:
         before = self.learner.incumbent

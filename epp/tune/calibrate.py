@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from epp.decide.record_check import whole
@@ -57,23 +57,23 @@ class Deployment:
 
     Attributes:
         policy: that priced the newest requests.
-        params: its parameters.
-        weights: in force with the newest decision.
         fleet: the simulated replicas.
         trace: the requests, open loop.
-        ttft_p95_ms: as recorded; NaN where nobody told.
+        params: the policy's parameters.
+        weights: in force with the newest decision.
+        ttft_p95_ms: as recorded; NaN where it is unknown.
         e2e_p95_ms: likewise.
         notes: what had to be assumed, in words.
     """
 
     policy: str
-    params: Mapping[str, object]
-    weights: Mapping[str, float]
     fleet: FleetSpec
     trace: tuple[TraceRequest, ...]
-    ttft_p95_ms: float
-    e2e_p95_ms: float
-    notes: tuple[str, ...]
+    params: Mapping[str, object] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    ttft_p95_ms: float = math.nan
+    e2e_p95_ms: float = math.nan
+    notes: tuple[str, ...] = ()
 
 
 def newest_records(

@@ -22,7 +22,7 @@ from epp.config.schema import Config
 from epp.envoy.launch import tied_to_parent
 from epp.sim.scenario import WindowOptions
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
-from epp.tune.rehearse import TRIED, alike, budget_after, rehearse
+from epp.tune.rehearse import Stage, budget_after, proposal, rehearse
 from epp.tune.tuner import Found
 from epp.tuner.search import Search
 from epp.tuner.settings import Goal
@@ -115,28 +115,19 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
     incumbent = {**(task.incumbent or deployment.weights), **task.pins}
     search = _search(task, incumbent)
     rehearsed = rehearse(
-        deployment,
+        Stage(deployment, WindowOptions(config=config), task.seed),
         search,
         incumbent,
         budget=task.budget,
         goal=task.goal,
         looks=task.looks,
-        seed=task.seed,
-        options=WindowOptions(config=config),
         on_try=None if tell is None else lambda n: tell(f"{n} of {task.budget} measurements"),
     )
+    weights, reason = proposal(rehearsed, task.bounds, task.refused)
     memory: dict[str, object] = {"search": search.to_state(), "refused": task.refused}
-    moved = {name: rehearsed.weights[name] for name in task.bounds if name in rehearsed.weights}
-    if not rehearsed.worth:
-        return Found(None, f"rehearsal: {rehearsed.reason}", memory), rehearsed, deployment
-    if any(alike(moved, before, TRIED) for before in task.refused):
-        reason = "rehearsal: the best weights found were tried live before, and not promoted"
-        return Found(None, reason, memory), rehearsed, deployment
-    return (
-        Found(moved, f"rehearsal: {rehearsed.reason}", {**memory, "proposed": moved}),
-        rehearsed,
-        deployment,
-    )
+    if weights is not None:
+        memory["proposed"] = weights
+    return Found(weights, reason, memory), rehearsed, deployment
 
 
 def _search(task: Task, incumbent: Mapping[str, float]) -> Search:

@@ -28,7 +28,7 @@ from epp.sim.scenario import WindowOptions
 from epp.tuner.settings import Goal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.replay.compare import Comparison
     from epp.replay.trace import TraceRequest
@@ -91,6 +91,24 @@ def alike(a: Mapping[str, float], b: Mapping[str, float], within: float) -> bool
     return all(math.isclose(value, b.get(name, math.nan), rel_tol=within) for name, value in a.items())
 
 
+def proposal(
+    found: Rehearsed, names: Iterable[str], refused: Iterable[Mapping[str, float]]
+) -> tuple[dict[str, float] | None, str]:
+    """Say which weights a live trial shall try, None for none, and why.
+
+    Args:
+        found: by a rehearsal.
+        names: of the weights that may be moved.
+        refused: weights that live trials did not promote.
+    """
+    moved = {name: found.weights[name] for name in names if name in found.weights}
+    if not found.worth:
+        return None, f"rehearsal: {found.reason}"
+    if any(alike(moved, before, TRIED) for before in refused):
+        return None, "rehearsal: the best weights found were tried live before, and not promoted"
+    return moved, f"rehearsal: {found.reason}"
+
+
 def budget_after(budget: int, fruitless: int) -> int:
     """Measurements for a search that goes on after so many candidates in a row came to nothing.
 
@@ -113,11 +131,11 @@ def _window(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
 
 
 class Stage:
-    """Runs weights on windows and remembers what they cost.
+    """Runs weights on windows of a deployment's requests and remembers what they cost.
 
     Args:
         deployment: what is simulated.
-        options: how the load is sent and the picker configured.
+        options: how the picker is configured; requests are always sent at their own time.
         seed: of network and draws.
         window_requests: length of a window.
     """
@@ -129,18 +147,18 @@ class Stage:
         seed: int = 0,
         window_requests: int = WINDOW_REQUESTS,
     ) -> None:
-        options = replace(options or WindowOptions(), closed_loop=False)
+        self.deployment = deployment
         #: What the recorded requests were cut into.
         self.windows = windows(deployment.trace, window_requests)
-        self._deployment, self._options, self._seed = deployment, options, seed
+        self._options, self._seed = replace(options or WindowOptions(), closed_loop=False), seed
         self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
 
     def run(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> list[SimResult]:
         """Results of a window's requests past its warm-up."""
         key = (id(window), tuple(sorted(weights.items())))
         if key not in self._known:
-            policy = policy_named(self._deployment.policy, self._deployment.params)
-            fleet = self._deployment.fleet
+            policy = policy_named(self.deployment.policy, self.deployment.params)
+            fleet = self.deployment.fleet
             found = run_window(window, fleet, policy, weights, seed=self._seed, options=self._options)
             first = int(WARMUP_SHARE * len(window))
             self._known[key] = [result for result in found.requests if result.index >= first]
@@ -172,57 +190,45 @@ class Stage:
 
 
 def p95(results: Sequence[SimResult], fact: str) -> float:
-    """95th percentile of those that ended well; NaN without any."""
-    values = _told(results, fact)
-    return percentile(values, 95) if values else math.nan
+    """Return the 95th percentile of those that ended well; NaN without any."""
+    return percentile(_values(results, fact), 95)
 
 
 def _log_tail(results: Sequence[SimResult], fact: str) -> float:
-    values = _told(results, fact)
+    values = _values(results, fact)
     return mean(math.log(percentile(values, share)) for share in _TAIL) if values else math.nan
 
 
-def _told(results: Sequence[SimResult], fact: str) -> list[float]:
+def _values(results: Sequence[SimResult], fact: str) -> list[float]:
     return [float(getattr(r, fact)) for r in results if r.ok and getattr(r, fact) is not None]
 
 
 def rehearse(
-    deployment: Deployment,
+    stage: Stage,
     search: Search,
     incumbent: Mapping[str, float],
     *,
     budget: int,
     goal: Goal | None = None,
     looks: int = 1,
-    seed: int = 0,
-    options: WindowOptions | None = None,
     on_try: Callable[[int], None] | None = None,
-    window_requests: int = WINDOW_REQUESTS,
-    stage: Stage | None = None,
 ) -> Rehearsed:
     """Search and judge.
 
     Args:
-        deployment: from `epp.tune.calibrate`.
+        stage: the simulated deployment.
         search: over the weights that may be moved; goes on from what it has been told.
         incumbent: weights in force, all of them.
         budget: measurements to make.
         goal: what a live trial would be judged by; the default one when None.
         looks: how often in a row a candidate was sought, this time included.
-        seed: of network and draws.
-        options: how the picker is configured; recorded requests are always sent at their own time.
         on_try: called with the number of measurements so far.
-        window_requests: length of a window.
-        stage: of an earlier rehearsal of the same deployment, whose runs are not made again.
     """
-    if stage is None:
-        stage = Stage(deployment, options, seed, window_requests)
-    cut = stage.windows
-    searched = cut[::2][:SEARCH_WINDOWS]
-    judged = [window for window in cut if window not in searched][-JUDGE_WINDOWS:]
+    searched = stage.windows[::2][:SEARCH_WINDOWS]
+    judged = [window for window in stage.windows if window not in searched][-JUDGE_WINDOWS:]
     base = [result for window in judged for result in stage.run(window, incumbent)]
     so_far = Rehearsed(dict(incumbent), dict(incumbent), p95(base, "ttft_ms"), p95(base, "e2e_ms"))
-    far = _far(deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
+    far = _far(stage.deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
     if far:
         return replace(so_far, reason=far)
     end = search.told + budget

@@ -3,7 +3,7 @@
 Owns what is asked when. Pure and seeded; its state is a plain mapping. The search itself is CMA-ES (Hansen
 and Ostermeier 2001) from the library `cmaes`: it did better than a search of our own and than the other
 libraries tried. Learning rates that adapt to noise (Nomura, Akimoto and Ono, GECCO 2023) were not seen to pay
-here: runs that meet the same requests have little of it (docs/tuner.md).
+here: runs that meet the same requests have little of it (docs/measured/tuner.md).
 
 Rules
 - Costs are logarithms (of a p95, say): differences are ratios, and no sign can go wrong.

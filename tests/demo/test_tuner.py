@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.tuner_report import most
 from epp.demo.tuner import START, chat, defaults_of, main, rules_of
 from epp.demo.tuner_report import Story, render
 from epp.demo.tuner_world import BEGIN_WALL_S, TICK_S, Life, Piece, Stretch
@@ -159,12 +157,6 @@ def test_the_page_shows_promotions_and_bounds() -> None:
     assert "nan" not in page.lower().replace("tenant", "")
     plots = ET.fromstring(f"<r>{page[page.index('<main>') : page.index('</body>')]}</r>").iter("svg")  # noqa: S314 - ours
     assert len(list(plots)) == 3
-
-
-def test_the_bound_of_a_share_is_clopper_and_pearsons() -> None:
-    assert most(0, 50) == pytest.approx(1.0 - 0.05 ** (1 / 50))
-    assert most(3, 3) == 1.0
-    assert math.isclose(most(1, 10), 0.3942, abs_tol=1e-3)
 
 
 @pytest.mark.parametrize(

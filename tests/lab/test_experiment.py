@@ -65,6 +65,13 @@ def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
     assert sum(low < 5.0 < high for low, high in ends) / 300 == pytest.approx(0.94, abs=0.03)
 
 
+def test_events_are_shares_and_ranges_are_the_seeds(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, events=("lost",), ranges=("ms",))
+    text = table(experiment, execute(experiment, seeds=range(50), jobs=1, kept=tmp_path / "runs"))
+    assert "| cell | entry | ms | lost |" in text
+    assert "| near | old | 2550 (100 to 5000) | 0 [0, 0.07135] |" in text
+
+
 def test_one_seed_has_no_interval() -> None:
     assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
 

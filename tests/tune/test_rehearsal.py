@@ -124,23 +124,18 @@ def test_what_an_operator_pinned_since_is_rehearsed_with(records: Path) -> None:
     assert rehearsed.incumbent["rtt_weight"] == rehearsed.weights["rtt_weight"] == 0.4
 
 
-def test_runs_of_an_earlier_rehearsal_are_used_again_and_change_nothing(
-    records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stage_ran_it_does_not_run_again(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = calibrate(*newest_records(records, ""))
     bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0)}
-
-    def found(stage: Stage | None) -> Rehearsed:
-        search = Search(deployment.weights, bounds, seed=2)
-        return rehearse(
-            deployment, search, deployment.weights, budget=4, window_requests=150, stage=stage, seed=3
-        )
-
     stage = Stage(deployment, seed=3, window_requests=150)
-    alone, first = found(None), found(stage)
+
+    def found() -> Rehearsed:
+        return rehearse(stage, Search(deployment.weights, bounds, seed=2), deployment.weights, budget=4)
+
+    first = found()
     ran = []
     monkeypatch.setattr("epp.tune.rehearse.run_window", lambda *args, **_: ran.append(args))
-    assert alone == first == found(stage)
+    assert first == found()
     assert not ran
 
 

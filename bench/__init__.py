@@ -1,1 +1,0 @@
-"""Measurements that anyone can run: `python -m bench.NAME`. Not part of the installed package."""

@@ -1,0 +1,154 @@
+"""The loads and fleets that the tuner is measured on, and windows of them that nothing was searched on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from epp.keyed_uniform import keyed_uniform
+from epp.lab.tuner_life import BEGIN_WALL_S, OPEN, Life, defaults_of, rules_of
+from epp.replay.stats import percentile
+from epp.replay.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
+from epp.sim.engine_class import L40S_X2
+from epp.sim.run import run_window
+from epp.sim.scenario import parse_fleet, regional_fleet
+from epp.tuner import machine
+from epp.tuner.search import Search
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.lab.tuner_life import Rehearsing
+    from epp.replay.trace import TraceRequest
+    from epp.sim.results import SimResult
+    from epp.sim.scenario import FleetSpec
+
+#: Seeds of loads that nothing is searched or tried on, and of those that only an optimum is searched on.
+HELD_OUT_SEED, SEARCHED_SEED = 900_000, 700_000
+STRETCH_S, WINDOW_S = 3600.0, 600.0
+#: Loads held out, windows of each after one that warms the fleet, and requests of a window.
+LOADS_HELD_OUT, WINDOWS_HELD_OUT, HELD_OUT_REQUESTS = 3, 10, 420
+#: Weights to start from are off by up to this factor.
+_OFF = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A load on a fleet.
+
+    Attributes:
+        fleet: its replicas.
+        traffic: recipe of the load.
+        rate_rps: requests a second.
+    """
+
+    fleet: FleetSpec
+    traffic: ArtChat
+    rate_rps: float
+
+    def load(self, seed: int, duration_s: float) -> tuple[TraceRequest, ...]:
+        """Return the requests of a seed, sent at their own time."""
+        recipe = replace(self.traffic, duration_s=duration_s, rate_rps=self.rate_rps)
+        return tuple(replace(request, after=None) for request in generate(recipe, seed))
+
+
+#: Prompts of a few hundred tokens, as of a chat that begins anew each time.
+SHORT = replace(
+    APR_5,
+    prompt_tokens=Lognormal(900.0, 3_500.0, 1.6449),
+    message_tokens=Lognormal(120.0, 600.0, 1.2816),
+    max_prompt_tokens=8_000,
+)
+REGIONS = regional_fleet(L40S_X2)
+_FLEETS = {
+    "three regions": REGIONS,
+    "mixed engines": parse_fleet("l40s-x2@20,h100@102,l40s-x2@211"),
+    "one region": parse_fleet("l40s-x2@20*3"),
+}
+#: One replica could nearly carry 1.4 requests a second of chat alone, and not 2.8.
+_LOADS = {
+    "chat": (APR_5, 1.4),
+    "busy chat": (APR_5, 2.8),
+    "long conversations": (APR_7, 1.4),
+    "short prompts": (SHORT, 2.8),
+}
+CELLS = {
+    f"{load} / {name}": Cell(fleet, traffic, rate_rps)
+    for load, (traffic, rate_rps) in _LOADS.items()
+    for name, fleet in _FLEETS.items()
+}
+HOME = CELLS["chat / three regions"]
+
+
+def life(cell: Cell, policy: str, weights: Mapping[str, float], seed: int, rehearse: Rehearsing) -> Life:
+    """Return a tuner in a cell, with weights in force."""
+    rules = rules_of(policy)
+    return Life(
+        policy=policy,
+        fleet=lambda _: cell.fleet,
+        load=lambda number: cell.load((seed * 1000 + number) % 2**32, STRETCH_S),
+        state=machine.start(policy, weights, rules, BEGIN_WALL_S),
+        rules=rules,
+        rehearse=rehearse,
+        seed=seed,
+    )
+
+
+def weights_off(policy: str, seed: int) -> dict[str, float]:
+    """Return `gorgo`'s published weights as they are, any other policy's defaults each off by a factor."""
+    weights = defaults_of(policy)
+    if policy == "gorgo":
+        return weights
+    bounds = rules_of(policy).bounds
+    off = {name: _OFF ** (2.0 * keyed_uniform(seed, name, "perturbed") - 1.0) for name in weights}
+    return {
+        name: min(max(value * off[name], bounds[name][0]), bounds[name][1]) for name, value in weights.items()
+    }
+
+
+@lru_cache(maxsize=32)
+def optimum(cell: Cell, policy: str, *, budget: int) -> dict[str, float]:
+    """Search the best weights of a cell on loads that nothing else meets; the defaults if none are better."""
+    loads = [cell.load(SEARCHED_SEED + number, WINDOW_S) for number in range(2)]
+    defaults = defaults_of(policy)
+
+    def price(load: Sequence[TraceRequest], weights: Mapping[str, float]) -> float:
+        found = p95s(run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests)
+        return (math.log(found["ttft_p95_ms"]) + math.log(found["e2e_p95_ms"])) / 2.0
+
+    usual = [price(load, defaults) for load in loads]
+    search = Search(defaults, rules_of(policy).bounds, seed=0)
+    while not search.stop(budget=budget):
+        turn = search.told % len(loads)
+        search.tell(price(loads[turn], search.ask()) - usual[turn])
+    found = search.recommend()
+    return found if sum(price(load, found) for load in loads) < sum(usual) else defaults
+
+
+def held_out(cell: Cell, policy: str, weights: Mapping[str, float]) -> dict[str, float]:
+    """Measure weights on windows that nothing was searched on: geometric means of the windows' p95."""
+    windows: list[dict[str, float]] = []
+    window_s = HELD_OUT_REQUESTS / cell.rate_rps
+    for number in range(LOADS_HELD_OUT):
+        load = cell.load(HELD_OUT_SEED + number, window_s * (1 + WINDOWS_HELD_OUT))
+        parts: list[list[SimResult]] = [[] for _ in range(1 + WINDOWS_HELD_OUT)]
+        for result in run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests:
+            parts[min(int(load[result.index].at_ms / 1e3 / window_s), WINDOWS_HELD_OUT)].append(result)
+        windows += [p95s(part) for part in parts[1:]]
+    return {name: geometric_mean([window[name] for window in windows]) for name in windows[0]}
+
+
+def p95s(results: Sequence[SimResult]) -> dict[str, float]:
+    """Return p95 of TTFT and E2E of the requests that ended well."""
+    ok = [result for result in results if result.ok]
+    return {
+        "ttft_p95_ms": percentile([r.ttft_ms for r in ok if r.ttft_ms is not None], 95),
+        "e2e_p95_ms": percentile([r.e2e_ms for r in ok], 95),
+    }
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))

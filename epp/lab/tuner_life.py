@@ -1,0 +1,283 @@
+"""A tuner's life in virtual time: a simulated deployment, the tuner that tunes it, its rehearsals.
+
+Picker, plan, thresholds and verdicts are the production ones; weights reach the picker as the text of the
+tuner's file. A deployment is simulated in stretches; each begins with empty caches, as after a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.learner.samples import ended_of
+from epp.policies.registry import create
+from epp.sim.fleet import ZERO_WALL_S, FleetSim
+from epp.sim.loop import Rank
+from epp.sim.run import policy_named
+from epp.sim.scenario import WindowOptions
+from epp.tune.calibrate import Deployment
+from epp.tune.rehearse import Stage, budget_after, proposal, rehearse
+from epp.tuner import machine
+from epp.tuner.bounds import tuner_bounds
+from epp.tuner.plan import render_plan
+from epp.tuner.search import Search
+from epp.tuner.settings import TunerSettings
+from epp.tuner.state import Note, NothingBetter, Observed, Proposed, Publish, Rehearse, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.decide.picker import Picker
+    from epp.decide.records import Decision, Outcome
+    from epp.decide.weights import WeightBook
+    from epp.replay.trace import TraceRequest
+    from epp.sim.scenario import FleetSpec
+    from epp.tuner.plan import Plan
+    from epp.tuner.samples import Sample
+    from epp.tuner.state import Event, State
+
+    Rehearsing = Callable[[State, float, Sequence[TraceRequest]], Proposed | NothingBetter]
+
+OPEN = WindowOptions(closed_loop=False)
+#: Time between two looks of the tuner at its records.
+TICK_S = 15.0
+#: Unix time at which deployments begin.
+BEGIN_WALL_S = ZERO_WALL_S
+
+
+class Stretch(FleetSim):
+    """A simulated window whose weights may change while it runs.
+
+    Args:
+        requests: the load.
+        fleet: the replicas.
+        policy: name of a policy.
+        weights: those that differ from its defaults.
+        seed: of network and draws.
+        answered: called with the sample of each request that ended.
+        look: called every `TICK_S` with the Unix time.
+        begin_wall_s: Unix time of its start.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[TraceRequest],
+        fleet: FleetSpec,
+        policy: str,
+        weights: Mapping[str, float],
+        *,
+        seed: int,
+        answered: Callable[[Sample], None],
+        look: Callable[[float], None],
+        begin_wall_s: float = BEGIN_WALL_S,
+    ) -> None:
+        self._answered, self._look = answered, look
+        self._running: dict[str, Decision] = {}
+        self.book: WeightBook
+        super().__init__(requests, fleet, policy_named(policy), weights=weights, seed=seed, options=OPEN)
+        # The simulation's clock starts at the same wall time in every stretch.
+        self._shift_s = begin_wall_s - ZERO_WALL_S - self.start_ms / 1e3
+        self.loop.at(self.start_ms, Rank.SIGNAL, self._tick)
+
+    @property
+    def now_wall_s(self) -> float:
+        """Return the Unix time."""
+        return ZERO_WALL_S + self.loop.now_ms / 1e3 + self._shift_s
+
+    def run_until(self, over: Callable[[], bool]) -> None:
+        """Run to the last answer, or until it is over."""
+        self.loop.run(lambda: self._client.unfinished and not over())
+
+    def publish(self, plan: Plan) -> None:
+        """Put the tuner's file in force."""
+        trial = plan.trial
+        if trial is not None:
+            trial = msgspec.structs.replace(
+                trial,
+                valid_from_wall_s=trial.valid_from_wall_s - self._shift_s,
+                valid_until_wall_s=trial.valid_until_wall_s - self._shift_s,
+            )
+        self.book.update("tuner", render_plan(msgspec.structs.replace(plan, trial=trial)), "weights.yaml")
+
+    def decided(self, decision: Decision) -> None:
+        """Remember the decision until its request ends."""
+        self._running[decision.id] = decision
+
+    def ended(self, outcome: Outcome) -> None:
+        """Hand on the sample of a request that ended."""
+        sample = ended_of(self._running.pop(outcome.id), outcome)
+        if sample is not None:
+            dispatched_wall_s = sample.dispatched_wall_s + self._shift_s
+            self._answered(replace(sample, dispatched_wall_s=dispatched_wall_s, ended_wall_s=self.now_wall_s))
+
+    def _build_picker(self, weights: Mapping[str, float]) -> Picker:
+        picker = super()._build_picker(weights)
+        self.book = picker.weights
+        return picker
+
+    def _tick(self) -> None:
+        self._look(self.now_wall_s)
+        self.loop.at(self.loop.now_ms + TICK_S * 1e3, Rank.SIGNAL, self._tick)
+
+
+@dataclass(slots=True)
+class Life:
+    """A deployment and its tuner, from stretch to stretch.
+
+    Attributes:
+        policy: that is tuned.
+        fleet: number of the stretch -> the replicas then.
+        load: number of the stretch -> its requests; -1 is what was recorded before the beginning.
+        state: the tuner's.
+        rules: settings and bounds.
+        rehearse: finds a candidate, given the state, the time and the requests of late.
+        stop: asked at each look whether enough was seen.
+        seed: of network and draws.
+        now_wall_s: when the present stretch began.
+        notes: what the tuner said.
+        samples: of every request that ended.
+        pairs: of blocks judged, in the longest switchback.
+    """
+
+    policy: str
+    fleet: Callable[[int], FleetSpec]
+    load: Callable[[int], Sequence[TraceRequest]]
+    state: State
+    rules: Rules
+    rehearse: Rehearsing
+    stop: Callable[[State], bool] = field(default=lambda _: False)
+    seed: int = 0
+    now_wall_s: float = BEGIN_WALL_S
+    notes: list[Note] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    pairs: int = 0
+    _over: bool = False
+    _new: list[Sample] = field(default_factory=list)
+    _asked: bool = False
+    _stretch: Stretch | None = None
+    _requests: Sequence[TraceRequest] = ()
+    _before: Sequence[TraceRequest] = ()
+
+    def run(self, *, stretches: int) -> None:
+        """Live until `stop` says so, or so many stretches are over."""
+        for number in range(stretches):
+            if self._over:
+                return
+            self._before = self._requests or self.load(-1)
+            self._requests = self.load(number)
+            self._stretch = Stretch(
+                self._requests,
+                self.fleet(number),
+                self.policy,
+                self.state.incumbent,
+                seed=self.seed + number,
+                answered=self._answered,
+                look=self._look,
+                begin_wall_s=self.now_wall_s,
+            )
+            self._stretch.publish(machine.plan_of(self.state))
+            self._stretch.run_until(lambda: self._over)
+            lasted_s = self._stretch.now_wall_s - self.now_wall_s
+            self.now_wall_s += math.ceil(lasted_s / TICK_S) * TICK_S
+
+    @property
+    def hours(self) -> float:
+        """Return how long it was."""
+        return (self.samples[-1].dispatched_wall_s - BEGIN_WALL_S) / 3600.0
+
+    def _answered(self, sample: Sample) -> None:
+        self._new.append(sample)
+        self.samples.append(sample)
+
+    def _look(self, now_wall_s: float) -> None:
+        new, self._new = self._new, []
+        self._handle(Observed(now_wall_s, new))
+        if self._asked:
+            self._asked = False
+            self._handle(self.rehearse(self.state, now_wall_s, self._of_late(now_wall_s)))
+        if self.state.phase == "switchback":
+            self.pairs = max(self.pairs, len(self.state.record.units))
+        self._over = self._over or self.stop(self.state)
+
+    def _of_late(self, now_wall_s: float) -> Sequence[TraceRequest]:
+        """Return what was sent in this stretch, or in the one before it while that has more."""
+        sent_ms = 1e3 * (now_wall_s - self.now_wall_s)
+        sent = [request for request in self._requests if request.at_ms <= sent_ms]
+        return sent if len(sent) >= len(self._before) / 2 else self._before
+
+    def _handle(self, event: Event) -> None:
+        self.state, actions = machine.step(self.state, event, self.rules)
+        for action in actions:
+            if isinstance(action, Publish) and self._stretch is not None:
+                self._stretch.publish(action.plan)
+            elif isinstance(action, Rehearse):
+                self._asked = True
+            elif isinstance(action, Note):
+                self.notes.append(action)
+
+
+@dataclass(slots=True)
+class Rehearsals:
+    """Rehearses as a live tuner does, but on the fleet as it is instead of one calibrated from records.
+
+    Attributes:
+        policy: that is tuned.
+        fleet: the replicas.
+        rules: settings and bounds.
+        seed: of searches and simulations.
+        budget: measurements of the first rehearsal from an incumbent.
+        recorded: requests of late that are used.
+        window_requests: of each measurement.
+    """
+
+    policy: str
+    fleet: FleetSpec
+    rules: Rules
+    seed: int
+    budget: int
+    recorded: int
+    window_requests: int
+    _refused: list[dict[str, float]] = field(default_factory=list)
+    _search: Search | None = None
+    _incumbent: dict[str, float] = field(default_factory=dict)
+    _stage: Stage | None = None
+
+    def __call__(
+        self, state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+    ) -> Proposed | NothingBetter:
+        """Return a candidate, or that there is none."""
+        trace = tuple(requests[-self.recorded :])
+        if self._stage is None or trace != self._stage.deployment.trace:
+            deployment = Deployment(self.policy, self.fleet, trace)
+            self._stage = Stage(deployment, OPEN, self.seed, self.window_requests)
+        if self._search is None or self._incumbent != state.incumbent:
+            seed = self.seed + state.number + state.fruitless
+            self._search = Search(state.incumbent, self.rules.bounds, seed=seed)
+            self._incumbent = state.incumbent
+        found = rehearse(
+            self._stage,
+            self._search,
+            state.incumbent,
+            budget=budget_after(self.budget, state.fruitless),
+            goal=self.rules.settings.goal,
+            looks=1 + state.fruitless,
+        )
+        weights, reason = proposal(found, self.rules.bounds, self._refused)
+        if weights is None:
+            return NothingBetter(now_wall_s, reason)
+        self._refused.append(weights)
+        return Proposed(now_wall_s, weights, reason)
+
+
+def rules_of(policy: str, settings: TunerSettings | None = None) -> Rules:
+    """Return production's settings and bounds for a policy."""
+    bounds = {name: (spec.low, spec.high) for name, spec in create(policy, None).weight_specs.items()}
+    return Rules(settings or TunerSettings(), tuner_bounds(policy, bounds))
+
+
+def defaults_of(policy: str) -> dict[str, float]:
+    """Return a policy's default weights."""
+    return {name: spec.default for name, spec in create(policy, None).weight_specs.items()}

@@ -1,0 +1,143 @@
+"""A tuner's life in virtual time, and each experiment on it once, made small."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.lab import tuner_cells
+from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
+from epp.lab.tuner_cells import CELLS, HOME, weights_off
+from epp.lab.tuner_life import BEGIN_WALL_S, Life, Stretch, defaults_of, rules_of
+from epp.tuner import machine
+from epp.tuner.plan import Plan, Split, Switchback
+from epp.tuner.settings import Stages, TunerSettings
+from epp.tuner.state import NothingBetter, Proposed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.replay.trace import TraceRequest
+    from epp.tuner.samples import Sample
+    from epp.tuner.state import State
+
+POLICY = "gorgo-ms"
+OTHER = {"prefill_weight": 1.0}
+QUICK = TunerSettings(stages=Stages(baseline_requests=60, baseline_s=30.0, freeze_after=2))
+
+
+@pytest.mark.parametrize("kind", [Split, Switchback])
+def test_samples_carry_the_arm_that_the_picker_chose(kind: type[Split | Switchback]) -> None:
+    begin_wall_s = BEGIN_WALL_S + 40_000.0
+    trial = kind(
+        id="c1",
+        weights=OTHER,
+        valid_from_wall_s=begin_wall_s + 20.0,
+        valid_until_wall_s=begin_wall_s + 1000.0,
+        block_s=20.0,
+    )
+    samples: list[Sample] = []
+    looks: list[float] = []
+    stretch = Stretch(
+        HOME.load(1, 180.0), HOME.fleet, POLICY, {}, seed=1,
+        answered=samples.append, look=looks.append, begin_wall_s=begin_wall_s,
+    )  # fmt: skip
+    stretch.publish(Plan(weights=defaults_of(POLICY), policy=POLICY, trial=trial))
+    stretch.run_until(lambda: False)
+    served = {(sample.stamp.arm, sample.weights_version) for sample in samples if sample.stamp}
+    assert sorted(arm for arm, _ in served) == ["candidate", "incumbent"]
+    assert len({version for _, version in served}) == 2
+    for sample in samples:
+        assert sample.stamp is None or trial.block_at(sample.dispatched_wall_s) == sample.stamp.block
+    assert looks[0] == pytest.approx(begin_wall_s)
+
+
+def life(candidates: list[dict[str, float]]) -> Life:
+    rules = rules_of(POLICY, QUICK)
+
+    def rehearse(
+        state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+    ) -> Proposed | NothingBetter:
+        assert requests
+        assert state.thresholds is not None
+        if candidates:
+            return Proposed(now_wall_s, candidates.pop(0), "said so")
+        return NothingBetter(now_wall_s, "nothing found")
+
+    return Life(
+        policy=POLICY,
+        fleet=lambda _: HOME.fleet,
+        load=lambda number: HOME.load(number % 1000, 60.0),
+        state=machine.start(POLICY, defaults_of(POLICY), rules, BEGIN_WALL_S),
+        rules=rules,
+        rehearse=rehearse,
+        stop=lambda state: state.phase == "frozen",
+    )
+
+
+def test_time_and_state_go_on_from_stretch_to_stretch() -> None:
+    world = life([])
+    world.run(stretches=10)
+    assert (world.state.phase, world.state.fruitless) == ("frozen", 2)
+    times = [sample.ended_wall_s for sample in world.samples]
+    assert times == sorted(times)
+    assert times[-1] > BEGIN_WALL_S + 60.0
+
+
+def test_a_proposal_reaches_the_picker_as_a_trial() -> None:
+    world = life([OTHER])
+    world.stop = lambda state: bool(state.record.units)
+    world.run(stretches=30)
+    assert {s.stamp.arm for s in world.samples if s.stamp} == {"incumbent", "candidate"}
+
+
+def test_weights_to_start_from_differ_by_seed_and_lie_within_bounds() -> None:
+    bounds = rules_of(POLICY).bounds
+    starts = [weights_off(POLICY, seed) for seed in range(20)]
+    assert all(low <= start[name] <= high for start in starts for name, (low, high) in bounds.items())
+    assert len({tuple(start.values()) for start in starts}) == 20
+    assert weights_off("gorgo", 3) == defaults_of("gorgo")
+
+
+def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_paper, "DURATION_S", 120.0)
+    monkeypatch.setattr(tuner_paper, "WINDOW_S", 60.0)
+    cell, entries = tuner_paper.EXPERIMENT.cells[0], tuner_paper.EXPERIMENT.entries
+    first, again, other = (tuner_paper.run(cell, entries[1], seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first["steps"] > 2
+    assert first["rtt_weight"] != other["rtt_weight"]
+    assert tuner_paper.run(cell, entries[0], 1)["queue_weight"] == defaults_of("gorgo")["queue_weight"]
+
+
+def test_a_candidate_that_herds_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_cells, "rules_of", lambda policy: rules_of(policy, QUICK))
+    experiment = tuner_guard.EXPERIMENT
+    found = tuner_guard.run(experiment.cells[0], experiment.entries[0], 0)
+    assert (found["promoted"], found["ended"]) == (False, True)
+
+
+def test_a_tuning_run_is_judged_on_windows_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_cells, "LOADS_HELD_OUT", 1)
+    monkeypatch.setattr(tuner_cells, "HELD_OUT_REQUESTS", 30)
+    for name, value in {"MOST_REQUESTS": 5000, "BUDGET": 1, "RECORDED": 90, "WINDOW_REQUESTS": 30}.items():
+        monkeypatch.setattr(tuner_runs, name, value)
+    cell = "chat / one region | gorgo"
+    start, tuned = (tuner_runs.run(cell, entry, 0) for entry in (tuner_runs.START, tuner_runs.TUNED))
+    assert (tuned["promoted"], tuned["ttft_p95_ms"]) == (False, start["ttft_p95_ms"])
+    assert len(CELLS) * len(tuner_runs.POLICIES) * tuner_runs.EXPERIMENT.seeds >= 200
+
+
+@pytest.mark.parametrize("what", tuner_drift.DRIFTS)
+def test_a_drift_is_lived_through_with_and_without_a_tuner(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner_drift, "optimum", lambda *_, **__: defaults_of(POLICY))
+    monkeypatch.setattr(tuner_drift, "CHANGED_H", 1)
+    for module in (tuner_drift, tuner_cells):
+        monkeypatch.setattr(module, "STRETCH_S", 300.0)
+    without, tuned = (tuner_drift.run(what, entry, 0) for entry in tuner_drift.EXPERIMENT.entries)
+    assert without["p95_ms"] == tuned["p95_ms"] > 0.0
+    assert math.isnan(tuned["thawed_h"]), "nothing is noticed so soon"
