@@ -122,7 +122,7 @@ def test_pure_code_has_no_io_and_no_clock(path: Path) -> None:
 
 
 def test_sizes() -> None:
-    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
         text = path.read_text()
         assert len(text.splitlines()) <= MAX_FILE_LINES, f"{path} is too long"
         for node in ast.walk(ast.parse(text)):

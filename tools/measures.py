@@ -24,7 +24,7 @@ from statistics import median_high
 
 ROOT = Path(__file__).parent.parent
 LIMITS = Path(__file__).with_name("measures.json")
-SOURCES = ("epp", "bench", "tools")
+SOURCES = ("epp", "tools")
 #: Layout and comments; what is left is what a reader has to read.
 _LAYOUT = {
     tokenize.COMMENT,

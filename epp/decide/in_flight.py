@@ -153,7 +153,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
-def sent_of(decision: Decision, seen: Signals, idle: int) -> Sent:
+def sent_of(decision: Decision, seen: Signals[float], idle: int) -> Sent:
     """What stands before and beside a request where it is sent."""
     return Sent(
         rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,

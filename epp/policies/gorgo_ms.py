@@ -15,11 +15,9 @@ from epp.view import Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.policies.base import Column
     from epp.view import FleetView, RequestView
 
-#: Bounds of a request's least time to first token over the usual one, as far as urgency goes.
-_MIN_SHARE, _MAX_SHARE = 0.05, 20.0
+_MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,13 @@ class GorgoMs(Policy):
 
     - ``p`` ms per uncached token, ``b`` ms per prefill, ``d`` ms per token of an answer alone in the batch,
       ``s`` ms more for each one beside it: learned by engine class (`epp.signals.rates`).
-    - ``uncached``: the prompt's tokens less expected hits, scaled by what the engine was seen to keep;
-      ``copied``: those that another endpoint has. ``pending`` requests await their first token, ``running``
-      ones are all, both live. ``network``: `epp.policies.parts.transfer_ms`.
+    - ``uncached``: tokens of the prompt less expected hits, as far as the engine keeps them; ``copied``: those
+      that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
+    - ``network``: `epp.policies.parts.transfer_ms`.
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
       mean for the model (`epp.signals.first_tokens`); 1 before that is known.
-    - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``, by the recent requests that parted
-      from the same prefix (`epp.signals.popularity`): a copy that many share will be used again.
+    - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: a copy that many will use costs less
+      (`epp.signals.popularity`).
 
     Weights have no unit; 1 prices a time as it is. docs/gorgo-ms.md derives the formula and its defaults.
 
@@ -80,39 +78,35 @@ class GorgoMs(Policy):
         self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
     ) -> Ranking:
         """Price the five terms; the first three by urgency."""
-        per_token, base, running = fleet.prefill_ms_per_token, fleet.prefill_base_ms, fleet.running_requests
-        cached, uncached = self._cached_and_uncached(request, fleet)
-        network_ms = transfer_ms(request, fleet, self.upload_rounds, cold=self.price_cold)
+        now, full = fleet.columns(), weights["prefill_weight"]
+        per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests
+        cached, uncached = now.cached_tokens, now.uncached_tokens
+        if self.discount_hits:
+            cached = np.minimum(now.hit_ratio * cached, float(request.prompt_tokens))
+            uncached = request.prompt_tokens - cached
+        network_ms = transfer_ms(request.body_bytes, now, self.upload_rounds, cold=self.price_cold)
         own_ms = per_token * uncached + base
         copied_ms = per_token * (cached.max() - cached)
-        pending = running - fleet.decoding_requests
-        wait_ms = per_token * fleet.pending_uncached_tokens + 0.5 * base * pending
+        pending = running - now.decoding_requests
+        wait_ms = per_token * now.pending_uncached_tokens + 0.5 * base * pending
         least_ms = float((network_ms + own_ms + wait_ms).min())
         urgency = self._urgency(least_ms, request.usual_first_token_ms)
-        prefill_weight = weights["prefill_weight"]
-        prefill = (
-            prefill_weight * (own_ms - copied_ms) + self._copy_weight(request, prefill_weight) * copied_ms
-        )
+        prefill = full * (own_ms - copied_ms) + self._copy_weight(request, full) * copied_ms
         answer = weights["decode_weight"] * request.expected_output_tokens
         terms = {
             "network": urgency * (weights["network_weight"] * network_ms),
             "prefill": urgency * prefill,
             "waiting": urgency * (weights["waiting_weight"] * wait_ms),
             "stall": weights["stall_weight"] * own_ms * running,
-            "decode": answer * (fleet.decode_base_ms + fleet.decode_ms_per_request * running),
+            "decode": answer * (now.decode_base_ms + now.decode_ms_per_request * running),
         }
         return Ranking(self.combine(terms, fleet, weights), terms, least_ms)
-
-    def _cached_and_uncached(self, request: RequestView, fleet: FleetView) -> tuple[Column, Column]:
-        if not self.discount_hits:
-            return fleet.cached_tokens, fleet.uncached_tokens
-        cached = np.minimum(fleet.hit_ratio * fleet.cached_tokens, float(request.prompt_tokens))
-        return cached, request.prompt_tokens - cached
 
     def _urgency(self, least_ms: float, usual_ms: float) -> float:
         if not self.urgency_power or usual_ms <= 0.0:
             return 1.0
-        return float(min(max(least_ms / usual_ms, _MIN_SHARE), _MAX_SHARE) ** self.urgency_power)
+        ratio = min(max(least_ms / usual_ms, _MIN_URGENCY_RATIO), _MAX_URGENCY_RATIO)
+        return float(ratio**self.urgency_power)
 
     def _copy_weight(self, request: RequestView, weight: float) -> float:
         if not self.popular or weight <= 1.0:

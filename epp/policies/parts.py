@@ -15,7 +15,7 @@ from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.view import FleetView, RequestView, Signals
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
@@ -84,7 +84,7 @@ def request_counts(fleet: FleetView, source: Counts, *, waiting: bool = True) ->
 
 
 def transfer_ms(
-    request: RequestView, fleet: FleetView, upload_rounds: float, *, cold: bool
+    body_bytes: int, now: Signals[NDArray[np.float64]], upload_rounds: float, *, cold: bool
 ) -> NDArray[np.float64]:
     """Time on the network until a request's body is through, in ms.
 
@@ -94,14 +94,14 @@ def transfer_ms(
     connection opened for the request adds, its doublings for bodies beyond the first flight
     (`epp.signals.paths`); without ``cold`` it is 0 and ``rounds`` is ``upload_rounds``.
     """
-    rtt_ms, doublings = fleet.rtt_ms, upload_doublings(request.body_bytes)
+    doublings = upload_doublings(body_bytes)
     if not cold:
-        return (1.0 + upload_rounds * doublings) * rtt_ms
-    rounds = np.minimum(upload_rounds, fleet.upload_rounds)
-    cold_ms = fleet.connect_ms
-    if request.body_bytes > FIRST_FLIGHT_BYTES:
-        cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * rtt_ms
-    return (1.0 + rounds * doublings) * rtt_ms + fleet.cold_chance * cold_ms
+        return (1.0 + upload_rounds * doublings) * now.rtt_ms
+    rounds = np.minimum(upload_rounds, now.upload_rounds)
+    cold_ms = now.connect_ms
+    if body_bytes > FIRST_FLIGHT_BYTES:
+        cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * now.rtt_ms
+    return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
 def match_ratios(request: RequestView, fleet: FleetView) -> NDArray[np.float64]:

@@ -76,7 +76,7 @@ def cold_ms(rtt_ms: float, body_bytes: int, opened_ms: float) -> float:
     return opened_ms + cold_body_ms(rtt_ms, body_bytes)
 
 
-def _network_ms(body_bytes: int, seen: Signals) -> float:
+def _network_ms(body_bytes: int, seen: Signals[float]) -> float:
     warm = network_ms(seen.rtt_ms, body_bytes, seen.upload_rounds)
     return (1.0 - seen.cold_chance) * warm + seen.cold_chance * cold_ms(
         seen.rtt_ms, body_bytes, seen.connect_ms
