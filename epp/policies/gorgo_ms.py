@@ -30,12 +30,12 @@ class GorgoMs(Policy):
 
     - ``p`` ms per uncached token, ``b`` ms per prefill, ``d`` ms per token of an answer alone in the batch,
       ``s`` ms more for each one beside it: learned by engine class (`epp.signals.rates`).
-    - ``uncached``: tokens of the prompt less expected hits, as far as the engine keeps them; ``copied``: those
-      that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
+    - ``uncached``: tokens of the prompt less expected hits, as far as the engine keeps them; ``copied``:
+      those that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
     - ``network``: `epp.policies.parts.transfer_ms`.
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
       mean for the model (`epp.signals.first_tokens`); 1 before that is known.
-    - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: a copy that many will use costs less
+    - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
       (`epp.signals.popularity`).
 
     Weights have no unit; 1 prices a time as it is. docs/gorgo-ms.md derives the formula and its defaults.
