@@ -26,13 +26,13 @@ with output(Path(sys.argv[1])):
 WAITS = """
 import asyncio
 from epp.demo.example import end_like_ctrl_c
-from epp.wan.network import Network, Site
+from epp.wan.network import Network
 from epp.wan.shape import Shape
 end_like_ctrl_c()
 async def wait():
     print("made", flush=True)
     await asyncio.Event().wait()
-with Network([Site("one", Shape())]):
+with Network({"one": Shape()}):
     asyncio.run(wait())
 """
 
