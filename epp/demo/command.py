@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 
 from epp.config.schema import PolicySection
-from epp.demo.example import end_like_ctrl_c, output, positive, seed
+from epp.demo.example import at_least, end_like_ctrl_c, output
 from epp.demo.load import exit_status, load_of
-from epp.demo.pool_change import PoolChange, change_pool, pool_table
+from epp.demo.pool_change import change_pool
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.policies.registry import create
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from rich.table import Table
+
     from epp.replay.trace import TraceRequest
 
 #: Three loads of this length, three fleets to start and a change of the pool fit into two minutes on two slow
@@ -49,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=PolicySection().name, help="the policy shown first (default: %(default)s)")
     add("--against", default=",".join(BASELINES), help="policies to compare with (default: %(default)s)")
     add("--trace", type=Path, help="replay a Mooncake trace file (.jsonl or .jsonl.gz) instead")
-    add("--seconds", type=positive, default=DURATION_S, help="length of the load (%(default)s)")
-    add("--rate", type=positive, default=DEMO.rate_rps, help="requests per second (%(default)s)")
-    add("--seed", type=seed, default=1, help="seed of the load (default: %(default)s)")
+    add("--seconds", type=at_least(0.1), default=DURATION_S, help="length of the load (%(default)s)")
+    add("--rate", type=at_least(0.1), default=DEMO.rate_rps, help="requests per second (%(default)s)")
+    add("--seed", type=at_least(0), default=1, help="seed of the load (default: %(default)s)")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
@@ -88,7 +90,7 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
     runs, change = uvloop.run(_run_all(requests, policies, out, console))
     _compare(runs, console)
     console.print(recorded_table(pair(out / "records", runs[policies[0]])))
-    console.print(pool_table(change))
+    console.print(change)
     console.print(
         f"{_tuner_says(out)}\nOutput in {out}/: configuration, logs, records, results.\n"
         f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
@@ -102,7 +104,7 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
 
 async def _run_all(
     requests: Sequence[TraceRequest], policies: Sequence[str], out: Path, console: Console
-) -> tuple[dict[str, list[RequestResult]], PoolChange]:
+) -> tuple[dict[str, list[RequestResult]], Table]:
     first, *others = policies
     async with fleet(out, first) as stack:
         runs = {first: await _run_one(requests, first, stack, console)}

@@ -48,26 +48,16 @@ def end_like_ctrl_c() -> None:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
-def positive(text: str) -> float:
-    """Read an argument that must be a number above 0."""
-    value = float(text)
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
-    return value
+def at_least(low: float) -> Callable[[str], float]:
+    """Return a reader of arguments that must be numbers from this one on, and of its type."""
 
+    def number(text: str) -> float:
+        value = type(low)(text)
+        if not low <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} must be {low} or more")
+        return value
 
-def count(text: str) -> int:
-    """Read an argument that must be a whole number, 1 or more."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
-    return int(text)
-
-
-def seed(text: str) -> int:
-    """Read an argument that must be a whole number, 0 or more."""
-    if int(text) < 0:
-        raise argparse.ArgumentTypeError(f"{text} must be 0 or more")
-    return int(text)
+    return number
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from epp.client.retry import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
-from epp.demo.example import count, run_example
+from epp.demo.example import at_least, run_example
 from epp.demo.stack import MODEL, Replica, Stack
 from epp.errors import EppError
 from epp.laar.fit import fit
@@ -78,8 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="epp.demo.laar", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
-    parser.add_argument("--questions", type=count, default=8, help="a language and length (%(default)s)")
-    parser.add_argument("--streams", type=count, default=4, help="a model and length, before (%(default)s)")
+    parser.add_argument(
+        "--questions", type=at_least(1), default=8, help="a language and length (%(default)s)"
+    )
+    parser.add_argument(
+        "--streams", type=at_least(1), default=4, help="a model and length, before (%(default)s)"
+    )
     return run_example(parser, show, argv)
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
-from epp.demo.example import positive, run_example, seed
+from epp.demo.example import at_least, run_example
 from epp.demo.load import exit_status
 from epp.demo.stack import MODEL, Replica, Sidecar, Stack
 from epp.errors import EppError
@@ -62,9 +62,11 @@ POLICIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 1 where a policy answered nothing."""
     parser = argparse.ArgumentParser(prog="epp.demo.lodestar", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=positive, default=100.0, help="length of the load (%(default)s)")
-    parser.add_argument("--rate", type=positive, default=8.0, help="requests per second (%(default)s)")
-    parser.add_argument("--seed", type=seed, default=1, help="seed of the load (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=at_least(0.1), default=100.0, help="length of the load (%(default)s)"
+    )
+    parser.add_argument("--rate", type=at_least(0.1), default=8.0, help="requests per second (%(default)s)")
+    parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the load (%(default)s)")
     return run_example(parser, show, argv)
 
 

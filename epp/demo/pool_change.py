@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -27,23 +26,12 @@ PUT_IN_S = 3.0
 STARTS_S = {"before": 0.0, "without": PHASE_S + TAKEN_S, "again": 2 * PHASE_S + TAKEN_S + PUT_IN_S}
 
 
-@dataclass(frozen=True, slots=True)
-class PoolChange:
-    """Who served while a replica left the pool and came back.
+async def change_pool(stack: Stack) -> Table:
+    """Send a steady load and meanwhile take out the replica that serves most, then put it in again.
 
-    Attributes:
-        replica: the one that was taken out.
-        phases: requests by the replica that served them, by phase.
-        failed: requests that failed, at any time.
+    Returns:
+        Who served before, without it, and with it again.
     """
-
-    replica: str
-    phases: dict[str, Counter[str]]
-    failed: int
-
-
-async def change_pool(stack: Stack) -> PoolChange:
-    """Send a steady load and meanwhile take out the replica that serves most, then put it in again."""
     served = Counter[str]()
     # Short prompts that share nothing, so that nothing but the pool decides where they go.
     load = [
@@ -72,22 +60,14 @@ async def change_pool(stack: Stack) -> PoolChange:
         await asyncio.sleep(TAKEN_S + PHASE_S)
         stack.write_pool(stack.endpoints)
     results = sending.result()
-    phases = {
-        phase: Counter(r.served_by for r in results if r.ok and 0 <= r.intended_ms / 1e3 - start_s < PHASE_S)
-        for phase, start_s in STARTS_S.items()
-    }
-    return PoolChange(replica, phases, sum(not result.ok for result in results))
-
-
-def pool_table(change: PoolChange) -> Table:
-    """Lay out a row a replica."""
-    failed = f"{change.failed} requests failed" if change.failed else "no request failed"
-    table = Table(
-        "requests served by",
-        title=f"{change.replica} taken from the pool file under load, and put in again: {failed}",
+    failed = sum(not result.ok for result in results)
+    table = Table("requests served by", *STARTS_S)
+    table.title = (
+        f"{replica} taken from the pool file under load, and put in again: "
+        f"{f'{failed} requests failed' if failed else 'no request failed'}"
     )
-    for phase in change.phases:
-        table.add_column(phase, justify="right")
-    for name in sorted({change.replica}.union(*change.phases.values())):
-        table.add_row(name, *(str(served[name]) for served in change.phases.values()))
+    for name in stack.endpoints:
+        begun_s = [r.intended_ms / 1e3 for r in results if r.ok and r.served_by == name]
+        counts = (sum(0 <= at_s - start_s < PHASE_S for at_s in begun_s) for start_s in STARTS_S.values())
+        table.add_row(name, *map(str, counts))
     return table

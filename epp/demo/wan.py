@@ -26,7 +26,7 @@ from epp.demo.wan_world import REGION_HEADER, Route
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.stats import percentile
 from epp.replay.trace import TraceRequest
-from epp.wan.network import HUB, Network, Site, why_not
+from epp.wan.network import HUB, Network, why_not
 from epp.wan.shape import Shape
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def percent(text: str) -> float:
 
 def show(arguments: argparse.Namespace) -> int:
     """Measure both ways, then the faults, and print tables."""
-    sites = [Site(region.name, Shape(region.rtt_ms / 2, loss=arguments.loss)) for region in REGIONS]
-    with Network(sites) as network, network.joined(HUB):
+    regions = {region.name: Shape(region.rtt_ms / 2, loss=arguments.loss) for region in REGIONS}
+    with Network(regions) as network, network.joined(HUB):
         asyncio.run(show_inside(arguments, network))
     return 0
 

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +28,7 @@ from epp.errors import EppError
 from epp.wan.delay import new_tun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from epp.wan.shape import Shape
 
@@ -44,19 +44,6 @@ _CLONE_NEWNET = 0x40000000
 
 class WanError(EppError):
     """No network can be made here, or it broke."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A region and how far from the hub it is.
-
-    Attributes:
-        name: short, lower case; names its namespace.
-        shape: both directions of its link: the round trip is twice the delay.
-    """
-
-    name: str
-    shape: Shape
 
 
 def why_not() -> str:
@@ -92,13 +79,12 @@ class Network:
     """A hub and regions, as a context manager. What still runs in them when it ends keeps running.
 
     Args:
-        sites: the regions, nearest first or in any order.
-        seed: which packets are lost.
+        regions: both directions of each region's link, by its name, short and lower case.
     """
 
-    def __init__(self, sites: Sequence[Site], *, seed: int = 1) -> None:
-        self._sites = {site.name: (index, site.shape) for index, site in enumerate(sites)}
-        self._seed, self._number = seed, next(_numbers)
+    def __init__(self, regions: Mapping[str, Shape]) -> None:
+        self._regions = dict(regions)
+        self._number = next(_numbers)
         self._exit = ExitStack()
         self._process: subprocess.Popen[bytes]
 
@@ -112,7 +98,7 @@ class Network:
             raise WanError(reason)
         remove_stale()
         with ExitStack() as made:
-            for place in (HUB, *self._sites):
+            for place in (HUB, *self._regions):
                 name = self.namespace(place)
                 _ip("netns", "add", name)
                 made.callback(_delete, name)
@@ -126,7 +112,7 @@ class Network:
                 start_new_session=True,
             )
             made.callback(_end, self._process)
-            self._send([self._link(name) for name in self._sites])
+            self._send([self._link(name) for name in self._regions])
             if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
                 raise WanError("the links did not come up")
             self._exit = made.pop_all()
@@ -142,7 +128,7 @@ class Network:
 
     def address(self, region: str) -> str:
         """Return where the hub finds a region."""
-        return f"198.18.{self._sites[region][0]}.2"
+        return f"198.18.{self._index(region)}.2"
 
     def command(self, place: str, *arguments: str) -> tuple[str, ...]:
         """Return the command that becomes a program there, under the same process number."""
@@ -154,9 +140,8 @@ class Network:
         Raises:
             WanError: the process is gone.
         """
-        index, shape = self._sites[region]
-        shape = replace(shape, **changes)  # type: ignore[arg-type]  # names are those of fields
-        self._sites[region] = index, shape
+        shape = replace(self._regions[region], **changes)  # type: ignore[arg-type]  # names are those of fields
+        self._regions[region] = shape
         self._send({"name": region, "shape": asdict(shape)})
 
     def set_kernel(self, place: str, parameter: str, value: str) -> None:
@@ -192,12 +177,15 @@ class Network:
             os.close(inside)
             os.close(before)
 
+    def _index(self, region: str) -> int:
+        return list(self._regions).index(region)
+
     def _link(self, region: str) -> dict[str, Any]:
-        index, shape = self._sites[region]
+        index, shape = self._index(region), asdict(self._regions[region])
         here, there = f"198.18.{index}.1", self.address(region)
         near = {"namespace": self.namespace(HUB), "device": f"wan{index}", "address": here, "peer": there}
         far = {"namespace": self.namespace(region), "device": "wan", "address": there, "peer": here}
-        return {"name": region, "seed": self._seed + index, "shape": asdict(shape), "ends": [near, far]}
+        return {"name": region, "seed": 1 + index, "shape": shape, "ends": [near, far]}
 
     def _send(self, message: object) -> None:
         if self._process.stdin is None or self._process.poll() is not None:

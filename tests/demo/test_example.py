@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.demo.example import output, positive
+from epp.demo.example import at_least, output
 from epp.errors import EppError
 from tests.kit.wan import require_network
 
@@ -26,13 +26,13 @@ with output(Path(sys.argv[1])):
 WAITS = """
 import asyncio
 from epp.demo.example import end_like_ctrl_c
-from epp.wan.network import Network, Site
+from epp.wan.network import Network
 from epp.wan.shape import Shape
 end_like_ctrl_c()
 async def wait():
     print("made", flush=True)
     await asyncio.Event().wait()
-with Network([Site("one", Shape())]):
+with Network({"one": Shape()}):
     asyncio.run(wait())
 """
 
@@ -71,9 +71,9 @@ def test_a_demo_that_runs_keeps_its_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "nan", "inf"])
-def test_a_length_is_above_0(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="must be above 0"):
-        positive(text)
+def test_a_length_is_a_number_above_0(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be 0\.1 or more"):
+        at_least(0.1)(text)
 
 
 def test_a_demo_that_is_ended_leaves_no_namespace() -> None:

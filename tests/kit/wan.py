@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.wan.network import HUB, Network, Site, why_not
+from epp.wan.network import HUB, Network, why_not
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epp.wan.shape import Shape
 
 PORT = 9000
 
@@ -54,15 +56,15 @@ def require_network() -> None:
 
 
 @contextmanager
-def running(sites: Sequence[Site]) -> Iterator[Network]:
+def running(regions: Mapping[str, Shape]) -> Iterator[Network]:
     """A network with a server in each region that takes a length and so many bytes, and answers one."""
     require_network()
     servers: list[subprocess.Popen[bytes]] = []
-    with Network(sites) as network:
+    with Network(regions) as network:
         try:
-            for site in sites:
-                arguments = (sys.executable, "-c", _SERVER, network.address(site.name), str(PORT))
-                server = subprocess.Popen(network.command(site.name, *arguments), stdout=subprocess.PIPE)
+            for region in regions:
+                arguments = (sys.executable, "-c", _SERVER, network.address(region), str(PORT))
+                server = subprocess.Popen(network.command(region, *arguments), stdout=subprocess.PIPE)
                 servers.append(server)
                 assert server.stdout is not None
                 assert server.stdout.readline() == b"up\n"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.wan.network import HUB, Network, Site, WanError, remove_stale
+from epp.wan.network import HUB, Network, WanError, remove_stale
 from epp.wan.shape import Shape
 from tests.kit.wan import require_network, running, timed
 
@@ -27,8 +27,8 @@ NEAR_S, FAR_S = 0.02, 0.3
 @pytest.fixture(scope="module")
 def wan() -> Iterator[Network]:
     """Two regions, 20 and 300 ms away."""
-    sites = [Site("near", Shape(delay_ms=NEAR_S * 500)), Site("far", Shape(delay_ms=FAR_S * 500))]
-    with running(sites) as network:
+    regions = {"near": Shape(delay_ms=NEAR_S * 500), "far": Shape(delay_ms=FAR_S * 500)}
+    with running(regions) as network:
         yield network
 
 
@@ -95,7 +95,7 @@ def test_what_runs_in_joined_is_inside(wan: Network) -> None:
 def test_nothing_is_left_behind() -> None:
     require_network()
     before = namespaces()
-    with Network([Site("one", Shape())]) as network:
+    with Network({"one": Shape()}) as network:
         assert network.namespace("one") in namespaces()
     assert namespaces() == before
 
@@ -103,8 +103,8 @@ def test_nothing_is_left_behind() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     require_network()
     script = (
-        "from epp.wan.network import Network, Site\nfrom epp.wan.shape import Shape\n"
-        "with Network([Site('one', Shape())]):\n    print('made', flush=True)\n    input()\n"
+        "from epp.wan.network import Network\nfrom epp.wan.shape import Shape\n"
+        "with Network({'one': Shape()}):\n    print('made', flush=True)\n    input()\n"
     )
     child = subprocess.Popen(
         (sys.executable, "-c", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
@@ -135,6 +135,6 @@ def test_a_link_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
     require_network()
     before = namespaces()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(WanError), Network([Site("one", Shape())]):
+    with pytest.raises(WanError), Network({"one": Shape()}):
         pass
     assert namespaces() == before
