@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.policy_entries import CANDIDATE
 from bench.policy_summary import BEST_LIVE, BEST_PAPER, BEST_SCRAPED, GORGO, GORGO_TUNED, METRICS, ORACLE
+from epp.replay import console
 from epp.replay.comparison import cell_entry, fleet_rows
 from epp.replay.document import SCHEMA, Document, encode
-from epp.replay.report.page import render
 from epp.replay.report.style import STYLE
 from epp.replay.trace_stats import describe
 
@@ -132,7 +132,7 @@ def write_report(out: Path, summary: Summary, runs: Sequence[CellRuns]) -> None:
         page = Document(
             schema=SCHEMA, fleet=fleet, seeds=list(seeds), candidate=CANDIDATE, margin=MARGIN, cells=[entry]
         )
-        (out / "cells" / file).write_text(render(page), encoding="utf-8")
+        (out / "cells" / file).write_text(console.page(page), encoding="utf-8")
     whole = Document(
         schema=SCHEMA, fleet=[], seeds=list(seeds), candidate=CANDIDATE, margin=MARGIN, cells=entries
     )
