@@ -34,13 +34,17 @@ CONCLUDED = (("ttft_ms", "p95"), ("e2e_ms", "p95"))
 #: Columns of what is no terminal, and of the page: tables are wide.
 PLAIN_WIDTH = 180
 _LINE_EVERY_S = 30.0
+_KNEE = (
+    "knee: the highest load up to which a policy is not saturated and its E2E p95 is at most "
+    f"{KNEE_E2E_FACTOR:g} times that at the lightest"
+)
 _YARDSTICKS = "(yardstick): sees the engines' true state"
 _GATEWAYS = "gateways were driven one after the other"
 _DECIDED_BY = {"model": "by the model", "explored": "at random", "out-of-distribution": "by the fallback"}
 _QUANTILES = ("p50", "p95", "p99")
 _SATURATED = (
-    f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, or slip "
-    f"p95 over {SATURATED_SLIP_P95_MS:,.0f} ms"
+    f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
+    f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms"
 )
 
 
@@ -87,9 +91,10 @@ def tables(document: Document, *, whole: bool = False) -> list[RenderableType]:
     """Lay out a document: the knees of a sweep, or each load; both where it is to be ``whole``."""
     parts: list[RenderableType] = []
     if document.sweep is not None:
-        parts.append(_knees(document, document.sweep))
+        parts += [_knees(document, document.sweep), Text(_KNEE)]
     for cell in document.cells if document.sweep is None or whole else ():
-        parts += [_figures(cell, document), _comparisons(cell, document)]
+        notes = f"{_SATURATED}; {_YARDSTICKS if document.fleet else _GATEWAYS}"
+        parts += [_figures(cell, document), Text(notes), _comparisons(cell, document)]
         parts += [_tuned(cell)] if cell.tuning else []
         parts += sentences(cell.conclusion)
     return parts
@@ -116,8 +121,8 @@ def change(ratio: float) -> str:
     return f"{percent:+.{digits}f} %".replace("-0.0 %", "0 %").replace("+0.0 %", "0 %")
 
 
-def _table(title: str, *headings: str, caption: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("policy", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap="/" in heading)
@@ -132,7 +137,6 @@ def _figures(cell: CellEntry, document: Document) -> Table:
         f"{cell.name}: {mean}first {cell.warmup_s:,.0f} s dropped as warm-up, {offered}",
         *(f"{name} ms\np50 / p95 / p99" for name in ("TTFT", "E2E", "ITL")),
         *("hits\nbelieved / true", "hottest", "slip\np95 ms", "failed", "saturated"),
-        caption=f"{_SATURATED}; {_YARDSTICKS if document.fleet else _GATEWAYS}",
     )
     for policy in sorted(cell.policies, key=lambda p: p.value("e2e_ms", "p95")):
         saturated = f"{policy.saturated_seeds}/{seeds}" if seeds > 1 else "yes"
@@ -190,8 +194,6 @@ def _knees(document: Document, sweep: SweepEntry) -> Table:
         "E2E p95 s by offered input tokens/s; ! saturated in most seeds",
         *(f"{load:,.0f}" for load in sweep.loads),
         "knee",
-        caption="knee: highest load up to which it is not saturated and E2E p95 is at most "
-        f"{KNEE_E2E_FACTOR:g} times that at the lightest",
     )
     for policy in document.cells[0].policies:
         row = []
