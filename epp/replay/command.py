@@ -17,14 +17,13 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp.replay.cells import cells_of, is_sweep, sweep_cells
 from epp.replay.comparison import Comparer, Plan
-from epp.replay.console import cell_tables, progress, sentences, sweep_table, tell
+from epp.replay.console import PLAIN_WIDTH, page, progress, tables, tell
 from epp.replay.document import encode
 from epp.replay.evidence import MIN_UNITS
 from epp.replay.files import check_folder, save_report
 from epp.replay.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
 from epp.replay.http_runs import compare_gateways
 from epp.replay.learned import UNTRIED, Learning
-from epp.replay.report.page import render
 from epp.replay.simulate import PolicyChoice
 from epp.replay.workloads.registry import WORKLOADS, workload_named
 from epp.sim.oracle import ORACLES
@@ -39,7 +38,6 @@ DEFAULT_SEEDS = 20
 DEFAULT_SWEEP_SEEDS = 5
 #: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
 DEFAULT_LEARNED_SEEDS = MIN_UNITS
-_PLAIN_WIDTH = 180
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
 
@@ -105,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run, print, write ``results.json`` and ``report.html``; 1 where a gateway answered nothing."""
     # Tables are wide: what is not a terminal has no width of its own.
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     if arguments.list:
         _list(console)
         return 0
@@ -117,11 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         document = _simulated(arguments)
     # Before the tables, whose reader may have closed the pipe.
-    written = save_report(arguments.out, encode(document), render(document))
-    if document.sweep is not None:
-        console.print(sweep_table(document), *sentences(document.sweep.conclusion), sep="\n")
-    for cell in document.cells if document.sweep is None else ():
-        console.print(*cell_tables(cell, document), sep="\n")
+    written = save_report(arguments.out, encode(document), page(document))
+    console.print(*tables(document), sep="\n")
     console.print(f"\n{written}", markup=False)
     return tell(failed)
 

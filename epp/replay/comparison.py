@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from epp.errors import EppError
 from epp.replay.cells import shaped
-from epp.replay.conclusion import cell_conclusion
+from epp.replay.console import conclusion, lesson_sentence
 from epp.replay.document import (
     SCHEMA,
     CellEntry,
     Document,
     compare_policies,
     policy_entry,
+    sweep_entry,
 )
-from epp.replay.learned_says import learned_sentences
 from epp.replay.plan import Shape
 from epp.replay.simulate import Outcome, PolicyChoice, Task, run_all, run_task
-from epp.replay.sweep import sweep_entry
 from epp.replay.trace_stats import describe
 from epp.replay.tune import TuningTask, tunable, tune
 from epp.replay.workloads import shapes
@@ -195,7 +194,11 @@ def cell_entry(
 ) -> CellEntry:
     """The section of one load from the outcomes of its policies."""
     roles = {name: role_of(name, candidate) for name in outcomes}
-    entry = CellEntry(
+    comparisons = compare_policies(outcomes, roles, by_request=by_request, seed=_RESAMPLING_SEED)
+    lessons = {
+        policy: [run.lesson for run in runs if run.lesson is not None] for policy, runs in outcomes.items()
+    }
+    return CellEntry(
         name=name,
         load=load,
         warmup_s=warmup_s,
@@ -203,13 +206,13 @@ def cell_entry(
             policy_entry(policy, roles[policy], weights.get(policy, {}), [run.figures for run in runs])
             for policy, runs in outcomes.items()
         ],
-        comparisons=compare_policies(outcomes, roles, by_request=by_request, seed=_RESAMPLING_SEED),
+        comparisons=comparisons,
         tuning=tuning,
-        conclusion=[],
+        conclusion=[
+            *conclusion(comparisons, candidate, margin),
+            *(lesson_sentence(policy, found) for policy, found in lessons.items() if found),
+        ],
     )
-    entry.conclusion.extend(cell_conclusion(entry, candidate, margin))
-    entry.conclusion.extend(learned_sentences(outcomes))
-    return entry
 
 
 def role_of(name: str, candidate: str) -> str:

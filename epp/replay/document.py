@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 #: What is compared, in the order in which it is shown; the first two are what conclusions are about.
 COMPARED = (("ttft_ms", "p95"), ("e2e_ms", "p95"), ("ttft_ms", "p50"), ("e2e_ms", "p50"), ("itl_ms", "p50"))
+KNEE_E2E_FACTOR = 3.0
 METRIC_LABELS = {"ttft_ms": "TTFT", "e2e_ms": "E2E", "itl_ms": "ITL"}
 _STATISTICS = {"p50": Statistic(50.0), "p95": Statistic(95.0)}
 _DIGITS = 6
@@ -78,6 +79,11 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
     e2e_curve_ms: list[float]
     share_over_time: list[list[int]]
     bin_s: float
+
+    @property
+    def saturated(self) -> bool:
+        """Whether it could not keep up in most seeds."""
+        return 2 * self.saturated_seeds > len(self.per_seed)
 
     def value(self, metric: str, statistic: str) -> float:
         """E.g. ``value("ttft_ms", "p95")``."""
@@ -173,14 +179,13 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         loads: input tokens per second offered in each cell of the sweep, rising.
         cells: names of the cells.
-        knees: by policy, the highest offered load up to which it kept up; null when not even the lowest.
-        conclusion: sentences.
+        knees: by policy, the highest load up to which it was not saturated and its E2E p95 at most
+            `KNEE_E2E_FACTOR` times that at the lightest; null when not even the lowest.
     """
 
     loads: list[float]
     cells: list[str]
     knees: dict[str, float | None]
-    conclusion: list[str]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +198,20 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
     cells: list[CellEntry]
     sweep: SweepEntry | None = None
+
+
+def sweep_entry(cells: Sequence[CellEntry]) -> SweepEntry:
+    """Find the knees of a sweep's cells, in rising order of load."""
+    loads = [float(cell.load["input_tokens_per_s"]) for cell in cells]
+    knees: dict[str, float | None] = {}
+    for lightest in cells[0].policies:
+        knees[lightest.name] = None
+        for load, cell in zip(loads, cells, strict=True):
+            entry = cell.policy(lightest.name)
+            if entry.saturated or entry.e2e_ms["p95"] > KNEE_E2E_FACTOR * lightest.e2e_ms["p95"]:
+                break
+            knees[lightest.name] = load
+    return SweepEntry(loads=loads, cells=[cell.name for cell in cells], knees=knees)
 
 
 def encode(document: Document) -> bytes:

@@ -16,8 +16,8 @@ from epp.learner.gate import Verdict
 from epp.learner.rounds import Round
 from epp.learner.settings import Data, Gate, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
+from epp.replay.console import lesson_sentence
 from epp.replay.learned import Held, Learning, Lesson, run_learned, trained_on
-from epp.replay.learned_says import learned_sentences
 from epp.replay.plan import Cell, Source
 from epp.replay.simulate import Outcome, PolicyChoice, Task, run_task
 from epp.replay.workloads.tool_agent import ToolAgent, generate
@@ -132,14 +132,14 @@ class TestCommand:
     ) -> None:
         text = self.run(capsys, tmp_path, "--learn-first", "200", "--learn-every", "200")
         assert "Against lodestar" in text
-        assert "lodestar began cold in each run and learned within it" in text
-        assert "lodestar began cold" in (tmp_path / "report.html").read_text()
+        assert "lodestar learned within each run: of" in text
+        assert "lodestar learned within" in (tmp_path / "report.html").read_text()
 
     def test_too_short_a_run_says_that_nothing_was(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         text = self.run(capsys, tmp_path)
-        assert "no round came due, so its fallback decided throughout" in text
+        assert "of 0 models its gate let 0 through, and its fallback decided throughout" in text
 
     def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SystemExit):
@@ -155,15 +155,10 @@ def test_words_for_every_case() -> None:
         rounds=[Held(10.0, 20.0, Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed")))],
         picks={"no-model": 50, "model": 90, "explored": 4, "out-of-distribution": 6},
     )
-    figures = outcome_of("least-request").figures
-    said = learned_sentences(
-        {
-            "a": [Outcome(figures, {}, refused)],
-            "b": [Outcome(figures, {}, passed)],
-            "c": [Outcome(figures, {})],
-        }
+    assert lesson_sentence("a", [refused]) == (
+        "a learned within each run: of 1 models its gate let 0 through, and its fallback decided throughout"
     )
-    assert len(said) == 2
-    assert "its gate refused every model (1), so its fallback decided throughout" in said[0]
-    assert "first model after 20 s; models trained: 1, let through: 1;" in said[1]
-    assert "by the model 90.0%, at random 4.0%" in said[1]
+    assert lesson_sentence("b", [passed, refused]) == (
+        "b learned within each run: of 2 models its gate let 1 through; the first after 20 to 20 s, in 1 of 2 runs; "
+        "then decided by the model 90.0%, at random 4.0%, by the fallback 6.0%"
+    )

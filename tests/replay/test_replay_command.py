@@ -104,7 +104,7 @@ class TestReplay:
         assert set(e2e["to_best"]) == {"gorgo", "random"}
         assert e2e["bound"]["rival"] == "random"
         said = " ".join(cell["conclusion"])
-        assert "yardstick greedy-oracle-total" in said
+        assert "gorgo against random" in said
         assert "indicative only" in said
 
     def test_few_seeds_conclude_nothing(self, tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ class TestReplay:
             run(*SMALL, "--policy", "gorgo,random,least-request", "--seeds", "8", "--out", str(tmp_path)) == 0
         )
         page, text = read_page(tmp_path)
-        assert page.tags.count("svg") >= 8
-        for name in ("gorgo", "random", "least-request", "What may be said", "dropped as warm-up"):
+        assert "pre" in page.tags
+        for name in ("gorgo", "random", "least-request", "indicative only", "dropped as warm-up"):
             assert name in text
         assert "nan" not in re.sub(r"<style>.*?</style>", "", text).lower().split()
 
@@ -140,8 +140,7 @@ class TestReplay:
         sweep = results(tmp_path)["sweep"]
         assert len(sweep["loads"]) == 2
         assert sweep["knees"]["random"] == pytest.approx(sweep["loads"][0])
-        assert "keeps up to" in " ".join(sweep["conclusion"])
-        read_page(tmp_path)
+        assert "knee" in read_page(tmp_path)[1]
 
     def test_a_guidellm_sweep_goes_from_one_stream_to_throughput(self, tmp_path: Path) -> None:
         words = ("--policy", "gorgo", "--seeds", "1", "--shape", "sweep:3", "--out", str(tmp_path))
