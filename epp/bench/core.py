@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 #: Prompt length by name, with the requests in a batch.
 SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
 ENDPOINTS = (3, 100, 1000)
-_PATH = "/first-token/"
 
 
 @dataclass(slots=True)
