@@ -73,12 +73,12 @@ class Tuned:
 
 
 def tunable(name: str) -> bool:
-    """Whether a policy has weights to tune; one that learns has its heuristic's, and switches."""
+    """Check that a policy has weights to tune; one that learns has its heuristic's, and switches."""
     return name not in ORACLES and name != Lodestar.name and bool(_specs(name))
 
 
 def objective(figures: Figures) -> float:
-    """What one run costs; see the module."""
+    """Price one run; see the module."""
     if not figures.requests or math.isnan(figures.e2e_ms.p95):
         return math.inf
     latency = (math.log(figures.ttft_ms.p95) + math.log(figures.e2e_ms.p95)) / 2.0

@@ -1,10 +1,7 @@
-"""A deployment's own records as a simulated deployment: its endpoints, their speed, its requests as a trace.
+"""Calibrate a simulated deployment from the newest records of a real one.
 
-Owns what is taken from which column, and what stands in where a column says nothing. Reads the newest records
-only: a rehearsal is about now.
-
-What is taken: endpoints, regions and round trips as the decisions saw them; prefill and decode rates as the
-picker learned them; KV capacity as tokens in use over share in use; the share of foretold hits that engines
+Taken are: endpoints, regions and round trips as the decisions saw them; prefill and decode rates as the
+picker learned them; KV capacity as tokens in use over share in use; the share of predicted hits that engines
 confirmed; arrivals, sessions, prompts (as ids of their prefixes) and answer lengths as recorded.
 """
 
@@ -40,7 +37,7 @@ MIN_REQUESTS = 400
 #: Decisions whose signals are looked at.
 _SIGNALS = 400
 #: A share of cache in use that is large enough to divide by.
-_TOLD_USAGE = 0.02
+_LEAST_USAGE = 0.02
 _MOST_LOST = 0.9
 _CAPACITY = "capacity"
 _RATES = ("prefill_base_ms", "prefill_ms_per_token", "decode_base_ms", "decode_ms_per_request")
@@ -53,7 +50,7 @@ class CalibrationError(EppError):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What was found.
+    """A deployment that can be simulated.
 
     Attributes:
         policy: that priced the newest requests.
@@ -79,7 +76,7 @@ class Deployment:
 def newest_records(
     folder: Path, policy: str, max_requests: int = MAX_REQUESTS
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The newest decisions of a policy and their outcomes, oldest first.
+    """Read the newest decisions of a policy and their outcomes, oldest first.
 
     Args:
         folder: of the flight recorder.
@@ -115,7 +112,7 @@ def newest_records(
 
 
 def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping[str, Any]]) -> Deployment:
-    """The deployment that these records are of.
+    """Build the deployment that these records are of.
 
     Raises:
         CalibrationError: too few records, or records without what is needed.
@@ -146,7 +143,7 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
 
 
 def _in_force(decisions: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Weights of the newest decision that was not of a trial's second arm."""
+    """Return the weights of the newest decision that was not of a trial's second arm."""
     for record in reversed(decisions):
         stamp = read_stamp(str(record.get("arm", "")))
         if stamp is None or stamp.arm == INCUMBENT:
@@ -165,12 +162,12 @@ def _fleet(decisions: Sequence[Mapping[str, Any]], notes: list[str]) -> FleetSpe
     for record in decisions:
         for row, address in enumerate(record["endpoints"]):
             about[address] = (record["regions"][row], record["engine_classes"][row])
-            told = columns.setdefault(address, {})
-            told.setdefault("seen", []).append(1.0)
+            known = columns.setdefault(address, {})
+            known.setdefault("seen", []).append(1.0)
             for name, values in record["signals"].items():
                 if row not in record["unknown"].get(name, ()):
-                    told.setdefault(name, []).append(float(values[row]))
-            told.setdefault(_CAPACITY, []).extend(_capacity(record, row))
+                    known.setdefault(name, []).append(float(values[row]))
+            known.setdefault(_CAPACITY, []).extend(_capacity(record, row))
     # Who was rarely a candidate has left, or has just come.
     present = [a for a in columns if len(columns[a]["seen"]) >= 0.2 * len(decisions)]
     if not present:
@@ -181,10 +178,10 @@ def _fleet(decisions: Sequence[Mapping[str, Any]], notes: list[str]) -> FleetSpe
 
 
 def _replica(
-    address: str, region: str, named: str, told: Mapping[str, list[float]], notes: list[str]
+    address: str, region: str, named: str, known: Mapping[str, list[float]], notes: list[str]
 ) -> ReplicaSpec:
     def middle(name: str) -> float:
-        return statistics.median(told[name]) if told.get(name) else math.nan
+        return statistics.median(known[name]) if known.get(name) else math.nan
 
     rtt_ms = middle("rtt_ms")
     if math.isnan(rtt_ms):
@@ -195,7 +192,7 @@ def _replica(
     engine = _engine(address, named, {name: middle(name) for name in _RATES}, notes)
     capacity = middle(_CAPACITY)
     if math.isnan(capacity):
-        notes.append(f"{address}: its KV capacity is not told, taken as {engine.kv_capacity_tokens}")
+        notes.append(f"{address}: its KV capacity is not known, taken as {engine.kv_capacity_tokens}")
     else:
         engine = replace(engine, kv_capacity_tokens=round(capacity))
     return ReplicaSpec(address, engine, NetworkPath(rtt_ms), region, lost_hit_share=lost, known_as=named)
@@ -218,13 +215,13 @@ def _engine(address: str, named: str, rates: Mapping[str, float], notes: list[st
 
 
 def _capacity(record: Mapping[str, Any], row: int) -> list[float]:
-    """Tokens that fit an endpoint's cache by one decision, where it knew both what tells it."""
+    """Return the tokens that fit an endpoint's cache by one decision; empty where it is unknown."""
     used, usage = (_known(record, name, row) for name in ("engine_used_tokens", "engine_kv_usage"))
-    return [used / usage] if usage >= _TOLD_USAGE and used > 0.0 else []  # NaN is neither
+    return [used / usage] if usage >= _LEAST_USAGE and used > 0.0 else []  # NaN is neither
 
 
 def _known(record: Mapping[str, Any], name: str, row: int) -> float:
-    """A signal of an endpoint; NaN where it was not known, or records have none of that name."""
+    """Return a signal of an endpoint; NaN where it was not known, or records have none of that name."""
     column = record["signals"].get(name)
     if column is None or row in record["unknown"].get(name, ()):
         return math.nan
@@ -232,7 +229,7 @@ def _known(record: Mapping[str, Any], name: str, row: int) -> float:
 
 
 def _fitting(fleet: FleetSpec, longest_tokens: int) -> FleetSpec:
-    """What was served did fit: contexts and caches are at least as long as the longest request."""
+    """Enlarge contexts and caches to the longest request: what was served did fit."""
     replicas = []
     for spec in fleet.replicas:
         cls = spec.engine_class

@@ -1,7 +1,6 @@
-"""A rehearsal as a command: `epp tune --offline`, and the child process in which a running tuner rehearses.
+"""Rehearse on records: `epp tune --offline`, and the child process of a running tuner.
 
-Owns how a rehearsal is set up from records and how it is told. A running tuner does it in a process of its
-own, tied to it, because a simulation takes minutes and memory that the loop must not wait for.
+A running tuner rehearses in a process of its own, tied to it, because a simulation takes minutes and memory.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _NICE = 10
 
 
 class Task(msgspec.Struct):
-    """What a child process is asked.
+    """A rehearsal to be made.
 
     Attributes:
         records: folder.
@@ -74,7 +73,7 @@ class Task(msgspec.Struct):
 
 
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
-    """What is to be rehearsed after a state."""
+    """Build the task of a tuner in this state."""
     incumbent = {**setup.starting, **state.incumbent}
     bounds = {name: span for name, span in setup.rules.bounds.items() if name not in state.pins}
     remembered = state.search
@@ -99,7 +98,7 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
 
     Args:
         task: what.
-        tell: takes progress.
+        tell: called with progress.
 
     Raises:
         EppError: there are no records, or too few.
@@ -131,7 +130,7 @@ def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Foun
 
 
 def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
-    """The earlier search where it was about the same question, else a new one."""
+    """Return the earlier search where it was about the same question, else a new one."""
     start = {name: min(max(incumbent[name], low), high) for name, (low, high) in task.bounds.items()}
     search = Search(start, task.bounds, seed=task.seed)
     try:
@@ -144,7 +143,7 @@ def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
 
 
 def run_child() -> int:
-    """`epp tune rehearse`: a task on standard input, what was found on standard output."""
+    """Run `epp tune rehearse`: a task on standard input, what was found on standard output."""
     os.nice(_NICE)
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:
@@ -161,7 +160,7 @@ class ChildRehearsal:
     Args:
         setup: what is configured.
         budget: measurements for each candidate.
-        tell: takes sentences for the log.
+        tell: called with sentences for the log.
     """
 
     def __init__(self, setup: Setup, *, budget: int, tell: Callable[[str], None]) -> None:
@@ -191,7 +190,7 @@ class ChildRehearsal:
             )
 
     def poll(self) -> Found | None:
-        """What was found, once; None while it runs or when nothing was begun."""
+        """Return what was found, once; None while it runs or when nothing was begun."""
         process = self._process
         if process is None or process.poll() is None or self._answer is None or self._errors is None:
             return None
@@ -251,7 +250,7 @@ def _progress(sentence: str) -> None:
 def report(
     found: Found, rehearsed: Rehearsed, deployment: Deployment, pins: Mapping[str, float]
 ) -> list[str]:
-    """A rehearsal in words."""
+    """Write a rehearsal in words."""
     fleet = ", ".join(
         f"{r.address} ({r.region or 'no region'}, {r.network.rtt_ms:.0f} ms, "
         f"{r.engine_class.prefill_ms_per_token:.3f} ms a token, KV {r.engine_class.kv_capacity_tokens:,})"
@@ -296,19 +295,15 @@ def _ms(value_ms: float) -> str:
 
 
 def _plain(found: Found, rehearsed: Rehearsed, deployment: Deployment) -> dict[str, object]:
-    def told(comparison: Comparison | None) -> object:
-        if comparison is None:
-            return None
-        return {key: getattr(comparison, key) for key in ("ratio", "low", "high", "n", "sessions")}
-
+    p95s = {"ttft_p95": rehearsed.ttft, "e2e_p95": rehearsed.e2e}
+    keys = ("ratio", "low", "high", "n", "sessions")
     return {
         "policy": deployment.policy,
         "requests": len(deployment.trace),
         "weights": found.weights,
         "reason": found.reason,
         "best": dict(rehearsed.weights),
-        "ttft_p95": told(rehearsed.ttft),
-        "e2e_p95": told(rehearsed.e2e),
+        **{name: None if c is None else {key: getattr(c, key) for key in keys} for name, c in p95s.items()},
         "tried": rehearsed.tried,
         "notes": list(deployment.notes),
     }

@@ -1,7 +1,6 @@
-"""Trying weights in the simulated deployment at full share, before live traffic meets them.
+"""Try weights in the simulated deployment at full share, before live traffic meets them.
 
-Owns the windows that the recorded requests are cut into, the price of a run, the search over it, and what may
-be said of the weights found. Pure but for the simulator's time: equal arguments give equal answers.
+Equal arguments give equal answers.
 
 Rules
 - Weights are searched on some windows and judged on others.
@@ -58,7 +57,7 @@ _TAIL = range(90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What a rehearsal says.
+    """The result of a rehearsal.
 
     Attributes:
         incumbent: weights that it started from.
@@ -87,7 +86,7 @@ class Rehearsed:
 
 
 def alike(a: Mapping[str, float], b: Mapping[str, float], within: float) -> bool:
-    """Whether all weights of the one are within a relative distance of the other's."""
+    """Check that all weights of the one are within a relative distance of the other's."""
     return all(math.isclose(value, b.get(name, math.nan), rel_tol=within) for name, value in a.items())
 
 
@@ -110,16 +109,15 @@ def proposal(
 
 
 def budget_after(budget: int, fruitless: int) -> int:
-    """Measurements for a search that goes on after so many candidates in a row came to nothing.
+    """Return the measurements for a search after so many candidates in a row came to nothing.
 
-    Half as many each time, down to an eighth: what a whole budget did not find is seldom there, and looking
-    on is mostly to see whether the newest records say otherwise.
+    Half as many each time, down to an eighth: what a whole budget did not find is seldom there.
     """
     return max(1, budget // min(1 << fruitless, _LEAST_PART))
 
 
 def windows(trace: Sequence[TraceRequest], size: int = WINDOW_REQUESTS) -> list[tuple[TraceRequest, ...]]:
-    """The trace in windows of about ``size`` requests, two at least, each with its own time."""
+    """Cut a trace into windows of about ``size`` requests, two at least, each with its own time."""
     count = max(2, len(trace) // size)
     edges = [round(part * len(trace) / count) for part in range(count + 1)]
     return [_window(trace[low:high]) for low, high in pairwise(edges)]
@@ -154,7 +152,7 @@ class Stage:
         self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
 
     def run(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> list[SimResult]:
-        """Results of a window's requests past its warm-up."""
+        """Return the results of a window's requests past its warm-up."""
         key = (id(window), tuple(sorted(weights.items())))
         if key not in self._known:
             policy = policy_named(self.deployment.policy, self.deployment.params)
@@ -167,7 +165,7 @@ class Stage:
     def cost(
         self, window: Sequence[TraceRequest], weights: Mapping[str, float], against: Mapping[str, float]
     ) -> float:
-        """What weights cost more than others: ``(T + E) / 2 + 2 * max(0, E) + 10 * F``, lower is better.
+        """Price weights against others: ``(T + E) / 2 + 2 * max(0, E) + 10 * F``, lower is better.
 
         ``T`` and ``E`` are logarithms of the ratios of TTFT and E2E, means over the 90th to 98th percentile;
         ``F`` is the difference of the shares of failed requests. A rise of E2E is priced above all that a
@@ -262,7 +260,7 @@ def _judged(
 def _paired(
     stage: Stage, judged: Sequence[Sequence[TraceRequest]], weights: Mapping[str, float]
 ) -> list[SimResult]:
-    """Results of all windows, with numbers and sessions of their own."""
+    """Return the results of all windows, with numbers and sessions of their own."""
     out = []
     for number, window in enumerate(judged):
         for result in stage.run(window, weights):
@@ -274,7 +272,7 @@ def _paired(
 def worth_a_trial(
     ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal, looks: int = 1
 ) -> tuple[bool, str]:
-    """Whether a live trial is worth it: of the measure that it judges, and by as much as it could show.
+    """Decide whether a live trial is worth it, and say why.
 
     Args:
         ttft: candidate against incumbent.
@@ -308,7 +306,7 @@ def _change(found: Comparison) -> str:
 
 
 def _far(deployment: Deployment, ttft_ms: float, e2e_ms: float) -> str:
-    """Why the simulation cannot be trusted; empty when it can."""
+    """Say why the simulation cannot be trusted; empty when it can."""
     for what, simulated, recorded in (
         ("TTFT", ttft_ms, deployment.ttft_p95_ms),
         ("E2E", e2e_ms, deployment.e2e_p95_ms),

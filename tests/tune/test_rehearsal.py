@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from dataclasses import replace
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from epp.cli import main
 from epp.decide.record_files import read_records
 from epp.replay.compare import Comparison
 from epp.replay.workloads.art_chat import DEMO, generate
 from epp.sim.scenario import parse_fleet
 from epp.tune.calibrate import CalibrationError, calibrate, newest_records
-from epp.tune.offline import ChildRehearsal, Task, perform, task_of
+from epp.tune.offline import ChildRehearsal, task_of
 from epp.tune.rehearse import (
     TRIED,
     Rehearsed,
@@ -104,26 +102,6 @@ def test_windows_keep_every_request_and_begin_at_zero(records: Path) -> None:
     assert all(window[0].at_ms == 0.0 for window in cut)
 
 
-def test_a_rehearsal_is_the_same_each_time_and_stays_within_bounds(records: Path) -> None:
-    bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0), "prefill_weight": (1.0, 1.0)}
-    task = Task(str(records), "gorgo", {}, bounds, seed=1, budget=10)
-    (first, rehearsed, _), (again, *_) = perform(task), perform(task)
-    assert first == again
-    assert rehearsed.tried == 10
-    for name, (low, high) in bounds.items():
-        assert low <= rehearsed.weights[name] <= high
-    assert rehearsed.weights["prefill_weight"] == 1.0
-    if first.weights is not None:
-        assert rehearsed.ttft is not None
-        assert "searched on" in first.reason
-
-
-def test_what_an_operator_pinned_since_is_rehearsed_with(records: Path) -> None:
-    task = Task(str(records), "gorgo", {}, {"queue_weight": (0.05, 5.0)}, 1, 3, pins={"rtt_weight": 0.4})
-    _, rehearsed, _ = perform(task)
-    assert rehearsed.incumbent["rtt_weight"] == rehearsed.weights["rtt_weight"] == 0.4
-
-
 def test_what_a_stage_ran_it_does_not_run_again(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = calibrate(*newest_records(records, ""))
     bounds = {"rtt_weight": (0.01, 2.0), "queue_weight": (0.05, 5.0)}
@@ -190,16 +168,6 @@ def test_weights_near_those_that_failed_live_have_failed_too() -> None:
 def test_a_search_that_finds_nothing_costs_less_each_time() -> None:
     assert [budget_after(120, n) for n in range(6)] == [120, 60, 30, 15, 15, 15]
     assert budget_after(3, 5) == 1
-
-
-def test_offline_prints_what_it_would_set_and_why(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--offline", str(records), "--budget", "8"]) == 0
-    said = capsys.readouterr().out
-    for words in ("simulated fleet: ", "recorded; E2E", "rtt_weight: 2 -> ", "would "):
-        assert words in said
-    assert main(["tune", "--offline", str(records), "--budget", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tried"] == 3
-    assert not (records / "weights.yaml").exists(), "a rehearsal writes nothing"
 
 
 def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_live(
