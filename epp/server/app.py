@@ -39,10 +39,11 @@ from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
 from epp.server.secret import hash_secret
+from epp.server.served_tokenizers import ServedTokenizers
 from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
-from epp.server.tokenizers import load_tokenizers
+from epp.server.tokenizers import Tokenizers, load_models
 from epp.signals.fleet import Fleet
 from epp.signals.state_slots import StateSlots
 from epp.signals.warm_index import WarmIndex
@@ -89,10 +90,11 @@ class App:
         )
         counter = EstimateCounter(config.tokens.bytes_per_token)
         self.picker = self._build_picker(source, hasher, counter)
-        self._tokenizers = load_tokenizers(
-            config.tokens,
-            base,
-            source,
+        models = load_models(config.tokens, base, source)
+        self._served_tokenizers = ServedTokenizers(models, config.tokens, base, clock.mono_s)
+        self._tokenizers = Tokenizers(
+            models,
+            config.tokens.budget_ms,
             block_bytes=config.prefix.block_bytes,
             on_estimate=self.metrics.estimated,
         )
@@ -123,6 +125,7 @@ class App:
                 clock.mono_s,
                 pool=kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default",
                 bytes_per_token=lambda: counter.learned,
+                counted_by=lambda: self._served_tokenizers.counted_by,
                 saturation=self._shedding.saturation,
                 models=self.metrics.requests.models,
             )
@@ -158,7 +161,11 @@ class App:
         return PoolFeed(
             picker=self.picker,
             sink=SignalFeed(
-                self.picker.fleet, self.metrics, self._index.process_started, counter.observe_window
+                self.picker.fleet,
+                self.metrics,
+                self._index.process_started,
+                counter.observe_window,
+                self._served_tokenizers.look_for,
             ),
             tasks=self.tasks,
             probe=config.probe,

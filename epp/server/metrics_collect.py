@@ -82,6 +82,7 @@ class PickerCollector(Collector):
         bytes_per_token: what was learned by model, the last observed last.
         saturation: how saturated the pool is at an instant; not shown when None.
         models: label of a model.
+        counted_by: what counts the tokens of a model's prompts, by model.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class PickerCollector(Collector):
         saturation: Callable[[float], float] | None = None,
         *,
         models: Callable[[str], str],
+        counted_by: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._picker, self._mono_s, self._pool = picker, mono_s, pool
         self._bytes_per_token, self._saturation, self._models = bytes_per_token, saturation, models
+        self._counted_by = counted_by
 
     def describe(self) -> list[Metric]:
         """Nothing to describe before the first scrape."""
@@ -125,6 +128,15 @@ class PickerCollector(Collector):
         for model, ratio in shown.items():
             ratios.add_metric([model], ratio)
         yield ratios
+        counters = GaugeMetricFamily(
+            "epp_model_tokens_counted",
+            "1 for what counts the tokens of prompts for a served model: its tokenizer, or the estimate.",
+            labels=["model_name", "by"],
+        )
+        counted_by = {self._models(model): by for model, by in self._counted_by().items()}
+        for model, by in counted_by.items():
+            counters.add_metric([model, by], 1.0)
+        yield counters
         sources = GaugeMetricFamily(
             "epp_endpoint_rtt_source",
             "1 for where the endpoint's round trip comes from: Envoy's connects, probes, or an assumption.",

@@ -8,10 +8,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import pytest
+from bench.tokenizer import NEW_SHARE, SIZES, body
 
 from bench import footprint, recorder
 from bench.observe_duplex import cpu_us
-from bench.tokenizer import NEW_SHARE, SIZES, body
 from epp.errors import EppError
 from epp.prompt.openai import ChatParser
 

@@ -79,10 +79,10 @@ def test_blocks_cover_the_tokens_of_whole_blocks_only() -> None:
 
 
 def test_a_prompt_with_bytes_has_a_token_though_a_tokenizer_counts_none() -> None:
-    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0], 0))
+    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0]))
     assert prompt.prompt_tokens == 1
     assert prompt.block_tokens == 0.32, "others divide by it"
-    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [], 0)).prompt_tokens == 0
+    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [])).prompt_tokens == 0
 
 
 def test_the_estimate_has_a_prior_per_model() -> None:
