@@ -128,7 +128,6 @@ docs: setup ## write the generated pages again: configuration, metrics, dashboar
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
 	$(BIN)/epp bench all
-	$(BIN)/python -m bench.tokenizer
 
 bench-long: setup ## an index of 100M cached tokens; a soak of a million requests, memory flat (an hour and more)
 	$(BIN)/epp bench long-index

@@ -108,7 +108,7 @@ class ServedTokenizers:
             try:
                 model = self._model(name, served.root)
             except BaseException as error:  # noqa: BLE001  # libraries raise anything, a panic in Rust no Exception
-                self._report(name, served, str(error) or type(error).__name__)
+                self._report(name, served, next(iter(str(error).splitlines()), type(error).__name__))
                 continue
             if self._served.get(name) is served:
                 self._models[name] = model
@@ -137,6 +137,8 @@ class ServedTokenizers:
             found = find(name, root, folder, may_download=self._tokens.tokenizer == "download")
         except ImportError as error:
             raise LookupError(f"{error} ({INSTALL})") from error
+        except Exception as error:  # the library passes its HTTP client's errors on
+            raise LookupError(f"the hub gives no tokenizer of {root}: {error}") from error
         if found is None:
             raise LookupError(
                 f"no tokenizer of {root} in tokens.folder or the Hugging Face cache"

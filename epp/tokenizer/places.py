@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from os.path import normpath
 from pathlib import Path
 
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -34,8 +35,8 @@ def find(name: str, root: str, folder: Path | None, *, may_download: bool) -> Pa
     """
     places = [Path(root)] if Path(root).is_absolute() else []
     if folder is not None:
-        inside = ((folder / each).resolve() for each in (name, root))
-        places += [place for place in inside if place.is_relative_to(folder.resolve())]
+        inside = (Path(normpath(folder / each)) for each in (name, root))
+        places += [place for place in inside if place.is_relative_to(normpath(folder))]
     found = next(filter(has_tokenizer, places), None)
     ids = [each for each in dict.fromkeys((root, name)) if is_hub_id(each)]
     for model_id in ids:

@@ -125,7 +125,8 @@ def hub(folder: Path) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.partition("?")[0].rpartition("/")[2]
-            listing = {"id": SERVED, "sha": commit, "siblings": [{"rfilename": each} for each in files]}
+            tree = [{"type": "file", "path": each, "size": len(files[each]), "oid": "0"} for each in files]
+            listing = tree if "/tree/" in self.path else {"id": SERVED, "sha": commit, "siblings": []}
             body = files.get(name, json.dumps(listing).encode())
             self.send_response(200)
             for header, value in {"etag": f'"{len(body):040}"', "x-repo-commit": commit}.items():

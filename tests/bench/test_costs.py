@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.tokenizer import NEW_SHARE, SIZES, body
 
 from bench import footprint, recorder
 from bench.observe_duplex import cpu_us
 from epp.errors import EppError
-from epp.prompt.openai import ChatParser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,15 +38,6 @@ def test_a_record_has_the_same_size_whatever_number_was_asked_for(
         row = next(line for line in capsys.readouterr().out.splitlines() if " none " in line)
         sizes.append(int(row.split()[5].replace(",", "")))
     assert max(sizes) < 1.1 * min(sizes)
-
-
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_a_second_turn_has_a_tenth_of_new_text(size: int) -> None:
-    before, after = (
-        ChatParser().parse(body(length, 2), {}).canonical for length in (int(size * (1 - NEW_SHARE)), size)
-    )
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
-    assert len(list(same)) > 0.8 * len(after)
 
 
 def test_cpu_of_threads_that_have_ended_is_counted() -> None:

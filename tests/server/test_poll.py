@@ -206,7 +206,9 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
             ]
         async with polling(address) as unnamed:
             await unnamed.until("listed", 1)
-            assert unnamed.listed == [(frozenset(), {"llama-a": ListedModel(4096), "lora": ListedModel(parent="m")})]
+            assert unnamed.listed == [
+                (frozenset(), {"llama-a": ListedModel(4096), "lora": ListedModel(parent="m")})
+            ]
 
 
 @pytest.mark.parametrize(
