@@ -183,19 +183,16 @@ class Tokens(Section, frozen=True):
     """Token counting.
 
     Attributes:
-        tokenizer: ``auto`` takes each served model's own tokenizer where its files are on this machine,
-            ``download`` also from the hub; ``estimate`` takes only those of ``models``.
-        folder: looked into by ``auto``: a folder with a folder a model, named as the model is served.
+        tokenizer: ``auto`` takes each served model's own tokenizer where its files are on this machine (the
+            folder that its engine serves, the Hugging Face cache), ``download`` also from the hub;
+            ``estimate`` takes only those of ``models``.
         models: tokenizers by the public model name that requests give, before any that ``auto`` finds.
         budget_ms: longest wait for a count; after it the estimate is used.
-        bytes_per_token: prior per model name, for the estimate.
     """
 
     tokenizer: Literal["auto", "download", "estimate"] = "auto"
-    folder: str = ""
     models: dict[str, ModelTokenizer] = {}
     budget_ms: Positive = 50.0
-    bytes_per_token: dict[str, Positive] = {}
 
 
 class Prefix(Section, frozen=True):

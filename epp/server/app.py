@@ -88,10 +88,10 @@ class App:
             coarse_blocks=hasher.coarse_blocks,
             states=StateSlots.of(config.prefix),
         )
-        counter = EstimateCounter(config.tokens.bytes_per_token)
+        counter = EstimateCounter()
         self.picker = self._build_picker(source, hasher, counter)
         models = load_models(config.tokens, base, source)
-        self._served_tokenizers = ServedTokenizers(models, config.tokens, base, clock.mono_s)
+        self._served_tokenizers = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
             models,
             config.tokens.budget_ms,

@@ -54,14 +54,11 @@ class ServedTokenizers:
     Args:
         models: what counts, by public model name: those that the configuration names; found ones are added.
         tokens: where tokenizers may come from.
-        base: folder that relative paths are relative to.
         mono_s: the time.
     """
 
-    def __init__(
-        self, models: dict[str, Counting], tokens: Tokens, base: Path, mono_s: Callable[[], float]
-    ) -> None:
-        self._models, self._tokens, self._base, self._mono_s = models, tokens, base, mono_s
+    def __init__(self, models: dict[str, Counting], tokens: Tokens, mono_s: Callable[[], float]) -> None:
+        self._models, self._tokens, self._mono_s = models, tokens, mono_s
         self._by_root: WeakValueDictionary[str, Counting] = WeakValueDictionary()
         self._served: dict[str, _Served] = {}
         self._wanted: SimpleQueue[tuple[str, _Served]] = SimpleQueue()
@@ -132,16 +129,15 @@ class ServedTokenizers:
 
         if len(self._by_root) >= MAX_TOKENIZERS:
             raise LookupError(f"{MAX_TOKENIZERS} tokenizers are loaded already")
-        folder = self._base / self._tokens.folder if self._tokens.folder else None
         try:
-            found = find(name, root, folder, may_download=self._tokens.tokenizer == "download")
+            found = find((root, name), may_download=self._tokens.tokenizer == "download")
         except ImportError as error:
             raise LookupError(f"{error} ({INSTALL})") from error
         except Exception as error:  # the library passes its HTTP client's errors on
             raise LookupError(f"the hub gives no tokenizer of {root}: {error}") from error
         if found is None:
             raise LookupError(
-                f"no tokenizer of {root} in tokens.folder or the Hugging Face cache"
+                f"no tokenizer of {root} on this machine, neither a folder nor in the Hugging Face cache"
                 f" (name a folder in tokens.models.{name}.source, or set tokens.tokenizer: download)"
             )
         model = load_model(name, ModelTokenizer(source=str(found)), Path(), "<auto>")

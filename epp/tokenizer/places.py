@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from os.path import normpath
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 #: What transformers can convert where there is no ``tokenizer.json``.
@@ -24,26 +27,18 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (TOKENIZER, *CONVERTED))
 
 
-def find(name: str, root: str, folder: Path | None, *, may_download: bool) -> Path | None:
+def find(names: Iterable[str], *, may_download: bool) -> Path | None:
     """Find the tokenizer of a served model; None where there is none.
 
     Args:
-        name: under which it is served.
-        root: what its engine was started with: a hub id or a folder.
-        folder: holds a folder a model.
+        names: of the model, the best first: hub ids, or folders by their absolute paths.
         may_download: whether the hub may be asked.
     """
-    places = [Path(root)] if Path(root).is_absolute() else []
-    if folder is not None:
-        inside = (Path(normpath(folder / each)) for each in (name, root))
-        places += [place for place in inside if place.is_relative_to(normpath(folder))]
-    found = next(filter(has_tokenizer, places), None)
-    ids = [each for each in dict.fromkeys((root, name)) if is_hub_id(each)]
-    for model_id in ids:
-        found = found or cached(model_id)
-    if found is None and ids and may_download:
-        found = download(ids[0])
-    return found
+    names = list(dict.fromkeys(names))
+    places = [Path(name) if Path(name).is_absolute() else cached(name) for name in names]
+    found = next((place for place in places if place is not None and has_tokenizer(place)), None)
+    wanted = next(filter(is_hub_id, names), "")
+    return download(wanted) if found is None and wanted and may_download else found
 
 
 def cached(model_id: str) -> Path | None:

@@ -85,8 +85,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hf" / "hub"
 
 
-def counted_by(stack: Stack, what: str) -> bool:
-    return stack.metric("epp_model_tokens_counted", model_name=SERVED, by=what) == 1
+def counted_by(stack: Stack, what: str, model: str = SERVED) -> bool:
+    return stack.metric("epp_model_tokens_counted", model_name=model, by=what) == 1
 
 
 def doctor(stack: Stack) -> str:
@@ -98,13 +98,14 @@ def doctor(stack: Stack) -> str:
 def test_a_served_model_s_own_tokenizer_counts_where_it_is_at_hand(
     tmp_path: Path, cache: Path, place: str
 ) -> None:
-    folders = {"cache": cache / "models--org--tiny" / "snapshots" / "f00", "folder": tmp_path / "m" / SERVED}
-    write_model(folders[place])
-    with serving(tmp_path, REPLICA, tokens={"folder": "m"}) as stack:
-        until(lambda: counted_by(stack, "tokenizer"))
-        assert prompt_tokens(stack, model=SERVED) == COUNTED
-        assert f"tokens of {SERVED} are counted by its tokenizer in {folders[place]}" in stack.picker.log()
-        assert f"counted by the model's tokenizer: {SERVED}" in doctor(stack)
+    folder = {"cache": cache / "models--org--tiny" / "snapshots" / "f00", "folder": tmp_path / "tiny"}[place]
+    name = {"cache": SERVED, "folder": str(folder)}[place]
+    write_model(folder)
+    with serving(tmp_path, f"a,model={name}") as stack:
+        until(lambda: counted_by(stack, "tokenizer", name))
+        assert prompt_tokens(stack, model=name) == COUNTED
+        assert f"tokens of {name} are counted by its tokenizer in {folder}" in stack.picker.log()
+        assert f"counted by the model's tokenizer: {name}" in doctor(stack)
 
 
 def test_without_one_the_estimate_serves_and_is_named(tmp_path: Path, cache: Path) -> None:

@@ -11,7 +11,7 @@ from epp.prompt.registry import affinity_key
 from epp.prompt.tokens import EstimateCounter
 from epp.prompt.types import CountedPrompt, MeasuredPrompt, ParsedRequest
 
-COUNTER = EstimateCounter({"dense": 2.0})
+COUNTER = EstimateCounter()
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
 
 
@@ -87,7 +87,7 @@ def test_a_prompt_with_bytes_has_a_token_though_a_tokenizer_counts_none() -> Non
 
 def test_the_estimate_has_a_prior_per_model() -> None:
     assert COUNTER.count(request(b"x" * 400)) == 100
-    assert COUNTER.count(request(b"x" * 400, model="dense")) == 200
+    assert COUNTER.count(request(b"x" * 350, model="llama-2")) == 100
     assert COUNTER.count(request(b"x")) == 1
     assert COUNTER.count(request(b"")) == 0
 
