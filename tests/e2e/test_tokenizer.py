@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,10 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from tokenizers import Tokenizer
 
-from epp.config.schema import ModelTokenizer
-from epp.prompt.openai import ChatParser
-from epp.tokenizer.load import load_model
 from tests.kit.picker import Serving
 from tests.kit.replicas import MODEL, quick_config
-from tests.kit.tokenizers import DATA, folder
+from tests.kit.tokenizers import folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,23 +44,6 @@ async def decision(picked: Serving) -> dict[str, Any]:
     async with picked.http.get(f"http://{picked.picker.http}/decisions/last") as answer:
         request: dict[str, Any] = (await answer.json())["request"]
     return request
-
-
-async def test_a_decision_s_tokens_are_the_tokenizer_s_own_count(tmp_path: Path) -> None:
-    """Turn by turn, through a growing conversation: what is counted anew is added to what was known."""
-    alone = load_model("m", ModelTokenizer(source="bytes"), DATA, "epp.yaml")
-    whole = Tokenizer.from_file(str(folder("bytes") / "tokenizer.json"))
-    async with serving(tmp_path) as picked:
-        for count in range(5):
-            body: dict[str, Any] = {"model": MODEL, "messages": turns(count), "tools": [TOOL]}
-            status, _ = await picked.chat(**body, temperature=0)
-            assert status == 200
-            parsed = ChatParser().parse(json.dumps(body).encode(), {})
-            (rendered,) = alone.rendered(parsed.canonical)
-            tokens = len(whole.encode(rendered.decode(), add_special_tokens=False).ids)
-            assert (await decision(picked))["prompt_tokens"] == tokens
-        for reason in ("late", "busy", "template", "content", "error"):
-            assert await picked.picker.metric("epp_token_estimates_total", reason=reason) == 0
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_public_names_lead_to_what_their_engine_serves() -> None:
         b'{"data": [{"id": "prod", "root": "org/base", "parent": null}, {"id": "own", "root": 5},'
         b' {"id": "sql", "root": "/adapters/sql", "parent": "prod"}]}'
     )
-    fleet, told = Fleet(PrefixIndex()), []
+    fleet, told = Fleet(PrefixIndex()), list[object]()
     public = Endpoint(
         "a:1",
         models=frozenset({"chat", "sql", "gone"}),
