@@ -19,14 +19,13 @@ from epp.bench.rig import Rig, request
 from epp.config.schema import ModelTokenizer, Tokens
 from epp.errors import EppError
 from epp.extproc.types import Refusal
-from epp.server.tokenizers import load_tokenizers
+from epp.server.tokenizers import Tokenizers, load_models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from epp.bench.figures import Figures
-    from epp.server.tokenizers import Tokenizers
 
 #: Prompt length in tokens by name, as `epp.bench.server` has them.
 SIZES = {"72 KB": 18_000}
@@ -47,13 +46,9 @@ def measure(found: Figures, number: int, folder: Path) -> None:
         ConfigError: the tokenizer cannot be loaded.
     """
     estimated: list[str] = []
-    tokenizers = load_tokenizers(
-        Tokens(models={MODEL: ModelTokenizer(source=str(folder.resolve()), budget_ms=_BUDGET_MS)}),
-        folder,
-        "bench",
-        block_bytes=_BLOCK_BYTES,
-        on_estimate=estimated.append,
-    )
+    section = Tokens(models={MODEL: ModelTokenizer(source=str(folder.resolve()))})
+    models = load_models(section, folder, "bench")
+    tokenizers = Tokenizers(models, _BUDGET_MS, block_bytes=_BLOCK_BYTES, on_estimate=estimated.append)
     try:
         for name, tokens in SIZES.items():
             pairs = [conversation(tokens, number * 10_000 + count) for count in range(COUNT + STALLS)]

@@ -170,31 +170,27 @@ class ModelTokenizer(Section, frozen=True):
         revision: branch, tag or commit on the hub, the default one when empty.
         chat_template: file with a Jinja template; the model's own when empty; ``none`` for a model that takes
             no chats.
-        budget_ms: longest wait for a count; after it the estimate is used.
-        cache_bytes: memory for counts of text that was seen before.
-        fast: use Kitoken where it is installed and proves to say the same as tokenizers.
     """
 
     source: Annotated[str, msgspec.Meta(min_length=1)]
     revision: str = ""
     chat_template: str = ""
-    budget_ms: Positive = 50.0
-    cache_bytes: PositiveInt = 64 * 1024 * 1024
-    fast: bool = True
 
 
 class Tokens(Section, frozen=True):
     """Token counting.
 
     Attributes:
-        bytes_per_token: prior per model name, for the estimate.
-        models: tokenizers by the public model name that requests give; models without one are estimated.
-        threads: threads that tokenize.
+        tokenizer: ``auto`` takes each served model's own tokenizer where its files are on this machine (the
+            folder that its engine serves, the Hugging Face cache), ``download`` also from the hub;
+            ``estimate`` takes only those of ``models``.
+        models: tokenizers by the public model name that requests give, before any that ``auto`` finds.
+        budget_ms: longest wait for a count; after it the estimate is used.
     """
 
-    bytes_per_token: dict[str, Positive] = {}
+    tokenizer: Literal["auto", "download", "estimate"] = "auto"
     models: dict[str, ModelTokenizer] = {}
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    budget_ms: Positive = 50.0
 
 
 class Prefix(Section, frozen=True):

@@ -281,10 +281,9 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     tls, first_token, tls_there = config.listen.tls, config.listen.first_token, config.listen.first_token_tls
     by_socket = first_token.startswith(UNIX)
     there, first_token_port = split_address(first_token) if first_token and not by_socket else ("", 0)
-    budget_ms = max((model.budget_ms for model in config.tokens.models.values()), default=0.0)
     return EnvoySettings(
         endpoints=tuple(endpoints),
-        message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(budget_ms) + _BESIDE_COUNT_MS),
+        message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(config.tokens.budget_ms) + _BESIDE_COUNT_MS),
         picker_host=_WILDCARDS.get(host, host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,

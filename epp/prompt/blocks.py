@@ -93,7 +93,9 @@ class BlockHasher:
                 self._namespaces[named] = namespace
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, request.canonical)
-        return MeasuredPrompt(namespace, tokens, blocks, block_tokens, counted.curve if counted else ())
+        return MeasuredPrompt(
+            namespace, tokens, blocks, block_tokens, counted.token_offsets if counted else ()
+        )
 
     def _export_id(self, block: int) -> str:
         keyed = self._keyed.copy()  # a third of what a new one costs

@@ -50,16 +50,14 @@ class EstimateCounter:
     """Bytes divided by bytes per token; prompts given as token ids are counted.
 
     Args:
-        bytes_per_token: prior per model name, before those that are known by family.
         max_models: models whose ratios are remembered.
     """
 
     name = "estimate"
 
-    def __init__(self, bytes_per_token: Mapping[str, float] | None = None, max_models: int = 256) -> None:
+    def __init__(self, max_models: int = 256) -> None:
         if max_models < 1:
             raise ValueError(f"max_models {max_models} must be positive")
-        self._configured = dict(bytes_per_token or {})
         self._learned: OrderedDict[str, float] = OrderedDict()
         self._max_models = max_models
 
@@ -78,14 +76,9 @@ class EstimateCounter:
         return max(1, round(text_tokens + media / MEDIA_BYTES_PER_TOKEN))
 
     def bytes_per_token(self, model: str) -> float:
-        """The ratio in force for a model: learned, else configured, else its family's, else the default."""
+        """The ratio in force for a model: learned, else its family's, else the default."""
         learned = self._learned.get(model)
-        if learned is not None:
-            return learned
-        configured = self._configured.get(model)
-        if configured is not None:
-            return configured
-        return _of_family(model)
+        return _of_family(model) if learned is None else learned
 
     @property
     def learned(self) -> Mapping[str, float]:

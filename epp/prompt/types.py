@@ -76,20 +76,20 @@ class MeasuredPrompt(Struct, frozen=True):
         prompt_tokens: counted or estimated tokens.
         blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
-        curve: tokens up to the end of each block where a tokenizer has counted; empty where the mean is all
-            that is known.
+        token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
+            is all that is known.
     """
 
     namespace: int
     prompt_tokens: int
     blocks: Sequence[int]
     block_tokens: float
-    curve: Sequence[float] = ()
+    token_offsets: Sequence[float] = ()
 
     def tokens_before(self, blocks: int) -> float:
         """Tokens in so many of the first blocks."""
-        if 0 < blocks <= len(self.curve):
-            return self.curve[blocks - 1]
+        if 0 < blocks <= len(self.token_offsets):
+            return self.token_offsets[blocks - 1]
         return blocks * self.block_tokens
 
 
@@ -98,13 +98,15 @@ class CountedPrompt(Struct, frozen=True):
 
     Attributes:
         tokens: prompt tokens.
-        curve: tokens up to the end of each whole block of canonical bytes, empty when not known.
-        new_bytes: bytes that had to be tokenized; the rest was known.
+        token_offsets: tokens up to the end of each whole block of canonical bytes, empty when not known.
     """
 
     tokens: int
-    curve: Sequence[float]
-    new_bytes: int
+    token_offsets: Sequence[float]
+
+
+class NotCountableError(Exception):
+    """A prompt that its model's tokenizer cannot count, and why in one word."""
 
 
 class TokenCounter(Protocol):

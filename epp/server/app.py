@@ -40,10 +40,11 @@ from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
 from epp.server.secret import hash_secret
+from epp.server.served_tokenizers import ServedTokenizers
 from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
-from epp.server.tokenizers import load_tokenizers
+from epp.server.tokenizers import Tokenizers, load_models
 from epp.signals.fleet import Fleet
 from epp.signals.state_slots import StateSlots
 from epp.signals.warm_index import WarmIndex
@@ -87,12 +88,13 @@ class App:
             coarse_blocks=hasher.coarse_blocks,
             states=StateSlots.of(config.prefix),
         )
-        counter = EstimateCounter(config.tokens.bytes_per_token)
+        counter = EstimateCounter()
         self.picker = self._build_picker(source, hasher, counter)
-        self._tokenizers = load_tokenizers(
-            config.tokens,
-            base,
-            source,
+        models = load_models(config.tokens, base, source)
+        self._served_tokenizers = ServedTokenizers(models, config.tokens, clock.mono_s)
+        self._tokenizers = Tokenizers(
+            models,
+            config.tokens.budget_ms,
             block_bytes=config.prefix.block_bytes,
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
@@ -120,6 +122,7 @@ class App:
         pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
         state = PickerState(self.picker, clock.mono_s, pool, self._shedding.saturation)
         self.metrics.show("picker", state)
+        self.metrics.show("tokenizers", self._served_tokenizers)
         self._first_tokens = self._build_first_tokens()
         self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
@@ -150,7 +153,11 @@ class App:
         return PoolFeed(
             picker=self.picker,
             sink=SignalFeed(
-                self.picker.fleet, self.metrics, self._index.process_started, counter.observe_window
+                self.picker.fleet,
+                self.metrics,
+                self._index.process_started,
+                counter.observe_window,
+                self._served_tokenizers.look_for,
             ),
             tasks=self.tasks,
             probe=config.probe,

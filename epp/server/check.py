@@ -20,7 +20,7 @@ from epp.server.files import read_file
 from epp.server.secret import hash_secret
 from epp.server.shadow import shadows
 from epp.server.tls import http_context, rpc_context
-from epp.server.tokenizers import load_tokenizers
+from epp.server.tokenizers import load_models
 from epp.tuner.plan import parse_plan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
         checks.policy()
     checks.run(shadows, config.shadow, source)
     checks.listeners()
-    checks.tokenizers()
+    checks.run(load_models, config.tokens, base, source)
     checks.files()
     if stated(found, "pool", "file", "kubernetes"):
         checks.pool()
@@ -87,17 +87,6 @@ class _Checks:
         for key in ("http_tls", "first_token_tls"):
             check = partial(http_context, section=f"listen.{key}")
             self.run(check, getattr(listen, key), self._base, self._source)
-
-    def tokenizers(self) -> None:
-        """Models' tokenizers."""
-        with gather(self.errors):
-            load_tokenizers(
-                self._config.tokens,
-                self._base,
-                self._source,
-                block_bytes=self._config.prefix.block_bytes,
-                on_estimate=lambda _: None,
-            ).close()
 
     def files(self) -> None:
         """Watched files that stand for themselves."""

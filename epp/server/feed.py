@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from epp.server.listed import ListedModel
     from epp.server.metrics import Metrics
     from epp.signals.calibration import TokenRatio
     from epp.signals.engine_sample import EngineSample
@@ -30,6 +31,7 @@ class SignalFeed:
         metrics: counted into.
         process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
         learn: told of bytes and tokens of a model, where the engine's counters tell of them.
+        serve: told of what public names are served from, at every listing: a hub id or a folder by name.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class SignalFeed:
         metrics: Metrics,
         process_started: Callable[[int, float], None] | None = None,
         learn: Callable[[TokenRatio], None] | None = None,
+        serve: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._fleet, self._metrics = fleet, metrics
-        self._process_started, self._learn = process_started, learn
+        self._process_started, self._learn, self._serve = process_started, learn, serve
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
@@ -81,13 +84,15 @@ class SignalFeed:
         if ratio is not None and self._learn is not None:
             self._learn(ratio)
 
-    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
+    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
         """An engine lists its models: say once which names it is asked for and does not know."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
         self._metrics.requests.models.keep(listed)
-        self._fleet.learn_context(slot, max((tokens or 0 for tokens in listed.values()), default=0))
+        self._fleet.learn_context(slot, max((one.context_tokens or 0 for one in listed.values()), default=0))
+        if self._serve is not None:
+            self._serve(self._roots(slot, listed))
         self._metrics.value("epp_endpoint_model_mismatch", address).value = float(len(unknown))
         if unknown and self._unknown.get(address) != unknown:
             log.error(
@@ -101,6 +106,19 @@ class SignalFeed:
         if len(self._unknown) > len(self._fleet):  # some of them left
             here = {endpoint.address for _, endpoint in self._fleet.members}
             self._unknown = {name: told for name, told in self._unknown.items() if name in here}
+
+    def _roots(self, slot: int, listed: Mapping[str, ListedModel]) -> dict[str, str]:
+        """What the models of an endpoint are served from, by their public names; of an adapter, its base."""
+        endpoint = dict(self._fleet.members)[slot]
+        roots = {}
+        for name in endpoint.models or listed:
+            engine_name = endpoint.served_name(name)
+            model = listed.get(engine_name)
+            if model is not None and model.parent in listed:
+                engine_name, model = model.parent, listed[model.parent]
+            if model is not None:
+                roots[name] = model.root or engine_name
+        return roots
 
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from epp.decide.picker import Picker
     from epp.server.learned import ModelFeed
     from epp.server.observe import Sampler
+    from epp.server.served_tokenizers import ServedTokenizers
     from epp.server.shadow import Shadow
     from epp.signals.fleet import Fleet
 
@@ -175,6 +176,11 @@ def path_network(state: PickerState) -> Samples:
         for connection, value_ms in (("cold", seen.cold_ms), ("warm", seen.warm_ms)):
             if not math.isnan(value_ms):
                 yield (path, connection), value_ms / 1e3
+
+
+def token_counters(tokenizers: ServedTokenizers) -> Samples:
+    """Read what counts the tokens of each served model's prompts."""
+    return [((model, by), 1.0) for model, by in tokenizers.counted_by.items()]
 
 
 def weights(state: PickerState) -> Samples:

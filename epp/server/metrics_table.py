@@ -417,6 +417,13 @@ TABLE: tuple[Row, ...] = (
         "Estimated network time to the first byte for a body of mean size; cold opens a connection.",
         read.path_network,
     ),
+    _read(
+        "tokenizers",
+        "epp_model_tokens_counted",
+        "model_name by",
+        "1 for what counts the tokens of prompts for a served model: tokenizer or estimate.",
+        read.token_counters,
+    ),
     # Weights and models in force.
     _of_picker(
         "epp_weight",

@@ -18,7 +18,7 @@ import msgspec
 from epp.keyed_uniform import keyed_uniform
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
-from epp.server.listed import parse_models
+from epp.server.listed import ListedModel, parse_models
 from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
@@ -67,8 +67,8 @@ class Sink(Protocol):
     def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
         """No metrics from an endpoint."""
 
-    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
-        """An engine lists its models, with context lengths; it is asked for ``unknown`` in vain."""
+    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
+        """An engine lists its models; it is asked for ``unknown`` in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class Poller:
                 self._sink.models_listed(self._target.address, unknown, listed)
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
-    async def _listed(self, connection: Connection) -> dict[str, int | None] | None:
+    async def _listed(self, connection: Connection) -> dict[str, ListedModel] | None:
         """Models that the engine lists, none when it does not tell; None when it is not up."""
         try:
             answer = await connection.get("/v1/models", self._headers(), self._scrape.timeout_s)

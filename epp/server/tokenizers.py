@@ -1,7 +1,7 @@
 """Real tokenizers beside the event loop: a count within its time budget, or the estimate and a reason.
 
-Owns the threads and the waiting. A count that comes too late is not lost: its thread goes on, and what it has
-tokenized is known at the conversation's next turn. Nothing here raises into the path of a request.
+Owns the threads that count and the waiting. A count that comes too late is not lost: its thread goes on, and
+what it has tokenized is known at the next turn. Nothing here raises into the path of a request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from epp.errors import ConfigError, gather, raise_all
 from epp.prompt.arguments import with_first
 from epp.prompt.canonical import exact_tokens
+from epp.prompt.types import NotCountableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Threads that count.
+THREADS = 2
 #: Counts that may wait for each thread: more would be late anyway.
 WAITING_PER_THREAD = 16
 #: Why the estimate was used: no thread was free, none was done in time, the chat template refused or there is
@@ -68,32 +71,30 @@ class Count:
 
 
 class Tokenizers:
-    """The tokenizers of all configured models.
+    """The tokenizers of models.
 
     Args:
-        models: what counts, by public model name.
-        budgets_ms: longest wait by model.
+        models: what counts, by public model name; some may come later.
+        budget_ms: longest wait.
         block_bytes: bytes of canonical prompt per block.
         threads: threads that tokenize.
         on_estimate: told the reason, one of `REASONS`, when the estimate has to do.
-        not_countable: the error by which a model says that it cannot count a prompt, with its reason.
     """
 
     def __init__(
         self,
         models: Mapping[str, Counting],
-        budgets_ms: Mapping[str, float],
+        budget_ms: float,
         *,
         block_bytes: int,
-        threads: int,
+        threads: int = THREADS,
         on_estimate: Callable[[str], None],
-        not_countable: tuple[type[Exception], ...] = (),
     ) -> None:
         self._models, self._block_bytes = models, block_bytes
-        self._budgets_s = {name: budget_ms / 1000.0 for name, budget_ms in budgets_ms.items()}
-        self._on_estimate, self._not_countable = on_estimate, not_countable
+        self._budget_s = budget_ms / 1000.0
+        self._on_estimate = on_estimate
         self._limit, self._running = threads * (1 + WAITING_PER_THREAD), 0
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer") if models else None
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._failed: set[str] = set()
 
     def with_first(self, request: ParsedRequest) -> ParsedRequest:
@@ -104,7 +105,7 @@ class Tokenizers:
     def start(self, request: ParsedRequest) -> Count | None:
         """Begin to count; None at once when the model has no tokenizer here or there is nothing to count."""
         model = self._models.get(request.model)
-        if model is None or self._threads is None or not request.canonical:
+        if model is None or not request.canonical:
             return None
         if exact_tokens(request.canonical) is not None:
             return None
@@ -132,11 +133,11 @@ class Tokenizers:
         try:
             # Cancels the job when the time is over or the client has gone: one that waits is never begun.
             # Python 3.11's `wait_for` takes no notice of who goes in the moment in which it is done.
-            async with asyncio.timeout(self._budgets_s[name]):
+            async with asyncio.timeout(self._budget_s):
                 return await job
         except TimeoutError:
             self._on_estimate("late")
-        except self._not_countable as error:
+        except NotCountableError as error:
             self._on_estimate(str(error))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
@@ -149,37 +150,21 @@ class Tokenizers:
 
     def close(self) -> None:
         """Begin no more; what runs ends by itself."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def load_tokenizers(
-    tokens: Tokens, base: Path, source: str, *, block_bytes: int, on_estimate: Callable[[str], None]
-) -> Tokenizers:
-    """The tokenizers that a configuration names, loaded and proven.
+def load_models(tokens: Tokens, base: Path, source: str) -> dict[str, Counting]:
+    """Load the tokenizers that a configuration names.
 
     Raises:
         ConfigError: a package or a file is missing, or cannot be used.
     """
     models: dict[str, Counting] = {}
-    not_countable: tuple[type[Exception], ...] = ()
-    if tokens.models:
-        from epp.tokenizer.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
+    errors: list[ConfigError] = []
+    for name, section in tokens.models.items():
+        with gather(errors):
+            from epp.tokenizer.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
 
-        errors: list[ConfigError] = []
-        for name, section in tokens.models.items():
-            with gather(errors):
-                models[name] = load_model(name, section, base, source)
-        raise_all(errors)
-        from epp.tokenizer.model import NotCountableError  # noqa: PLC0415  # as above
-
-        not_countable = (NotCountableError,)
-        log.info("tokenizers: %s", ", ".join(models))
-    return Tokenizers(
-        models,
-        {name: section.budget_ms for name, section in tokens.models.items()},
-        block_bytes=block_bytes,
-        threads=tokens.threads,
-        on_estimate=on_estimate,
-        not_countable=not_countable,
-    )
+            models[name] = load_model(name, section, base, source)
+    raise_all(errors)
+    return models

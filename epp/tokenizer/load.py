@@ -1,26 +1,31 @@
 """From a folder or a hub id to a `TokenizerModel`, with errors that name the key and the fix.
 
-Owns what files a model has: ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja``. Models
-that ship only SentencePiece's ``tokenizer.model``, ``tekken.json`` or tiktoken ranks have to be converted
-first (transformers' ``save_pretrained`` writes ``tokenizer.json`` for most).
+Reads ``tokenizer.json`` by tokenizers. What a model has in its place is converted by transformers, where that
+package is installed. Code that comes with a model is never run.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ConfigError
+from epp.tokenizer.places import CONVERTED, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, cached, download, is_hub_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tokenizers import Tokenizer
 
     from epp.config.schema import ModelTokenizer
     from epp.tokenizer.model import TokenizerModel
     from epp.tokenizer.template import ChatTemplate
+
+    #: Key below the model's, problem and fix to an error.
+    _Wrong = Callable[[str, str, str], ConfigError]
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +33,11 @@ INSTALL = "pip install 'gorgo-epp[tokenizers]'"
 #: ``chat_template: none`` says that a model is not for chats.
 NO_TEMPLATE = "none"
 
-_TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_OTHER_FORMATS = ("tekken.json", "tokenizer.model", "vocab.json", "qwen.tiktoken", "tiktoken.model")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 def load_model(name: str, section: ModelTokenizer, base: Path, source: str) -> TokenizerModel:
-    """A model's tokenizer, ready to count.
+    """Load a model's tokenizer, ready to count.
 
     Args:
         name: public name of the model.
@@ -46,115 +48,86 @@ def load_model(name: str, section: ModelTokenizer, base: Path, source: str) -> T
     Raises:
         ConfigError: a package or a file is missing, or cannot be used.
     """
-    key = f"tokens.models.{name}"
-    try:
-        from tokenizers import Tokenizer  # noqa: PLC0415  # optional: only configured models need it
 
-        from epp.tokenizer.fast import fast_encoder  # noqa: PLC0415
+    def wrong(key: str, problem: str, fix: str) -> ConfigError:
+        return ConfigError(source, f"tokens.models.{name}.{key}", problem, fix)
+
+    try:
+        import tokenizers  # noqa: F401, PLC0415  # optional: only models with a tokenizer need it
+
         from epp.tokenizer.model import TokenizerModel  # noqa: PLC0415
+        from epp.tokenizer.template import ChatTemplate  # noqa: F401, PLC0415
     except ImportError as error:
-        raise ConfigError(source, key, f"tokenizers cannot be imported: {error}", INSTALL) from error
-    files = _Files(section, base, source, key)
-    path = files.tokenizer()
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain exceptions
-        raise ConfigError(
-            source, f"{key}.source", f"{path} is no tokenizer: {error}", "is the download complete?"
-        ) from error
-    config = files.config()
+        raise wrong("source", f"tokenizers cannot be used: {error}", INSTALL) from error
+    folder = _folder(section, base, wrong)
+    tokenizer = _tokenizer(folder, section.source, wrong)
+    config = _config(folder, wrong)
     constants = {word: text for word in _SPECIAL if (text := _special_text(config.get(word)))}
-    template = _template(section, files, config=config, constants=constants, source=source, key=key)
-    return TokenizerModel(
-        tokenizer,
-        template=template,
-        markers=_markers(tokenizer, template, constants),
-        cache_bytes=section.cache_bytes,
-        fast=fast_encoder(tokenizer, path) if section.fast else None,
-    )
+    template = _template(section, folder, base, config=config, constants=constants, wrong=wrong)
+    log.info("tokens of %s are counted by its tokenizer in %s", name, folder)
+    return TokenizerModel(tokenizer, template=template, markers=_markers(tokenizer, template, constants))
 
 
-class _Files:
-    """A model's files, in a folder or on the hub."""
+def _folder(section: ModelTokenizer, base: Path, wrong: _Wrong) -> Path:
+    """The folder that is named, else the hub's in the cache, else one that is downloaded."""
+    folder = base / section.source
+    if folder.exists():
+        return folder
+    if not is_hub_id(section.source):
+        raise wrong("source", f"{folder} does not exist", "give a folder or a hub id")
+    found = None if section.revision else cached(section.source)
+    if found is not None:
+        return found
+    log.info("%s does not exist; %s is looked for at the hub", folder, section.source)
+    try:
+        return download(section.source, section.revision)
+    except Exception as error:  # the library passes its HTTP client's errors on
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        problem = f"{section.source} is no folder, and cannot be had from the hub: {said}"
+        raise wrong("source", problem, "download it once and give the folder") from error
 
-    def __init__(self, section: ModelTokenizer, base: Path, source: str, key: str) -> None:
-        self._section, self._base, self._source, self._key = section, base, source, f"{key}.source"
-        self._local: Path | None = base / section.source
-        if not self._local.exists():
-            if not _HUB_ID.fullmatch(section.source):
-                raise ConfigError(
-                    source, self._key, f"{self._local} does not exist", "give a folder or a hub id"
-                )
-            log.info(
-                "%s: %s does not exist; %s is looked for at the hub", self._key, self._local, section.source
-            )
-            self._local = None
 
-    def tokenizer(self) -> Path:
-        """The file that must be there."""
-        if self._local is not None and self._local.is_file():
-            return self._local
-        found = self.find(_TOKENIZER)
-        if found is not None:
-            return found
-        where = self._section.source
-        others = [name for name in _OTHER_FORMATS if self._local and (self._local / name).exists()]
-        fix = "give the folder that holds it"
-        if others:
-            fix = f"{others[0]} is not read; convert it, e.g. with transformers' save_pretrained"
-        raise ConfigError(self._source, self._key, f"{where} has no {_TOKENIZER}", fix)
+def _tokenizer(folder: Path, named: str, wrong: _Wrong) -> Tokenizer:
+    path = folder / TOKENIZER
+    other = next((name for name in CONVERTED if (folder / name).is_file()), "")
+    if not path.is_file() and not other:
+        raise wrong("source", f"{named} has no {TOKENIZER}", "give the folder that holds it")
+    try:
+        if path.is_file():
+            from tokenizers import Tokenizer  # noqa: PLC0415  # optional
 
-    def config(self) -> dict[str, Any]:
-        """What ``tokenizer_config.json`` says, nothing when there is none."""
-        path = self.find(_CONFIG)
-        if path is None:
-            return {}
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                self._source, self._key, f"{path}: {error}", "the file must be valid JSON"
-            ) from error
-        return config if isinstance(config, dict) else {}
+            return Tokenizer.from_file(str(path))
+        return _converted(folder)
+    except ImportError as error:
+        fix = "pip install 'gorgo-epp[transformers]'"
+        raise wrong("source", f"{named} has {other} alone, which transformers reads: {error}", fix) from error
+    except Exception as error:  # the libraries raise plain exceptions
+        problem = f"{folder / other if other else path} is no tokenizer: {error}"
+        raise wrong("source", problem, "is the download complete?") from error
 
-    def beside(self, name: str) -> Path:
-        """A file that the configuration names."""
-        return self._base / name
 
-    def find(self, name: str) -> Path | None:
-        """One of the files, None when the model has none of that name."""
-        if self._local is not None:
-            folder = self._local if self._local.is_dir() else self._local.parent
-            return folder / name if (folder / name).is_file() else None
-        return self._download(name)
+def _converted(folder: Path) -> Tokenizer:
+    """What transformers makes of a model without ``tokenizer.json``."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # PyTorch is missed, which is not needed here
+    from transformers import AutoTokenizer  # noqa: PLC0415  # optional, and takes a second
 
-    def _download(self, name: str) -> Path | None:
-        try:
-            from huggingface_hub import hf_hub_download  # noqa: PLC0415  # optional
-            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigError(
-                self._source, self._key, f"hub ids need huggingface_hub: {error}", INSTALL
-            ) from error
-        logging.getLogger("huggingface_hub").handlers.clear()  # it would say all a second time
-        revision = self._section.revision or None
-        try:
-            return Path(hf_hub_download(self._section.source, name, revision=revision))
-        except EntryNotFoundError as error:
-            if isinstance(error, LocalEntryNotFoundError):  # the hub could not be asked
-                raise self._unreachable(name, error) from error
-            return None
-        except Exception as error:  # the library passes its HTTP client's errors on
-            raise self._unreachable(name, error) from error
+    made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    backend: Tokenizer | None = getattr(made, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"transformers reads it as {type(made).__name__}, which tokenizers cannot run")
+    return backend
 
-    def _unreachable(self, name: str, error: Exception) -> ConfigError:
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return ConfigError(
-            self._source,
-            self._key,
-            f"{self._section.source} is no folder, and {name} cannot be had from the hub: {words}",
-            "download it once and give the folder",
-        )
+
+def _config(folder: Path, wrong: _Wrong) -> dict[str, Any]:
+    """What ``tokenizer_config.json`` says, nothing when there is none."""
+    path = folder / TOKENIZER_CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise wrong("source", f"{path}: {error}", "the file must be valid JSON") from error
+    return config if isinstance(config, dict) else {}
 
 
 def _special_text(value: Any) -> str:
@@ -164,42 +137,34 @@ def _special_text(value: Any) -> str:
 
 def _template(
     section: ModelTokenizer,
-    files: _Files,
+    folder: Path,
+    base: Path,
     *,
     config: dict[str, Any],
     constants: dict[str, str],
-    source: str,
-    key: str,
+    wrong: _Wrong,
 ) -> ChatTemplate | None:
     """The configured file, else ``chat_template.jinja``, else what ``tokenizer_config.json`` holds."""
-    key = f"{key}.chat_template"
     if section.chat_template == NO_TEMPLATE:
         return None
-    try:
-        from epp.tokenizer.template import ChatTemplate  # noqa: PLC0415  # optional
-    except ImportError as error:
-        raise ConfigError(source, key, f"Jinja cannot be imported: {error}", INSTALL) from error
-    path = files.beside(section.chat_template) if section.chat_template else files.find(_TEMPLATE)
-    plain, tools, where = "", "", str(path)
-    if path is not None:
+    from epp.tokenizer.template import ChatTemplate  # noqa: PLC0415  # optional
+
+    path = base / section.chat_template if section.chat_template else folder / TEMPLATE
+    plain, tools = _templates_of(config.get("chat_template"))
+    if section.chat_template or path.is_file():
         try:
-            plain = path.read_text(encoding="utf-8")
+            plain, tools = path.read_text(encoding="utf-8"), ""
         except (OSError, ValueError) as error:
-            raise ConfigError(source, key, str(error), "give a file with a Jinja template") from error
+            raise wrong("chat_template", str(error), "give a file with a Jinja template") from error
     else:
-        plain, tools = _templates_of(config.get("chat_template"))
-        where = f"{section.source}/{_CONFIG}"
+        path = folder / TOKENIZER_CONFIG
     if not plain:
-        raise ConfigError(
-            source,
-            key,
-            f"{section.source} has no chat template",
-            f"name a file with one, or write {NO_TEMPLATE!r} for a model that takes no chats",
-        )
+        fix = f"name a file with one, or write {NO_TEMPLATE!r} for a model that takes no chats"
+        raise wrong("chat_template", f"{section.source} has no chat template", fix)
     try:
         return ChatTemplate(plain, tools, constants)
     except ValueError as error:
-        raise ConfigError(source, key, f"{where} is no template: {error}", "correct it") from error
+        raise wrong("chat_template", f"{path} is no template: {error}", "correct it") from error
 
 
 def _templates_of(value: Any) -> tuple[str, str]:

@@ -189,9 +189,9 @@ class Stack:
             until(partial(answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
 
     def start_replica(self, name: str) -> None:
-        """Start a replica on the port that it has, or had."""
+        """Start a replica on the port that it has, or had; its name may go on with `,model=M`."""
         words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}"]
-        self.replicas[name] = self.start(name, words)
+        self.replicas[name] = self.start(name.partition(",")[0], words)
 
     def write_pool(self, *names: str) -> None:
         """Write the endpoints file, atomically: these replicas, or all."""

@@ -62,8 +62,8 @@ def test_values_reach_it() -> None:
 
 def test_configuration_that_envoy_shares_reaches_it() -> None:
     objects = rendered(
-        *LIST, "endpoints.list[0].address=10.0.0.1:8000", "config.tokens.models.a.source=s",
-        "config.tokens.models.a.budget_ms=600", "config.capability.tell_model=true",
+        *LIST, "endpoints.list[0].address=10.0.0.1:8000", "config.tokens.budget_ms=600",
+        "config.capability.tell_model=true",
     )  # fmt: skip
     config = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "test")
     shared = settings_from_config(config, (Endpoint("10.0.0.1:8000"),))

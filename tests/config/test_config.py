@@ -48,7 +48,7 @@ from epp.policies.registry import create, params_of
         ("probe: {path: health}", "probe.path", "from / on, e.g. /health"),
         ("scrape: {path: ''}", "scrape.path", "from / on"),
         ("scrape: {path: '/metrics HTTP/1.1'}", "scrape.path", "from / on"),
-        ("tokens: {bytes_per_token: {m: 0}}", "tokens.bytes_per_token.m", "above 0"),
+        ("tokens: {budget_ms: 0}", "tokens.budget_ms", "above 0"),
         (
             "request: {tenant_header: 'x tenant'}",
             "request.tenant_header",

@@ -11,7 +11,7 @@ from epp.prompt.registry import affinity_key
 from epp.prompt.tokens import EstimateCounter
 from epp.prompt.types import CountedPrompt, MeasuredPrompt, ParsedRequest
 
-COUNTER = EstimateCounter({"dense": 2.0})
+COUNTER = EstimateCounter()
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
 
 
@@ -79,15 +79,15 @@ def test_blocks_cover_the_tokens_of_whole_blocks_only() -> None:
 
 
 def test_a_prompt_with_bytes_has_a_token_though_a_tokenizer_counts_none() -> None:
-    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0], 0))
+    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0]))
     assert prompt.prompt_tokens == 1
     assert prompt.block_tokens == 0.32, "others divide by it"
-    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [], 0)).prompt_tokens == 0
+    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [])).prompt_tokens == 0
 
 
 def test_the_estimate_has_a_prior_per_model() -> None:
     assert COUNTER.count(request(b"x" * 400)) == 100
-    assert COUNTER.count(request(b"x" * 400, model="dense")) == 200
+    assert COUNTER.count(request(b"x" * 350, model="llama-2")) == 100
     assert COUNTER.count(request(b"x")) == 1
     assert COUNTER.count(request(b"")) == 0
 

@@ -115,7 +115,7 @@ class Counted:
     def count(self, canonical: bytes, *_: Any) -> CountedPrompt:
         self.begun += 1
         self.let.wait(30)
-        return CountedPrompt(len(canonical), (), 0)
+        return CountedPrompt(len(canonical), ())
 
 
 async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begins(
@@ -123,9 +123,7 @@ async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begi
 ) -> None:
     """What comes behind the end of a body finds no room: nobody waits for its tokens any more."""
     model = Counted()
-    counting = Tokenizers(
-        {"m": model}, {"m": 30_000.0}, block_bytes=256, threads=1, on_estimate=lambda _: None
-    )
+    counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
     serving.app.core._tokenizers = counting
     chat = request_body(CHAT, end=True).SerializeToString()
     for number in (1, 3):
@@ -176,9 +174,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
     serving: Serving, peer: RawPeer
 ) -> None:
     model = Counted()
-    counting = Tokenizers(
-        {"m": model}, {"m": 30_000.0}, block_bytes=256, threads=1, on_estimate=lambda _: None
-    )
+    counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
     serving.app.core._tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
     chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())

@@ -18,7 +18,7 @@ from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
-from epp.server.listed import parse_models
+from epp.server.listed import ListedModel, parse_models
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     BEATS,
@@ -54,7 +54,7 @@ class Seen:
     failures: list[str] = field(default_factory=list)
     samples: list[EngineSample] = field(default_factory=list)
     scrape_failures: list[str] = field(default_factory=list)
-    listed: list[tuple[frozenset[str], Mapping[str, int | None]]] = field(default_factory=list)
+    listed: list[tuple[frozenset[str], Mapping[str, ListedModel]]] = field(default_factory=list)
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
@@ -73,7 +73,9 @@ class Seen:
         self.scrape_failures.append(problem)
         self.event.set()
 
-    def models_listed(self, _address: str, unknown: frozenset[str], listed: Mapping[str, int | None]) -> None:
+    def models_listed(
+        self, _address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]
+    ) -> None:
         self.listed.append((unknown, listed))
         self.event.set()
 
@@ -200,10 +202,14 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
             assert not seen.listed
             ready = True
             await seen.until("listed", 1)
-            assert seen.listed == [(frozenset({"llama-b"}), {"llama-a": 4096, "lora": None})]
+            assert seen.listed == [
+                (frozenset({"llama-b"}), {"llama-a": ListedModel(4096), "lora": ListedModel(parent="m")})
+            ]
         async with polling(address) as unnamed:
             await unnamed.until("listed", 1)
-            assert unnamed.listed == [(frozenset(), {"llama-a": 4096, "lora": None})]
+            assert unnamed.listed == [
+                (frozenset(), {"llama-a": ListedModel(4096), "lora": ListedModel(parent="m")})
+            ]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +237,7 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     def mismatch() -> float | None:
         return shown(metrics, "epp_endpoint_model_mismatch", endpoint="a:1")
 
-    names = {"llama": None}
+    names = {"llama": ListedModel()}
     for unknown in (frozenset({"x", "y"}), frozenset({"x", "y"}), frozenset[str]()):
         feed.models_listed("a:1", unknown, names)
         assert mismatch() == len(unknown)

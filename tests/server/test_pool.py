@@ -12,6 +12,7 @@ from epp.config.pool import EndpointSpec
 from epp.server import pool as pools
 from epp.server.app import App
 from epp.server.doctor.command import load
+from epp.server.listed import ListedModel
 from epp.server.poll import target_of
 from tests.kit.shown import shown
 
@@ -82,7 +83,7 @@ async def test_an_endpoint_of_which_no_names_are_asked_any_more_is_not_found_wro
 
     try:
         app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"])})
-        app._pool._sink.models_listed("a:1", frozenset({"chat"}), {"served": None})
+        app._pool._sink.models_listed("a:1", frozenset({"chat"}), {"served": ListedModel()})
         app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"]), "b:1": EndpointSpec("b:1")})
         assert mismatch() == 1, "nothing has changed for it"
         app._pool.apply({"a:1": EndpointSpec("a:1")})

@@ -17,6 +17,7 @@ from epp.decide.records import to_record
 from epp.extproc.types import Cause, HttpRequest
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.core import Decided
+from epp.server.listed import ListedModel
 from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 
@@ -116,7 +117,9 @@ def outcomes_of(deployment: Deployment) -> list[Outcome]:
 def list_context(deployment: Deployment) -> None:
     """Each engine lists a context of 8192 tokens, and an adapter without one."""
     for endpoint in POOL:
-        deployment.app._pool._sink.models_listed(endpoint.address, frozenset(), {"m": 8192, "a": None})
+        deployment.app._pool._sink.models_listed(
+            endpoint.address, frozenset(), {"m": ListedModel(8192), "a": ListedModel()}
+        )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from epp.prompt.types import CountedPrompt, ParsedRequest
+from epp.prompt.types import CountedPrompt, NotCountableError, ParsedRequest
 from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
 from tests.kit.logs import own_lines
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from epp.prompt.types import FirstArguments, TemplateArguments
 
 import pytest
-
-
-class RefusedError(Exception):
-    """What a model says that cannot count a prompt."""
 
 
 class PanicError(BaseException):
@@ -38,13 +34,13 @@ class Model:
         self.fails: BaseException | None = None
         self.begun = 0
 
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
+    def count(self, canonical: bytes, _block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
         self.begun += 1
         self.arguments = arguments
         self.let.wait(20)
         if self.fails is not None:
             raise self.fails
-        return CountedPrompt(len(canonical), (), block_bytes)
+        return CountedPrompt(len(canonical), ())
 
 
 class Bench:
@@ -52,11 +48,10 @@ class Bench:
         self.model, self.reasons = Model(), Counter[str]()
         self.tokenizers = Tokenizers(
             {"m": self.model},
-            {"m": budget_ms},
+            budget_ms,
             block_bytes=256,
             threads=1,
             on_estimate=lambda reason: self.reasons.update([reason]),
-            not_countable=(RefusedError,),
         )
 
     async def ask(self, canonical: bytes = b"\xffPtext", model: str = "m") -> CountedPrompt | None:
@@ -81,7 +76,7 @@ def hasty() -> Iterator[Bench]:
 
 
 async def test_a_count_in_time_is_used(patient: Bench) -> None:
-    assert await patient.ask() == CountedPrompt(6, (), 256)
+    assert await patient.ask() == CountedPrompt(6, ())
     assert not patient.reasons
 
 
@@ -109,7 +104,7 @@ async def test_a_broken_tokenizer_is_estimated_and_logged_once(
 
 
 async def test_a_prompt_that_cannot_be_counted_names_its_reason(patient: Bench) -> None:
-    patient.model.fails = RefusedError("template")
+    patient.model.fails = NotCountableError("template")
     assert await patient.ask() is None
     assert patient.reasons == {"template": 1}
 

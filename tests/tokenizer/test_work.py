@@ -6,12 +6,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from epp.prompt import curve
+from epp.prompt import token_offsets as offsets
 from epp.prompt.body_values import MAX_BODY_VALUES
 from epp.prompt.content import prompt_content
-from epp.prompt.curve import block_curve
 from epp.prompt.generate import SGLangGenerateParser
 from epp.prompt.openai import ChatParser
+from epp.prompt.token_offsets import token_offsets
 
 if TYPE_CHECKING:
     import pytest
@@ -63,11 +63,11 @@ def test_contents_that_a_template_spells_otherwise_are_not_looked_for_without_en
         {"role": "user", "content": PART}, *[{"role": "assistant", "tool_calls": [call]}] * 500
     )
     rendered = Searched(f"<user>{PART}".encode() + b"<call>look()" * 500)
-    whole = block_curve(framed, rendered, [len(rendered)], [1000], 64)
+    whole = token_offsets(framed, rendered, [len(rendered)], [1000], 64)
     assert Searched.in_vain > 400 * len(rendered), "each of them is looked for to the end"
     Searched.in_vain = 0
-    monkeypatch.setattr(curve, "_MOST_SEARCHED", 10 * len(rendered))
-    assert block_curve(framed, rendered, [len(rendered)], [1000], 64) == whole, "what was found counts"
+    monkeypatch.setattr(offsets, "_MOST_SEARCHED", 10 * len(rendered))
+    assert token_offsets(framed, rendered, [len(rendered)], [1000], 64) == whole, "what was found counts"
     assert Searched.in_vain <= 11 * len(rendered)
 
 

@@ -65,6 +65,7 @@ def check_picker(report: Report, page: Page, config: Config, specs: Mapping[str,
     """All checks that need nothing but the picker's own word."""
     _files(report, page, config)
     _secret(report, config)
+    _tokens(report, page)
     _endpoints(report, page, config, specs)
     _rtts(report, page, specs)
     _losses(report, page)
@@ -110,6 +111,17 @@ def _secret(report: Report, config: Config) -> None:
             "picker",
             "prefix.secret_file is not set: after a restart conversations move, and nothing can be restored",
         )
+
+
+def _tokens(report: Report, page: Page) -> None:
+    """What counts the tokens of prompts."""
+    models: dict[str, list[str]] = {}
+    for labels in page.labels("epp_model_tokens_counted"):
+        models.setdefault(labels.get("by", ""), []).append(labels.get("model_name", ""))
+    if counted := models.get("tokenizer"):
+        report.note("picker", f"tokens are counted by the model's tokenizer: {', '.join(counted)}")
+    if estimated := models.get("estimate"):
+        report.note("picker", f"tokens are estimated, the picker's log says why: {', '.join(estimated)}")
 
 
 def _endpoints(report: Report, page: Page, config: Config, specs: Mapping[str, EndpointSpec]) -> None:

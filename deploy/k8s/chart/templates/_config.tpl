@@ -79,10 +79,7 @@
 
 {{/* How long Envoy waits for the picker: longer than a tokenizer may count, or picks are lost. */}}
 {{- define "gorgo-epp.messageTimeout" -}}
-{{- $ms := 250 -}}
-{{- range dig "tokens" "models" (dict) .Values.config -}}
-{{- $ms = max $ms (add 200 (ceil (.budget_ms | default 50))) -}}
-{{- end -}}
+{{- $ms := max 250 (add 200 (ceil (dig "tokens" "budget_ms" 50 .Values.config))) -}}
 {{- printf "%d.%03ds" (div $ms 1000) (mod $ms 1000) -}}
 {{- end -}}
 

@@ -22,7 +22,7 @@ _HEAD_BYTES = 64
 _MOST_SEARCHED = 256 * 1024 * 1024
 
 
-def block_curve(
+def token_offsets(
     canonical: bytes, rendered: bytes, ends: Sequence[int], tokens: Sequence[int], block_bytes: int
 ) -> list[float]:
     """Tokens from the start to the end of each whole block of a prompt.
