@@ -138,6 +138,5 @@ class TokenizerModel:
         yield from self._batch_lengths(batch)
 
     def _batch_lengths(self, texts: list[str]) -> list[int]:
-        return [
-            len(found.ids) for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ]
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [len(found) for found in encoded]

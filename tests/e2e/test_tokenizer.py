@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORDS = "An endpoint picker for inference, \u4f60\u597d\uff0c\u4e16\u754c, na\u00efve caf\u00e9 \U0001f600 and 1234 numbers. "
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 #: More rounds than a budget of a millisecond has, and a refusal.
 SLOW = "{% for i in range(90000) %}{% if i == 89999 %}{{ messages[-1].content }}{% endif %}{% endfor %}"
 REFUSING = "{{ raise_exception('no') }}"
