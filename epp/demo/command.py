@@ -29,10 +29,9 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
-from epp.tune.disk import RealDisk
-from epp.tune.places import Places
+from epp.sidecar.paths import WeightsPaths
+from epp.tune.session import memory_at
 from epp.tune.status import evidence
-from epp.tune.store import StateStore
 from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
@@ -110,8 +109,7 @@ def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) 
 
 def tuner_lines(folder: Path) -> list[str]:
     """What the tuner made of the load: its own status; nothing where the policy has no weights."""
-    places = Places(folder / "weights.yaml")
-    state = StateStore(places, RealDisk(), lambda _: None).load()
+    state = memory_at(WeightsPaths(folder / "weights.yaml")).load()
     if state is None:
         return []
     found = ", ".join(evidence(state, TunerSettings())) or state.reason

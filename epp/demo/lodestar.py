@@ -32,7 +32,6 @@ from epp.demo.lodestar_fleet import KINDS, MODEL, MODEL_FILE, LodestarFleet
 from epp.demo.output import output
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp.learn.places import ModelPlaces
 from epp.learn.status import status_lines
 from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
@@ -40,7 +39,8 @@ from epp.replay.console import tell
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.stats import percentile
 from epp.replay.workloads.tool_agent import ToolAgent, generate
-from epp.tune.disk import RealDisk
+from epp.sidecar.files import Files
+from epp.sidecar.paths import ModelPaths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
     console.print(comparison(runs, arguments.seconds))
     console.print(who_decided(out / Lodestar.name / "records"))
     console.print("\nThe learner says:")
-    for line in status_lines(ModelPlaces(out / Lodestar.name / MODEL_FILE), RealDisk(), time.time()):
+    for line in status_lines(ModelPaths(out / Lodestar.name / MODEL_FILE), Files(), time.time()):
         console.print(f"  {line}", highlight=False)
     console.print(
         f"\nOne load, once: what differs is not shown to be the policy's. Output in {out}/: configuration, "

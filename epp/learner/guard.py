@@ -70,7 +70,7 @@ class GuardState(msgspec.Struct):
         closed: blocks before this number are complete.
         held_until_wall_s: no model may decide before.
         retreats: so far.
-        block_s: length of these blocks; 0 before the first request, or where an older memory does not say.
+        block_s: length of these blocks; 0 before the first request.
         measure: of the goal, that is counted in them.
     """
 
@@ -126,11 +126,9 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
 
 def _counted_otherwise(state: GuardState, settings: LearnerSettings) -> None:
     """Blocks of another length have other numbers, those of another measure other places: none compares."""
-    trial, known = settings.trial, state.block_s > 0.0
+    trial = settings.trial
     state.block_s, state.measure = trial.stages.block_s, trial.goal.measure
-    # An older memory does not say; what it closed in years to come was counted in shorter blocks.
-    if known or state.closed * state.block_s > state.newest_wall_s + state.block_s:
-        state.watch, state.closed = Watch(), 0
+    state.watch, state.closed = Watch(), 0
 
 
 def look_at_the_clock(

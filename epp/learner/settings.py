@@ -155,7 +155,6 @@ class LearnerSettings(Section, frozen=True):
         trial: how that is tried: goal, evidence, stages (docs/tuner.md).
         retry_s: after a trial that came to nothing, or a retreat, the next one waits so long.
         late_s: a request without an outcome is waited for so long.
-        keep: versions of the model that are kept beside the file.
         seed: of all draws.
     """
 
@@ -170,7 +169,6 @@ class LearnerSettings(Section, frozen=True):
     trial: TunerSettings = TunerSettings()
     retry_s: NotNegative = 3600.0
     late_s: Positive = 300.0
-    keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
     seed: int = 0
 
     @property

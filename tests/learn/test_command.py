@@ -107,9 +107,7 @@ def test_a_training_has_no_negative_seed(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300"])
-def test_looks_that_no_heartbeat_could_go_with_are_refused(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_looks_of_no_sensible_interval_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["learn", "--every", text])
     assert "not a number above 0, up to 10" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from epp.learn.status import status_lines
-from epp.learn.store import MemoryStore
+from epp.learn.store import decode, encode, memory_of, saved_of
 from epp.learner.guard import GuardState, look_at_the_clock, rests, slow_place, take
 from epp.learner.rounds import Learner
 from epp.learner.samples import Logged, Sample
@@ -18,8 +18,9 @@ from epp.learner.settings import Data, Guard, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
 from epp.replay.learned import Learning, run_learned
 from epp.replay.workloads.tool_agent import ToolAgent, generate
+from epp.sidecar.feed import State as FeedState
+from epp.sidecar.files import Files
 from epp.sim.scenario import parse_fleet
-from epp.tune.disk import RealDisk
 from epp.tuner.settings import Goal, Stages, TunerSettings
 from tests.kit.learning import settings_of
 from tests.kit.learnworld import LearnWorld, quick_settings
@@ -273,19 +274,16 @@ class TestTheLearner:
         assert decides.count(None) == pytest.approx(200, abs=12)
         assert decides.count(model) == len(decides) - decides.count(None)
 
-    def test_remembers_it_over_a_restart(self, tmp_path: Path) -> None:
+    def test_remembers_it_over_a_restart(self) -> None:
         settings = self.settings()
         learner, fleet = Learner(settings), Fleet(settings)
         self.lived(learner, fleet, 20, 1.0)
         learner.memory.incumbent = linear_model({"prompt_tokens": 1.0})
         self.lived(learner, fleet, 3, 4.0)
-        world = LearnWorld(tmp_path / "w", settings)
-        feed = world.start().feed.state
-        MemoryStore(world.places, RealDisk(), settings, print).save(learner.memory, feed)
-        found = MemoryStore(world.places, RealDisk(), settings, print).load()
-        assert found is not None
-        assert found[0].guard == learner.memory.guard
-        assert found[0].guard.watch.baseline
+        saved = decode(encode(saved_of(learner.memory, FeedState(), settings)))
+        again = memory_of(saved, settings)
+        assert again.guard == learner.memory.guard
+        assert again.guard.watch.baseline
 
 
 def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retreats(tmp_path: Path) -> None:
@@ -303,7 +301,7 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     loop.tick()
     assert any("is taken away, the heuristic decides: the fleet" in sentence for sentence in world.told)
     assert loop.learner.retreats == []
-    lines = status_lines(world.places, RealDisk(), world.clock.wall_s())
+    lines = status_lines(world.paths, Files(), world.clock.wall_s())
     assert any(line.startswith("guard: ") for line in lines)
     assert any("it is the heuristic's turn" in line for line in lines)
 
