@@ -33,7 +33,7 @@ from epp.demo.output import output
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.learn.status import status_lines
-from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Network
+from epp.learner.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.replay.console import tell
 from epp.replay.load import LoadOptions, run_load
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from epp.replay.trace import TraceRequest
 
 HEURISTIC = "prefix-cache-and-load"
-SETTINGS = LearnerSettings(
+SETTINGS = LearnerKeys(
     promotion="screen",
-    guard=Guard(rest_s=0.0),  # a turn of the heuristic would be longer than the demo
-    network=Network(learning_rate=1e-3, min_class_rows=20),
-    data=Data(first=250, every=150, recent=1000, replay=500),
-    gate=Gate(held_out=80, min_effective=20.0),
+    guard=GuardKeys(on=False),  # a turn of the heuristic would be longer than the demo
+    network=NetworkKeys(learning_rate=1e-3, min_class_rows=20),
+    data=DataKeys(first=250, every=150, recent=1000, replay=500),
+    gate=GateKeys(held_out=80, min_effective=20.0),
 )
 SECONDS, RATE_RPS = 100.0, 8.0
 

@@ -16,7 +16,7 @@ from epp.policies.lodestar import Lodestar
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.learner.settings import LearnerSettings
+    from epp.learner.settings import LearnerKeys
 
 MODEL = "demo-model"
 MODEL_FILE, SETTINGS_FILE = "reward.json", "learner.yaml"
@@ -46,7 +46,7 @@ class LodestarFleet(Serving):
     """
 
     def __init__(
-        self, folder: Path, policy: str, settings: LearnerSettings, kinds: tuple[Kind, ...] = KINDS
+        self, folder: Path, policy: str, settings: LearnerKeys, kinds: tuple[Kind, ...] = KINDS
     ) -> None:
         super().__init__(folder, _START_S)
         self._policy, self._settings = policy, settings

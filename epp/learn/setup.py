@@ -14,7 +14,7 @@ import msgspec
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.learner.challenger import LEARNED, POLICY, STARTING, WEIGHT
-from epp.learner.settings import LearnerSettings
+from epp.learner.settings import LearnerKeys, learner_settings
 from epp.policies.registry import create
 from epp.server.files import read_file
 from epp.sidecar import setup as given
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
 
     from epp.config.schema import Config
+    from epp.learner.settings import LearnerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     Raises:
         ConfigError: something is missing or wrong.
     """
-    found = given.read_given(arguments, LearnerSettings())
+    found = given.read_given(arguments, LearnerKeys())
     config = found.config
     model = found.path(arguments.model, config.policy.model_file)
     folder = records or found.path(arguments.records, config.records.folder)
@@ -79,9 +80,8 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         folder = model.parent
     if folder is None:
         raise found.missing("records.folder", "--records DIR")
-    settings = msgspec.structs.replace(
-        found.settings, promotion=arguments.promotion or found.settings.promotion
-    )
+    settings = learner_settings(found.settings)
+    settings = msgspec.structs.replace(settings, promotion=arguments.promotion or settings.promotion)
     weights = found.path(arguments.weights, config.weights_file)
     setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, None)
     if records is not None or settings.promotion == "screen":

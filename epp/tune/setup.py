@@ -17,7 +17,7 @@ from epp.sidecar import setup as given
 from epp.sidecar.paths import WeightsPaths
 from epp.tune.calibrate import newest_records
 from epp.tuner.bounds import tuner_bounds
-from epp.tuner.settings import TunerSettings
+from epp.tuner.settings import TunerKeys, tuner_settings
 from epp.tuner.state import Rules
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     Raises:
         ConfigError: something is missing or wrong, or the policy has no weights.
     """
-    found = given.read_given(arguments, TunerSettings())
+    found = given.read_given(arguments, TunerKeys())
     config = found.config
     weights = found.path(arguments.weights, config.weights_file)
     folder = records or found.path(arguments.records, config.records.folder)
@@ -97,7 +97,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         policy=name,
         starting=starting,
         file_bounds=book.bounds,
-        rules=Rules(found.settings, bounds, starting),
+        rules=Rules(tuner_settings(found.settings), bounds, starting),
         paths=WeightsPaths(weights or folder / "weights.yaml"),
         records=folder,
         overrides=found.path(arguments.overrides, config.overrides_file),

@@ -11,7 +11,7 @@ from rich.console import Console
 from epp.config.load import parse_config
 from epp.demo.lodestar import HEURISTIC, SETTINGS, comparison, main, who_decided
 from epp.demo.lodestar_fleet import KINDS, LodestarFleet
-from epp.learner.settings import LearnerSettings
+from epp.learner.settings import LearnerKeys
 from epp.replay.load import RequestResult
 from epp.replay.workloads.tool_agent import ToolAgent, generate
 from epp.sim.engine_class import ENGINE_CLASSES
@@ -64,7 +64,7 @@ def test_who_decided_is_counted_by_class(tmp_path: Path) -> None:
 
 
 def test_the_demo_learns_within_its_own_load_by_what_production_does() -> None:
-    usual = LearnerSettings()
+    usual = LearnerKeys()
     assert SETTINGS.data.first * 2 < 100.0 * 8.0  # of the usual load
     assert SETTINGS.network.hidden == usual.network.hidden
     assert SETTINGS.gate.on

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from epp.tuner import betting
 from epp.tuner.discoveries import gamma, level
 from epp.tuner.histogram import NEVER, count, quantile, quantile_bounds
-from epp.tuner.sizes import exceedance_change, pairs_needed, requests_per_arm
 
 ALPHA = 0.05
 
@@ -157,37 +156,3 @@ def test_false_promotions_stay_within_the_budget() -> None:
                 false += not good
         shares.append(false / max(1, promotions))
     assert float(np.mean(shares)) <= 0.05
-
-
-def test_five_percent_of_p95_take_eighteen_thousand_requests() -> None:
-    assert requests_per_arm(0.05, 0.8) == pytest.approx(18_000, rel=0.02)
-    assert requests_per_arm(0.1, 0.8) == pytest.approx(4_500, rel=0.02)
-    assert requests_per_arm(0.05, 0.4) == pytest.approx(4_500, rel=0.02)
-
-
-def test_the_formula_of_sizes_is_right() -> None:
-    rng = np.random.default_rng(7)
-    n = requests_per_arm(0.2, 0.8)
-    a = np.exp(rng.normal(0.0, 0.8, (300, n)))
-    b = np.exp(rng.normal(0.2, 0.8, (300, n)))
-    log_ratio = np.log(np.quantile(b, 0.95, axis=1) / np.quantile(a, 0.95, axis=1))
-    seen = log_ratio > 1.96 * log_ratio.std()
-    assert 0.65 < seen.mean() < 0.95
-
-
-def test_exceedance_moves_with_the_quantile() -> None:
-    assert exceedance_change(0.05, 0.8) == pytest.approx(0.0067, abs=0.0003)
-    assert exceedance_change(-0.05, 0.8) == pytest.approx(-0.0062, abs=0.0003)
-    assert exceedance_change(0.0, 0.8) == 0.0
-
-
-def test_pairs_needed_are_what_a_simulation_takes() -> None:
-    rng = np.random.default_rng(8)
-    rate = 0.05 + exceedance_change(-0.2, 0.8)
-    expected = pairs_needed(0.2, 0.8, requests_per_block=150, bound=0.25)
-    taken = []
-    for _ in range(60):
-        d = (rng.binomial(150, rate, 400) - rng.binomial(150, 0.05, 400)) / 150.0
-        wealth = betting._log_wealth(betting.clip(d.tolist(), 0.25), 0.0, 0.25)
-        taken.append(int(np.argmax(wealth >= math.log(20.0))) + 1)
-    assert np.median(taken) == pytest.approx(expected, rel=0.35)
