@@ -168,34 +168,12 @@ def test_a_request_that_outlasts_its_block_counts_in_one_that_is_open() -> None:
     assert sum(filling.requests for filling in fleet.state.watch.open.values()) == requests + 1
 
 
-def retimed(**changes: object) -> LearnerSettings:
-    """Other settings of a trial, by which the guard judges."""
-    if "block_s" in changes:
-        trial = TunerSettings(stages=Stages(**changes))  # type: ignore[arg-type]
-    else:
-        trial = TunerSettings(goal=Goal(**changes))  # type: ignore[arg-type]
-    return msgspec.structs.replace(SETTINGS, trial=trial)
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_told"),
-    [
-        (retimed(block_s=60.0), True),
-        (retimed(block_s=60.0), False),
-        (retimed(block_s=30.0), True),
-        (retimed(measure="felt"), True),
-    ],
-)
-def test_by_other_settings_it_begins_anew_and_watches_as_before(
-    settings: LearnerSettings, is_told: bool
-) -> None:
+def test_of_another_measure_it_begins_anew_and_watches_as_before() -> None:
     fleet = Fleet()
     assert fleet.serve(30, learned=False) == ""
     assert fleet.serve(60, learned=True, factor=5.0) != ""
     held_s = fleet.state.held_until_wall_s
-    fleet.settings = settings
-    if not is_told:  # a memory of before that was remembered
-        fleet.state.block_s, fleet.state.measure = 0.0, ""
+    fleet.settings = msgspec.structs.replace(SETTINGS, trial=TunerSettings(goal=Goal(measure="felt")))
     assert fleet.serve(30, learned=True) == "", "compared with nothing that was counted otherwise"
     assert (fleet.state.held_until_wall_s, fleet.state.retreats) == (held_s, 1)
     assert fleet.serve(40, learned=False) == ""

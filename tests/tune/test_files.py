@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
-from epp.errors import ConfigError
 from epp.sidecar.files import Files
 from epp.sidecar.paths import WeightsPaths
 from epp.sidecar.process import StopSignals
 from epp.tune.operator_requests import ask, read_requests
 from epp.tune.session import memory_at
-from epp.tuner.plan import parse_plan, render_plan
+from epp.tuner.plan import parse_plan
 from epp.tuner.state import State
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
@@ -341,32 +336,3 @@ def test_a_signal_at_any_moment_stops_the_waiting(monkeypatch: pytest.MonkeyPatc
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         heard[number](number, None)
         assert stop.wait(30.0)
-
-
-def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    (tmp_path / "records").mkdir()
-    words = [sys.executable, "-m", "epp", "tune", "--config", str(config), "--every", "0.05"]
-    weights = tmp_path / "weights.yaml"
-    for number, sign in enumerate((signal.SIGKILL, signal.SIGTERM)):
-        with (tmp_path / f"log{number}").open("wb") as log:
-            process = subprocess.Popen(words, stderr=log)
-        try:
-            waited_until = time.monotonic() + 60.0
-            while not (weights.exists() and b"serial: " + str(number + 1).encode() in weights.read_bytes()):
-                assert process.poll() is None, (tmp_path / f"log{number}").read_text()
-                assert time.monotonic() < waited_until
-                time.sleep(0.05)
-            second = subprocess.run(words, capture_output=True, text=True, check=False)
-            assert second.returncode == 2
-            assert f"a tuner runs on this file already: pid {process.pid}" in second.stderr
-            os.kill(process.pid, sign)
-            assert process.wait(30) == (-9 if sign == signal.SIGKILL else 0)
-        finally:
-            process.kill()
-            process.wait()
-    bounds = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0), "prefill_weight": (0.0, 5.0)}
-    plan = parse_plan(weights.read_bytes(), "weights.yaml", policy="gorgo", bounds=bounds)
-    assert plan.weights == STARTING
-    with pytest.raises(ConfigError):
-        parse_plan(render_plan(plan)[:-9], "weights.yaml", policy="gorgo", bounds=bounds)
