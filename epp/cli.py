@@ -45,7 +45,7 @@ COMMANDS = (
     Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
     Command(("weights", "pin"), "epp.tune.weights.pin", "fix weights by hand; they win over the tuner's"),
     Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),
-    Command(("weights", "history"), "epp.tune.weights.history", "the weights so far, and the audit log"),
+    Command(("weights", "history"), "epp.tune.weights.history", "the weights so far"),
     Command(("weights", "rollback"), "epp.tune.weights.rollback", "earlier weights again, search frozen"),
     Command(
         ("sim", "serve"),

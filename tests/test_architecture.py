@@ -33,6 +33,7 @@ ALLOWED = {
     "laar": BASE | {"config", "decide", "signals"},
     "learner": BASE | {"config", "decide", "policies", "tuner"},
     "sim": BASE | {"config", "decide", "policies", "prompt", "signals"},
+    "sidecar": BASE | {"config", "decide", "server"},
     "replay": BASE | {"config", "decide", "laar", "learner", "policies", "prompt", "signals", "sim", "tuner"},
     "kube": BASE | {"config", "threads"},
     "wan": BASE,

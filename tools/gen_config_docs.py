@@ -16,7 +16,7 @@ from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
 from epp.config.schema import Config
-from epp.tuner.settings import TunerSettings
+from epp.tuner.settings import TunerKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ FILES = (
     ),
     (
         "The tuner's settings (`epp tune --settings`)",
-        TunerSettings,
+        TunerKeys,
         "Read when a command starts. What the words mean: [docs/tuner.md](tuner.md).",
     ),
 )

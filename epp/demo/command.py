@@ -23,10 +23,7 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
-from epp.tune.disk import RealDisk
-from epp.tune.places import Places
 from epp.tune.status import evidence
-from epp.tune.store import StateStore
 from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
@@ -156,7 +153,7 @@ def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
 
 def _tuner_says(folder: Path) -> str:
     """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
-    state = StateStore(Places(folder / "weights.yaml"), RealDisk(), lambda _: None).load()
+    state = memory_at(WeightsPaths(folder / "weights.yaml")).load()
     if state is None:
         return ""
     found = ", ".join(evidence(state, TunerSettings())) or state.reason

@@ -26,14 +26,14 @@ from epp.demo.example import at_least, run_example
 from epp.demo.load import exit_status
 from epp.demo.stack import MODEL, Replica, Sidecar, Stack
 from epp.errors import EppError
-from epp.learn.places import ModelPlaces
 from epp.learn.status import status_lines
-from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Network
+from epp.learner.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 from epp.policies.lodestar import FALLBACKS
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.stats import percentile
 from epp.replay.workloads.tool_agent import ToolAgent, generate
-from epp.tune.disk import RealDisk
+from epp.sidecar.files import Files
+from epp.sidecar.paths import ModelPaths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 REPLICAS = tuple(
     Replica(f"{kind}-{number}", engine_class=kind) for kind in ("a30", "v100") for number in (0, 1)
 )
-SETTINGS = LearnerSettings(
+SETTINGS = LearnerKeys(
     promotion="screen",
-    guard=Guard(rest_s=0.0),  # a turn of the heuristic would be longer than the demo
-    network=Network(learning_rate=1e-3, min_class_rows=20),
-    data=Data(first=250, every=150, recent=1000, replay=500),
-    gate=Gate(held_out=80, min_effective=20.0),
+    guard=GuardKeys(on=False),  # a turn of the heuristic would be longer than the demo
+    network=NetworkKeys(learning_rate=1e-3, min_class_rows=20),
+    data=DataKeys(first=250, every=150, recent=1000, replay=500),
+    gate=GateKeys(held_out=80, min_effective=20.0),
 )
 POLICIES = {
     "prefix-cache-and-load": {},
@@ -95,7 +95,7 @@ def show(arguments: argparse.Namespace) -> int:
     log = (folder / "learner.log").read_text(errors="replace").splitlines()
     for line in (line[line.index("round ") :] for line in log if "round " in line):
         console.print(f"  {line}", highlight=False, markup=False)
-    for line in status_lines(ModelPlaces(folder / "reward.json"), RealDisk(), time.time()):
+    for line in status_lines(ModelPaths(folder / "reward.json"), Files(), time.time()):
         console.print(f"  {line}", highlight=False)
     console.print(
         f"\nOne load, once: what differs is not shown to be the policy's.\n"

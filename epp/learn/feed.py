@@ -1,4 +1,4 @@
-"""Requests out of the flight recorder's folder as a learner sees them, each once (`epp.tune.feed`).
+"""Requests out of the flight recorder's folder as a learner sees them, each once (`epp.sidecar.feed`).
 
 Unlike a tuner, a learner begins with what is on file: old requests teach as well as new ones. Decisions of
 all policies count; those of the one that is learned, and of the heuristic before it.
@@ -14,14 +14,14 @@ from epp.decide.record_files import record_files
 from epp.decide.record_schema import RecordError, decision_of
 from epp.errors import EppError
 from epp.learner.samples import Logged, Pending, logged, pending_of
-from epp.tune.feed import Feed
+from epp.sidecar.feed import Feed
 from epp.tuner.samples import sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from epp.tune.feed import State
+    from epp.sidecar.feed import State
 
 #: Newest records on file that a first start reads.
 HISTORY_BYTES = 256 * 1024 * 1024
@@ -54,7 +54,6 @@ class LogFeed(Feed[Logged]):
         features: of the model.
         tell: takes sentences for the log, each once.
         state: where an earlier feed was; None to begin with the newest files.
-        on_progress: see `Feed`.
     """
 
     def __init__(
@@ -64,11 +63,10 @@ class LogFeed(Feed[Logged]):
         features: Sequence[str],
         tell: Callable[[str], None],
         state: State | None = None,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._features = features
         first = newest_files(folder)
-        super().__init__(folder, tell=tell, state=state, first=first, on_progress=on_progress)
+        super().__init__(folder, tell=tell, state=state, first=first)
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """The inputs of all candidates, in plain values so that they can be persisted."""
@@ -110,6 +108,6 @@ class LogFeed(Feed[Logged]):
             chosen=int(kept["chosen"]),
             output_tokens=float(kept["output_tokens"]),
             learned=bool(kept["learned"]),
-            other=bool(kept.get("other", False)),  # a request kept by an older learner does not say
+            other=bool(kept["other"]),
         )
         return logged(pending, ended)

@@ -6,36 +6,36 @@ own.
 Rules
 - Memory first, model file second: whoever is killed in between publishes after the restart, and what was read
   since the last memory is read again. Nothing counts twice and nothing is lost.
-- What cannot be written is told once and tried again; pickers keep what they have.
-- Whoever lost the lock writes nothing any more; it is beaten within whatever takes long.
+- What cannot be written is reported once and tried again; pickers keep what they have.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.errors import EppError
 from epp.learn.feed import LogFeed
+from epp.learn.publish import Publisher
+from epp.learn.store import decode, encode, memory_of, saved_of
 from epp.learner.rounds import Learner
-from epp.tune.lock import Heart
-from epp.tune.steps import ClockSteps
+from epp.sidecar.files import Writes
+from epp.sidecar.memory import MemoryFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.learn.disk import ModelDisk
-    from epp.learn.places import ModelPlaces
-    from epp.learn.publish import Publisher
-    from epp.learn.store import MemoryStore
-    from epp.learner.rounds import Round
+    from epp.learner.rounds import Memory, Round
     from epp.learner.settings import LearnerSettings
     from epp.policies.reward_model import RewardModel
-    from epp.tune.audit import Audit
-    from epp.tune.lock import TunerLock
+    from epp.sidecar.feed import State as FeedState
+    from epp.sidecar.files import Files
+    from epp.sidecar.paths import ModelPaths
     from epp.tune.tuner import Tuner
 
 #: Without news the status is written so often.
@@ -45,17 +45,13 @@ _RETRY_S = 5.0
 
 
 class Loop:
-    """Drives a learner. Open it once, then tick.
+    """Drives a learner. Open it once, then tick; whoever makes one holds the lock.
 
     Args:
         settings: of the learner.
-        places: where everything lies.
-        disk: the file system.
+        paths: where everything lies.
+        files: the file system.
         records: folder of the flight recorder.
-        store: of the memory.
-        publisher: of the model file.
-        audit: the audit log.
-        lock: held.
         clock: the time.
         tell: takes sentences for the log.
     """
@@ -64,64 +60,65 @@ class Loop:
         self,
         *,
         settings: LearnerSettings,
-        places: ModelPlaces,
-        disk: ModelDisk,
+        paths: ModelPaths,
+        files: Files,
         records: Path,
-        store: MemoryStore,
-        publisher: Publisher,
-        audit: Audit,
-        lock: TunerLock,
         clock: Clock,
         tell: Callable[[str], None],
     ) -> None:
-        self._settings, self._places, self._disk, self._records = settings, places, disk, records
-        self._store, self._publisher, self._audit = store, publisher, audit
-        self._lock, self._clock, self._tell = lock, clock, tell
-        #: Beats the lock, and those of the trial.
-        self.heart = Heart(lock, clock, self._once)
-        self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
+        self._settings, self._paths, self._files, self._records = settings, paths, files, records
+        self._clock, self._tell = clock, tell
+        self._memory = MemoryFile(paths.memory, files, encode, decode)
+        self._writes = Writes(tell)
+        self._publisher = Publisher(paths, files, self._writes, tell)
         self._status_s = self._retry_s = float("-inf")
         self._unsaved = False
-        self._told: set[str] = set()
         #: Tries the learned policy against the heuristic; None where nothing is to be tried.
         self.trial: Tuner | None = None
         self.learner: Learner
-        self._feed: LogFeed
+        self.feed: LogFeed
 
     def open(self) -> None:
-        """Read the memory; nothing is written before the first tick."""
-        found = self._store.load()
-        memory, feed = found if found is not None else (None, None)
-        beat = self.heart.tick
-        self.learner = Learner(self._settings, memory=memory, on_progress=beat)
+        """Read the memory; nothing is written before the first tick.
+
+        Raises:
+            EppError: the memory is there and cannot be read.
+        """
+        memory, feed = self._remembered()
+        self.learner = Learner(self._settings, memory=memory)
         features = self._settings.network.features
-        self._feed = LogFeed(self._records, features=features, tell=self._tell, state=feed, on_progress=beat)
-        now_wall_s = self._clock.wall_s()
-        seen = self.learner.memory.seen
-        self._audit.write(now_wall_s, "start" if found is None else "resume", seen=seen)
+        self.feed = LogFeed(self._records, features=features, tell=self._tell, state=feed)
+
+    def _remembered(self) -> tuple[Memory, FeedState] | tuple[None, None]:
+        saved = self._memory.load()
+        if saved is None:
+            return None, None
+        if saved.features != self._settings.network.features:
+            self._tell(f"{self._paths.memory}: it is of other features; learning begins anew")
+            return None, None
+        try:
+            return memory_of(saved, self._settings), saved.feed
+        except ValueError as error:
+            raise EppError(f"{self._paths.memory}: {error}") from error
 
     @property
     def incumbent(self) -> RewardModel | None:
         """The model in force."""
         return self.learner.incumbent
 
-    @property
-    def feed(self) -> LogFeed:
-        """The reader of the records."""
-        return self._feed
-
     def tick(self) -> None:
-        """One round of the loop; call it every second or so.
-
-        Raises:
-            LockLostError: another learner has taken over; nothing may be written any more.
-        """
-        now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
-        self.heart.tick()
-        self._look_at_the_clock(now_s, now_wall_s)
-        for logged in self._feed.new(now_wall_s, give_up_s=self._settings.late_s):
+        """One round of the loop; call it every second or so."""
+        now_wall_s = self._clock.wall_s()
+        stepped_s = self.feed.check_clock(self._clock, wait_s=self._settings.late_s)
+        if stepped_s:
+            self._tell(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
+        self.learner.look_at_the_clock(now_wall_s, stepped_s=stepped_s)
+        for logged in self.feed.new(now_wall_s, give_up_s=self._settings.late_s):
             self.learner.add(logged)
-        self._tell_retreats(now_wall_s)
+        for reason in self.learner.retreats:
+            self._tell(f"the model in force is taken away, the heuristic decides: {reason}")
+            self._hurry()
+        self.learner.retreats.clear()
         # The feed's position covers all that was read, so a round is held when all of it was taken.
         if self.learner.due():
             self._hold(now_wall_s)
@@ -130,29 +127,14 @@ class Loop:
             self.trial.tick()
 
     def close(self) -> None:
-        """Stop: the memory is written, the locks given back."""
+        """Stop: the memory is written."""
         if self.trial is not None:
             self.trial.close()
-        self._unsaved, self._retry_s = True, float("-inf")
+        self._hurry()
         self._write()
-        self._lock.release()
 
-    def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
-        """Requests under way when the clock steps have not waited for as long as it says."""
-        before_wall_s = self._steps.wall_s
-        stepped_s = self._steps.look(now_s, now_wall_s)
-        if stepped_s:
-            self._feed.stepped(before_wall_s, now_wall_s, wait_s=self._settings.late_s)
-            self._tell(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
-        self.learner.look_at_the_clock(now_wall_s, stepped_s=stepped_s)
-
-    def _tell_retreats(self, now_wall_s: float) -> None:
-        retreats, self.learner.retreats = self.learner.retreats, []
-        for reason in retreats:
-            self._tell(f"the model in force is taken away, the heuristic decides: {reason}")
-            self._audit.write(now_wall_s, "retreat", reason=reason)
-            self._unsaved, self._retry_s = True, float("-inf")
-            self._status_s = float("-inf")
+    def _hurry(self) -> None:
+        self._unsaved, self._retry_s, self._status_s = True, float("-inf"), float("-inf")
 
     def _hold(self, now_wall_s: float) -> None:
         began_s = self._clock.mono_s()
@@ -163,44 +145,29 @@ class Loop:
         self._tell(f"round {held.number}, {held.seen} requests seen: {held.verdict.reason} ({took_s:.1f} s)")
         if held.withdrawn:
             self._tell("the model in force is withdrawn; the heuristic decides")
-        self._audit.write(now_wall_s, "round", **round_facts(held))
-        self._unsaved, self._retry_s = True, float("-inf")
-        self._status_s = float("-inf")
+        self._hurry()
 
     def _write(self) -> None:
         now_s = self._clock.mono_s()
         if self._unsaved and now_s >= self._retry_s:
-            self._lock.check()
-            try:
-                self._store.save(self.learner.memory, self._feed.state)
-                self._unsaved = False
-                self._told.clear()
-            except OSError as error:
-                self._once(f"cannot write the learner's memory: {error}; trying again")
-                self._retry_s = now_s + _RETRY_S
-        if now_s - self._status_s >= STATUS_S:
+            saved = saved_of(self.learner.memory, self.feed.state, self._settings)
+            self._unsaved = not self._writes.attempt(
+                "the learner's memory", partial(self._memory.save, saved)
+            )
+            self._retry_s = now_s + _RETRY_S
+        look = now_s - self._status_s >= STATUS_S
+        if look:
             self._publisher.look()
         if not self._unsaved:
             self._publisher.bring(self.learner.in_force(self._clock.wall_s()))
-        if now_s - self._status_s >= STATUS_S:
+        if look:
             self._status_s = now_s
-            self._tell_status()
-
-    def _tell_status(self) -> None:
-        content = msgspec.json.encode(status_facts(self.learner, self._feed, self._clock.wall_s()))
-        try:
-            self._disk.replace(self._places.status, content)
-        except OSError as error:
-            self._once(f"{self._places.status}: {error}")
-
-    def _once(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self._tell(sentence)
+            content = msgspec.json.encode(status_facts(self.learner, self.feed, self._clock.wall_s()))
+            self._writes.attempt("the status", partial(self._files.replace, self._paths.status, content))
 
 
 def round_facts(held: Round) -> dict[str, Any]:
-    """A round as plain values, for the audit log and the status."""
+    """A round as plain values."""
     facts = asdict(held)
     facts["round"] = facts.pop("number")
     facts["held_wall_s"] = round(facts.pop("at_wall_s"), 3)

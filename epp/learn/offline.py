@@ -19,7 +19,7 @@ from epp.learn.loop import round_facts
 from epp.learn.status import round_lines
 from epp.learner.rounds import Learner
 from epp.learner.samples import logged, pending_of
-from epp.tune.disk import RealDisk
+from epp.sidecar.files import Files
 from epp.tuner.samples import sample_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run_offline(
         return 1
     if out is not None:
         try:
-            RealDisk().replace(out, dump_reward_model(model))
+            Files().replace(out, dump_reward_model(model))
         except OSError as error:
             raise EppError(f"{out}: {error}") from error
     if not as_json:

@@ -16,82 +16,60 @@ from epp.config.reward_model import dump_reward_model, version_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.learn.disk import ModelDisk
-    from epp.learn.places import ModelPlaces
     from epp.policies.reward_model import RewardModel
+    from epp.sidecar.files import Files, Writes
+    from epp.sidecar.paths import ModelPaths
+
+#: Versions that are kept beside the file; `epp records verify` needs those that its records name.
+KEPT_VERSIONS = 20
 
 
 class Publisher:
     """Keeps the model file.
 
     Args:
-        places: where.
-        disk: the file system.
-        keep: versions beside the file.
-        check: raises when the lock is lost; asked before anything is written.
+        paths: of the files.
+        files: the file system.
+        writes: reports what cannot be written.
         tell: takes sentences for the log.
     """
 
-    def __init__(
-        self,
-        places: ModelPlaces,
-        disk: ModelDisk,
-        *,
-        keep: int,
-        check: Callable[[], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._places, self._disk, self._keep = places, disk, keep
-        self._check, self._tell = check, tell
+    def __init__(self, paths: ModelPaths, files: Files, writes: Writes, tell: Callable[[str], None]) -> None:
+        self._paths, self._files, self._writes, self._tell = paths, files, writes, tell
         self._done: str | None = None
         self._content: bytes | None = None
-        self._failing = ""
 
-    def bring(self, model: RewardModel | None) -> bool:
-        """Make the file say this model, or be gone; whether it does.
-
-        Raises:
-            LockLostError: another learner has taken over.
-        """
+    def bring(self, model: RewardModel | None) -> None:
+        """Make the file say this model, or be gone; called again until it does."""
         version = "" if model is None else model.version
         if version == self._done:
-            return True
-        self._check()
+            return
         content = None if model is None else dump_reward_model(model)
-        try:
-            if content is None:
-                self._disk.remove(self._places.model)
-            else:
-                self._disk.replace(version_path(self._places.model, version), content)
-                if self._disk.read(self._places.model) != content:
-                    self._disk.replace(self._places.model, content)
-            self._prune(version)
-        except OSError as error:
-            if str(error) != self._failing:
-                self._tell(f"cannot write the model file: {error}; trying again, pickers keep what they have")
-            self._failing = str(error)
-            return False
-        if self._failing:
-            self._tell("the model file is written again")
-        self._done, self._failing, self._content = version, "", content
-        return True
+        if self._writes.attempt("the model file", lambda: self._put(version, content)):
+            self._done, self._content = version, content
 
     def look(self) -> None:
         """Have `bring` write the file again where it is not as it was written."""
         if self._done is None:
             return
         try:
-            found = self._disk.read(self._places.model)
-        except OSError:  # what is in its way is told when it is written
+            found = self._files.read(self._paths.model)
+        except OSError:  # what is in its way is reported when it is written
             found = b""
         if found != self._content:
             who = "is gone" if found is None else "was changed by somebody else"
-            self._tell(f"{self._places.model} {who}; brought back to what the learner says")
+            self._tell(f"{self._paths.model} {who}; brought back to what the learner says")
             self._done = None
 
-    def _prune(self, version: str) -> None:
-        current = version_path(self._places.model, version) if version else None
-        others = [path for path in self._places.versions() if path != current]
-        spare = self._keep - (current is not None)
+    def _put(self, version: str, content: bytes | None) -> None:
+        if content is None:
+            self._files.remove(self._paths.model)
+        else:
+            self._files.replace(version_path(self._paths.model, version), content)
+            if self._files.read(self._paths.model) != content:
+                self._files.replace(self._paths.model, content)
+        current = version_path(self._paths.model, version) if version else None
+        others = [path for path in self._paths.versions() if path != current]
+        spare = KEPT_VERSIONS - (current is not None)
         for path in others[: max(len(others) - spare, 0)]:
-            self._disk.remove(path)
+            self._files.remove(path)

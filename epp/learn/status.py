@@ -16,18 +16,18 @@ from epp.tune.status import ago, running
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from epp.learn.places import ModelPlaces
-    from epp.tune.disk import Disk
+    from epp.sidecar.files import Files
+    from epp.sidecar.paths import ModelPaths
 
 _BINS_SHOWN = 10
 
 
-def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str]:
+def status_lines(paths: ModelPaths, files: Files, now_wall_s: float) -> list[str]:
     """The learner's part of the answer."""
-    lines = [f"learner: {running(places.lock, now_wall_s)}"]
-    told = _read(places, disk)
+    lines = [f"learner: {running(paths.lock, paths.status, now_wall_s)}"]
+    told = _read(paths, files)
     if told is None:
-        return [*lines, f"no status beside {places.model}: no learner has run on this file"]
+        return [*lines, f"no status beside {paths.model}: no learner has run on this file"]
     lines += [
         f"requests seen: {told['seen']}; {told['silent']} said nothing, {told['damaged']} lines were damaged",
         f"kept: {told['recent']} newest, {told['older']} older; {told['waiting']} under way",
@@ -37,14 +37,14 @@ def status_lines(places: ModelPlaces, disk: Disk, now_wall_s: float) -> list[str
     if model is None:
         lines.append("model: none in force, the heuristic decides")
     else:
-        price = model.get("congestion_ms", 0.0)  # a status of before there were prices has none
+        price = model["congestion_ms"]
         lines.append(
             f"model: {model['version']}, round {model['round']}, {model['samples']} samples, trained "
             f"{ago(now_wall_s - model['trained_at_s'])}; predicts {' and '.join(model['heads'])}"
             + (f"; classes {', '.join(map(repr, model['classes']))}" if model["classes"] else "")
             + (f"; a token to compute takes {price:.2g} ms from others" if price else "")
         )
-    if told.get("guard") is not None:  # a status of before there was a guard has none
+    if told["guard"] is not None:
         lines += _guard_lines(told["guard"])
     if told["last"] is not None:
         lines += round_lines(told["last"])
@@ -70,9 +70,9 @@ def _guard_lines(guard: Mapping[str, float]) -> Iterator[str]:
         yield "  it is the heuristic's turn: its blocks keep the comparison fresh"
 
 
-def _read(places: ModelPlaces, disk: Disk) -> dict[str, Any] | None:
+def _read(paths: ModelPaths, files: Files) -> dict[str, Any] | None:
     try:
-        content = disk.read(places.status)
+        content = files.read(paths.status)
         told = None if not content else msgspec.json.decode(content)
     except (OSError, *DAMAGED):
         return None

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 #: Chosen rows are taken out of the columns after so many choices: a copy now and then for less to multiply.
@@ -29,9 +27,7 @@ def gradients(hidden: NDArray[np.float32], residual: NDArray[np.float32]) -> NDA
     return np.asarray(hidden * residual[:, None], np.float32)
 
 
-def farthest_first(
-    vectors: NDArray[np.float32], count: int, *, on_progress: Callable[[], None] = lambda: None
-) -> NDArray[np.intp]:
+def farthest_first(vectors: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """Indices of ``count`` rows, greedily k-centre under cosine distance, in the order of their choice.
 
     Begins with the longest row; then, each time, the row whose nearest chosen one is farthest. Rows without
@@ -40,7 +36,6 @@ def farthest_first(
     Args:
         vectors: ``[rows, width]``.
         count: how many; all rows where there are fewer.
-        on_progress: called with every choice.
     """
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     directed = np.flatnonzero(norms > 0.0)
@@ -49,9 +44,7 @@ def farthest_first(
         order = directed[np.argsort(-norms[directed], kind="stable")]
         return np.concatenate([order, silent])
     chosen = (
-        _greedy(
-            vectors[directed] / norms[directed, None], int(np.argmax(norms[directed])), count, on_progress
-        )
+        _greedy(vectors[directed] / norms[directed, None], int(np.argmax(norms[directed])), count)
         if (count and len(directed))
         else np.empty(0, np.intp)
     )
@@ -59,16 +52,13 @@ def farthest_first(
     return np.concatenate([picked, silent[: count - len(picked)]])
 
 
-def _greedy(
-    units: NDArray[np.float32], first: int, count: int, on_progress: Callable[[], None]
-) -> NDArray[np.intp]:
+def _greedy(units: NDArray[np.float32], first: int, count: int) -> NDArray[np.intp]:
     names = np.arange(len(units))
     nearest = np.full(len(units), -2.0, np.float32)  # cosine to the nearest chosen row; lower is farther
     chosen: list[int] = []
     at = first
     wanted = min(count, len(units))
     while True:
-        on_progress()
         chosen.append(int(names[at]))
         if len(chosen) == wanted:
             return np.array(chosen, np.intp)

@@ -15,7 +15,7 @@ from epp.learner.network import Adam, Mlp
 from epp.policies.reward_model import HEADS, PRICED, RewardModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -123,7 +123,6 @@ def fit(
     validation: Mapping[str, float] | None = None,
     *,
     beside: Sequence[Floats] = (),
-    on_progress: Callable[[], None] = lambda: None,
 ) -> RewardModel:
     """Train a model.
 
@@ -133,7 +132,6 @@ def fit(
         origin: what the model tells of itself.
         validation: figures that it carries.
         beside: inputs of all candidates of decisions, ``[candidates, features]`` each: they widen the bounds.
-        on_progress: called with every batch.
 
     Raises:
         ValueError: no sample was answered, or the training came to numbers that are not finite.
@@ -156,7 +154,6 @@ def fit(
         targets.bounds,
         network,
         origin.seed,
-        on_progress=on_progress,
     )
     return RewardModel(
         features=network.features,
@@ -259,8 +256,6 @@ def _train(
     bounds: NDArray[np.bool_],
     network: Network,
     seed: int,
-    *,
-    on_progress: Callable[[], None],
 ) -> Mlp:
     if not network.hidden:
         return _solved(x, targets, bounds)
@@ -272,7 +267,6 @@ def _train(
     for _ in range(network.epochs):
         order = random.permutation(len(x))
         for start in range(0, len(x), network.batch):
-            on_progress()
             rows = order[start : start + network.batch]
             net.gradient(x[rows], targets[rows], bounds[rows], into, dropout=network.dropout, random=random)
             adam.step(net.flat, gradient, rate)

@@ -70,8 +70,7 @@ class GuardState(msgspec.Struct):
         closed: blocks before this number are complete.
         held_until_wall_s: no model may decide before.
         retreats: so far.
-        block_s: length of these blocks; 0 before the first request, or where an older memory does not say.
-        measure: of the goal, that is counted in them.
+        measure: of the goal, that is counted in these blocks.
     """
 
     watch: Watch = msgspec.field(default_factory=Watch)
@@ -79,7 +78,6 @@ class GuardState(msgspec.Struct):
     closed: int = 0
     held_until_wall_s: float = 0.0
     retreats: int = 0
-    block_s: float = 0.0
     measure: str = ""
 
 
@@ -97,8 +95,8 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     trial, sample = settings.trial, logged.sample
     if logged.other:
         return ""
-    if (state.block_s, state.measure) != (trial.stages.block_s, trial.goal.measure):
-        _counted_otherwise(state, settings)
+    if state.measure != trial.goal.measure:  # blocks of another measure compare with none
+        state.measure, state.watch, state.closed = trial.goal.measure, Watch(), 0
     open_wall_s = state.closed * trial.stages.block_s
     if logged.ended_wall_s < open_wall_s:
         return ""  # of another picker, whose files are read after: these blocks are closed
@@ -122,15 +120,6 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     state.held_until_wall_s = state.newest_wall_s + hold_s
     state.watch = fleet.begin(watch)  # the heuristic's blocks stay, the evidence does not
     return reason
-
-
-def _counted_otherwise(state: GuardState, settings: LearnerSettings) -> None:
-    """Blocks of another length have other numbers, those of another measure other places: none compares."""
-    trial, known = settings.trial, state.block_s > 0.0
-    state.block_s, state.measure = trial.stages.block_s, trial.goal.measure
-    # An older memory does not say; what it closed in years to come was counted in shorter blocks.
-    if known or state.closed * state.block_s > state.newest_wall_s + state.block_s:
-        state.watch, state.closed = Watch(), 0
 
 
 def look_at_the_clock(

@@ -12,13 +12,13 @@ import numpy as np
 
 from epp.learner.fitting import inputs_for, targets_of
 from epp.learner.network import residuals
+from epp.learner.samples import Sample  # noqa: TC001  # msgspec reads annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from epp.learner.samples import Sample
     from epp.policies.reward_model import RewardModel
 
     Floats = NDArray[np.float64]

@@ -39,7 +39,7 @@ from epp.learner.pools import Pools
 from epp.learner.samples import log_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -135,7 +135,6 @@ class Learner:
         settings: what to do.
         seed: of all draws, beside that of the settings.
         memory: of an earlier life.
-        on_progress: called again and again while a round is held.
     """
 
     def __init__(
@@ -143,10 +142,8 @@ class Learner:
         settings: LearnerSettings,
         seed: int = 0,
         memory: Memory | None = None,
-        *,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self.settings, self._on_progress = settings, on_progress
+        self.settings = settings
         self._seed = seed + settings.seed
         self.memory = blank(settings) if memory is None else memory
         #: The last round of this life.
@@ -235,7 +232,7 @@ class Learner:
     ) -> RewardModel | None:
         memory = self.memory
         origin = Origin(memory.seen, memory.rounds, now_wall_s, self._seed_of(0))
-        candidate = fit(training, self.settings, origin, beside=self._beside(), on_progress=self._on_progress)
+        candidate = fit(training, self.settings, origin, beside=self._beside())
         verdict = self._allowed(self._judged(candidate, training, held_out), now_wall_s)
         self._note_overlap(verdict)
         found = calibration(
@@ -276,7 +273,7 @@ class Learner:
         # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
         # chosen what is in the log, the other what is on trial.
         origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
-        judge_model = fit(training, settings, origin, on_progress=self._on_progress)
+        judge_model = fit(training, settings, origin)
         answered = [sample.ttft_ms for sample in training if sample.answered]
         newest = list(memory.logged)[-len(held_out) :]
         constant_ms = float(np.mean(answered))
@@ -326,7 +323,6 @@ class Learner:
             origin,
             figures,
             beside=self._beside(),
-            on_progress=self._on_progress,
         )
         quantile = self.settings.data.failed_quantile
         before, after = (float(errors_ms(m, held_out, quantile).mean()) for m in (candidate, whole))
@@ -388,4 +384,4 @@ class Learner:
         wanted = ((targets.values - model.offset) / model.scale).astype(np.float32)
         residual = residuals(predicted, wanted, targets.bounds)[:, 0]
         vectors = gradients(hidden_of(model, x), residual)
-        return farthest_first(vectors, count, on_progress=self._on_progress)
+        return farthest_first(vectors, count)

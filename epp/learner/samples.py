@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray  # noqa: TC002  # msgspec reads annotations at run time
 
 from epp.decide.records import Basis, outcome_record
 from epp.policies.lodestar import Lodestar
@@ -29,8 +30,6 @@ from epp.tuner.samples import sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from epp.decide.records import Decision, Outcome
     from epp.tuner.samples import Sample as Ended

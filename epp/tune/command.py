@@ -21,24 +21,23 @@ from epp.llmd.settings import LogSettings
 from epp.server.clock import SystemClock
 from epp.server.files import read_file
 from epp.server.logs import configure
+from epp.sidecar.files import Files
+from epp.sidecar.lock import LockHeldError, ProcessLock
+from epp.sidecar.process import reported_files, run_until_stopped
+from epp.sidecar.setup import add_interval
 from epp.tune import setup as setups
-from epp.tune.asked import as_done, ask, not_done, read_asked, withdraw
-from epp.tune.audit import Audit
-from epp.tune.disk import RealDisk
-from epp.tune.lock import LockHeldError, TunerLock
 from epp.tune.offline import BUDGET, ChildRehearsal, run_child, run_offline
-from epp.tune.process import StopSignals, tidy, told_files
-from epp.tune.session import Session
-from epp.tune.status import status_lines
-from epp.tune.store import StateStore
+from epp.tune.operator_requests import as_done, ask, not_done, read_requests, withdraw
+from epp.tune.session import Session, memory_at
+from epp.tune.status import status_lines, went_by
 from epp.tune.tuner import Tuner, cursor_of
-from epp.tuner.settings import TunerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.tune.asked import Asked
+    from epp.tune.operator_requests import OperatorRequest
     from epp.tune.setup import Setup
+    from epp.tune.tuner import Rehearsal
     from epp.tuner.state import State
 
 log = logging.getLogger("epp.tune")
@@ -73,19 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=setups.at_least_one,
+        type=_at_least_one,
         default=BUDGET,
         help="simulated measurements of a rehearsal (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
-    parser.add_argument("--reason", default="", help="why, for the audit log (freeze, thaw)")
-    parser.add_argument(
-        "--every",
-        type=setups.look_interval_s,
-        default=1.0,
-        help=f"seconds between looks, up to {setups.MOST_LOOK_INTERVAL_S:g} (%(default)s)",
-    )
+    parser.add_argument("--reason", default="", help="why, for the log and the status (freeze, thaw)")
+    add_interval(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,9 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     setup = setups.read_setup(arguments, looking=arguments.action != "run")
     if arguments.action == "status":
-        state = StateStore(setup.places, RealDisk(), _warn).load()
+        state = memory_at(setup.paths).load()
         setup = _as_remembered(setup, state)
-        for line in status_lines(state, setup.rules.settings, setup.places, time.time()):
+        for line in status_lines(state, setup.rules.settings, setup.paths, time.time()):
             print(line)
         if state is not None and state.policy != setup.policy:
             print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
@@ -121,34 +115,21 @@ def run(arguments: argparse.Namespace) -> int:
     return _run(setup, every_s=arguments.every, budget=arguments.budget)
 
 
-def build_session(
-    setup: Setup,
-    check: Callable[[], None],
-    tell: Callable[[str], None],
-    who: str,
-    *,
-    warn: Callable[[str], None] | None = None,
-) -> Session:
+def build_session(setup: Setup, tell: Callable[[str], None], warn: Callable[[str], None]) -> Session:
     """A session on the files of a setup; whoever makes one holds the lock.
 
     Args:
         setup: the files.
-        check: raises when the lock is lost.
         tell: takes sentences for the log.
-        who: for the audit log.
-        warn: takes sentences of what is not as it should be; ``tell`` when None.
+        warn: takes sentences of what is not as it should be.
     """
-    disk, warn = RealDisk(), warn or tell
     return Session(
-        places=setup.places,
-        disk=disk,
-        store=StateStore(setup.places, disk, warn),
-        audit=Audit(setup.places, disk, warn, who),
+        paths=setup.paths,
+        files=Files(),
         rules=setup.rules,
         policy=setup.policy,
         file_bounds=setup.file_bounds,
         starting=setup.starting,
-        check=check,
         tell=tell,
         warn=warn,
     )
@@ -162,35 +143,28 @@ def tell_tuner(
     Raises:
         EppError: there is nothing to do it to, it is another policy's, or it cannot be written.
     """
-    disk = RealDisk()
+    files = Files()
     setup = _as_remembered(setup, _same_policy(setup))
     try:
-        asked = ask(setup.places, disk, what, reason=reason, number=number, at_wall_s=time.time())
+        request = ask(setup.paths, files, what, reason=reason, number=number, at_wall_s=time.time())
     except OSError as error:
-        raise EppError(f"{setup.places.asked}: {error}") from error
-    lock = TunerLock(setup.places.lock, tell=_warn)
+        raise EppError(f"{setup.paths.requests}: {error}") from error
     try:
-        lock.acquire()
-        return _do_now(setup, lock, asked)
+        with ProcessLock(setup.paths.lock, "tuner"):
+            return _do_now(setup, request)
     except LockHeldError:
         print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
         return 0
     except BaseException:
-        withdraw(setup.places, disk, asked)  # who was told that it failed is not to see it done later
+        withdraw(setup.paths, files, request)  # who was told that it failed is not to see it done later
         raise
-    finally:
-        lock.release()
 
 
 def _as_remembered(setup: Setup, state: State | None) -> Setup:
     """By the settings of the memory: an operator's word says nothing of any, and need not be told them."""
-    if state is None or not state.settings:
+    if state is None:
         return setup
-    try:
-        settings = msgspec.convert(state.settings, TunerSettings)
-    except msgspec.ValidationError:  # of another version of the program
-        return setup
-    return replace(setup, rules=replace(setup.rules, settings=settings))
+    return replace(setup, rules=replace(setup.rules, settings=went_by(state, setup.rules.settings)))
 
 
 def _same_policy(setup: Setup) -> State | None:
@@ -199,10 +173,10 @@ def _same_policy(setup: Setup) -> State | None:
     Raises:
         ConfigError: the memory is of another policy.
     """
-    state = StateStore(setup.places, RealDisk(), _warn).load()
+    state = memory_at(setup.paths).load()
     if state is None or state.policy == setup.policy:
         return state
-    held = f"the tuner's memory beside {setup.places.weights} is of policy {state.policy!r}"
+    held = f"the tuner's memory beside {setup.paths.weights} is of policy {state.policy!r}"
     raise ConfigError(
         "command line" if setup.config_file is None else str(setup.config_file),
         "policy.name",
@@ -211,27 +185,27 @@ def _same_policy(setup: Setup) -> State | None:
     )
 
 
-def _do_now(setup: Setup, lock: TunerLock, asked: Asked) -> int:
+def _do_now(setup: Setup, request: OperatorRequest) -> int:
     now_wall_s = time.time()
-    session = build_session(setup, lock.check, _warn, "operator")
-    with told_files():
+    session = build_session(setup, _warn, _warn)
+    with reported_files():
         session.open(now_wall_s)
-    requests = read_asked(setup.places, RealDisk())
+    requests = read_requests(setup.paths, Files())
     cursor = cursor_of(session.state, _warn)
-    waiting = not_done(requests, cursor.asked) if cursor is not None else []
-    others = [other for other in waiting if other.id != asked.id]
+    waiting = not_done(requests, cursor.requests) if cursor is not None else []
+    others = [other for other in waiting if other.id != request.id]
     for other in others:
         session.handle(other.event(now_wall_s))
     before = session.state
-    if asked.what == "thaw" and before.phase != "frozen" and not others:
-        withdraw(setup.places, RealDisk(), asked)
+    if request.what == "thaw" and before.phase != "frozen" and not others:
+        withdraw(setup.paths, Files(), request)
         print(f"nothing to thaw, no tuner is running: {before.phase}: {before.reason}")
         return 0
-    session.handle(asked.event(now_wall_s))
-    if asked.what == "rollback" and session.state.history == before.history:
-        raise EppError(f"nothing was changed: the memory has no weights with number {asked.number}")
+    session.handle(request.event(now_wall_s))
+    if request.what == "rollback" and session.state.history == before.history:
+        raise EppError(f"nothing was changed: the memory has no weights with number {request.number}")
     if cursor is not None:  # without one, the tuner that comes next takes all on file as done
-        cursor.asked = as_done(requests)
+        cursor.requests = as_done(requests)
     if not session.save(cursor="" if cursor is None else msgspec.json.encode(cursor).decode()):
         raise EppError("nothing was changed: the files cannot be written")
     for other in others:
@@ -259,35 +233,40 @@ def read_pins(setup: Setup) -> Mapping[str, float]:
 
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
-    lock = TunerLock(setup.places.lock, tell=log.warning)
-    lock.acquire()
-    # Commands write their requests without the lock.
-    tidy(setup.places.weights, spared=setup.places.asked)
-    try:
-        tuner = Tuner(
-            session=build_session(setup, lock.check, log.info, "tuner", warn=log.warning),
-            places=setup.places,
-            disk=RealDisk(),
-            records=setup.records,
-            overrides=setup.overrides,
-            bounds=setup.file_bounds,
-            lock=lock,
-            clock=SystemClock(),
-            rehearsal=ChildRehearsal(setup, budget=budget, tell=log.info),
-            tell=log.warning,
+    with ProcessLock(setup.paths.lock, "tuner"):
+        tuner = build_tuner(
+            setup,
+            build_session(setup, log.info, log.warning),
+            ChildRehearsal(setup, budget=budget, tell=log.info),
         )
-        with told_files():
+        with reported_files():
             tuner.open()
-    except BaseException:
-        lock.release()
-        raise
-    stop = StopSignals()  # before this a signal ends the process at once, which harms nothing
-    log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.places.weights)
-    while not stop.wait(every_s):
-        tuner.tick()
-    tuner.close()
+        log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
+        run_until_stopped(tuner.tick, every_s)
+        tuner.close()
     log.info("stopped; the state is kept")
     return 0
+
+
+def build_tuner(setup: Setup, session: Session, rehearsal: Rehearsal) -> Tuner:
+    """A tuner on the files of a setup, not yet opened; whoever makes one holds the lock."""
+    return Tuner(
+        session=session,
+        paths=setup.paths,
+        files=Files(),
+        records=setup.records,
+        overrides=setup.overrides,
+        bounds=setup.file_bounds,
+        clock=SystemClock(),
+        rehearsal=rehearsal,
+        tell=log.warning,
+    )
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 
 
 def _warn(sentence: str) -> None:

@@ -7,44 +7,46 @@ pending, and pickers go on with what they have until the trial's lease ends.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from epp.errors import ConfigError
+from epp.sidecar.files import Files, Writes
+from epp.sidecar.memory import MemoryFile
 from epp.tuner import machine
 from epp.tuner.plan import Plan, parse_plan, render_plan
 from epp.tuner.record import forget_open
-from epp.tuner.state import TRIALS, Note, Publish, Rehearse
+from epp.tuner.state import TRIALS, Note, Publish, Rehearse, from_json, to_json
 from epp.tuner.tally import Baseline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from epp.tune.audit import Audit
-    from epp.tune.disk import Disk
-    from epp.tune.places import Places
-    from epp.tune.store import StateStore
+    from epp.sidecar.paths import WeightsPaths
     from epp.tuner.state import Action, Event, Rules, State
 
 #: Weights that a trial ended are remembered up to so many, newest last.
 _REFUSED = 50
 
 
+def memory_at(paths: WeightsPaths, files: Files | None = None) -> MemoryFile[State]:
+    """The memory of the tuner beside a weights file."""
+    return MemoryFile(paths.memory, files or Files(), to_json, from_json)
+
+
 class Session:
-    """State, its persistence, and what follows from it.
+    """Keeps the state of a tuner and does what follows from it.
 
     Args:
-        places: where everything lies.
-        disk: the file system.
-        store: of the state.
-        audit: the audit log.
+        paths: where everything lies.
+        files: the file system.
         rules: bounds and settings.
         policy: the policy that is tuned.
         file_bounds: of every weight, as pickers hold them.
         starting: weights in force where no file says other ones.
-        check: raises when the lock is lost; asked before anything is written.
         tell: takes sentences for the log.
         warn: takes those of what is not as it should be.
     """
@@ -52,26 +54,22 @@ class Session:
     def __init__(
         self,
         *,
-        places: Places,
-        disk: Disk,
-        store: StateStore,
-        audit: Audit,
+        paths: WeightsPaths,
+        files: Files,
         rules: Rules,
         policy: str,
         file_bounds: Mapping[str, tuple[float, float]],
         starting: Mapping[str, float],
-        check: Callable[[], None],
         tell: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._places, self._disk, self._store, self._audit = places, disk, store, audit
+        self._paths, self._files, self._memory = paths, files, memory_at(paths, files)
         self.rules, self.policy, self._starting = rules, policy, starting
         self._file_bounds = file_bounds
-        self._check, self._tell, self._warn = check, tell, warn
+        self._tell, self._warn, self._writes = tell, warn, Writes(warn)
         self._plan: Plan | None = None
         self._rendered: bytes | None = None
         self._unsaved = False
-        self._failing: dict[str, str] = {}
         self.rehearse = ""
         self.state: State
 
@@ -96,17 +94,15 @@ class Session:
             OSError: the weights file cannot be read, or not be put aside where it says nothing.
             EppError: the memory is there and cannot be read.
         """
-        found = self._store.load()
+        found = self._memory.load()
         if found is not None and found.policy != self.policy:
             self._warn(f"the memory is of policy {found.policy!r}, not {self.policy!r}: beginning anew")
             found = None
         if found is None:
             weights = {**self._starting, **self._in_file()}
             self.state = machine.start(self.policy, weights, self.rules, now_wall_s)
-            self._audit.write(now_wall_s, "start", policy=self.policy, weights=self.state.incumbent)
             return
         self.state = found
-        self._audit.write(now_wall_s, "resume", policy=self.policy, phase=found.phase)
         self._do(machine.settle(found, self.rules, now_wall_s))
 
     def resume(self, now_wall_s: float) -> None:
@@ -127,12 +123,8 @@ class Session:
     def save(self, *, cursor: str) -> bool:
         """Persist, then publish what is pending; whether all of it is on disk."""
         self.state.cursor = cursor
-        self._check()
-        if not self._written("the tuner's state", lambda: self._store.save(self.state)):
-            self._unsaved = True
-            return False
-        self._unsaved = False
-        return self._publish()
+        self._unsaved = not self._writes.attempt("the tuner's state", lambda: self._memory.save(self.state))
+        return not self._unsaved and self._publish()
 
     @property
     def pending(self) -> bool:
@@ -147,7 +139,7 @@ class Session:
         """
         if self._plan is None and content != self._rendered:
             who = "is gone" if content is None else "was changed by somebody else"
-            self._warn(f"{self._places.weights} {who}; written again (pins belong into the overrides file)")
+            self._warn(f"{self._paths.weights} {who}; written again (pins belong into the overrides file)")
             self._plan = machine.plan_of(self.state)
 
     def _do(self, outcome: tuple[State, list[Action]]) -> None:
@@ -166,52 +158,31 @@ class Session:
     def _note(self, note: Note) -> None:
         moved = f"{note.before} -> {note.after}: " if note.before != note.after else ""
         self._tell(moved + note.reason)
-        self._audit.write(
-            note.at_wall_s,
-            "note" if note.before == note.after else "phase",
-            before=note.before,
-            after=note.after,
-            reason=note.reason,
-            figures=dict(note.figures),
-            weights=self.state.incumbent,
-            candidate=self.state.candidate,
-        )
 
     def _publish(self) -> bool:
         if self._plan is None:
             return True
         content = render_plan(self._plan)
         # Nothing leaves this process that a picker would have to refuse.
-        parse_plan(content, str(self._places.weights), policy=self.policy, bounds=self._file_bounds)
-        self._check()
-        if not self._written("the weights file", lambda: self._disk.replace(self._places.weights, content)):
+        parse_plan(content, str(self._paths.weights), policy=self.policy, bounds=self._file_bounds)
+        if not self._writes.attempt(
+            "the weights file", partial(self._files.replace, self._paths.weights, content)
+        ):
             return False
         self._plan, self._rendered = None, content
         return True
 
-    def _written(self, what: str, write: Callable[[], None]) -> bool:
-        try:
-            write()
-        except OSError as error:
-            if self._failing.get(what) != str(error):
-                self._warn(f"cannot write {what}: {error}; keeping it in memory and trying again")
-            self._failing[what] = str(error)
-            return False
-        if self._failing.pop(what, None) is not None:
-            self._tell(f"{what} is written again")
-        return True
-
     def _in_file(self) -> Mapping[str, float]:
         """Weights of a file that an earlier tuner, or a person, left."""
-        content = self._disk.read(self._places.weights)
+        content = self._files.read(self._paths.weights)
         if content is None:
             return {}
-        source = str(self._places.weights)
+        source = str(self._paths.weights)
         try:
             plan = parse_plan(content, source, policy=self.policy, bounds=self._file_bounds)
         except ConfigError as error:
-            aside = self._places.unreadable
-            self._disk.replace(aside, content)
+            aside = self._paths.unreadable
+            self._files.replace(aside, content)
             self._warn(f"{error}; put aside as {aside}, beginning with the configuration's weights")
             return {}
         return plan.weights

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.tune.lock import STALE_S, read_holder
+from epp.sidecar.lock import holder_of
 from epp.tuner.settings import TunerSettings
 from epp.tuner.status import status
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from epp.tune.places import Places
+    from epp.sidecar.paths import WeightsPaths
     from epp.tuner.state import State
     from epp.tuner.status import Status
 
@@ -37,19 +37,19 @@ _TITLES = {
 
 
 def status_lines(
-    state: State | None, settings: TunerSettings, places: Places, now_wall_s: float
+    state: State | None, settings: TunerSettings, paths: WeightsPaths, now_wall_s: float
 ) -> list[str]:
     """The whole answer.
 
     Args:
         state: as persisted, None where no tuner has run.
         settings: what the tuner goes by, where its memory does not say.
-        places: of its files.
+        paths: of its files.
         now_wall_s: the time.
     """
-    runs = running(places.lock, now_wall_s)
+    runs = running(paths.lock, paths.memory, now_wall_s)
     if state is None:
-        return [f"tuner: {runs}", f"no state beside {places.weights}: no tuner has run on this file"]
+        return [f"tuner: {runs}", f"no state beside {paths.weights}: no tuner has run on this file"]
     settings = went_by(state, settings)
     lines = [
         f"tuner: {runs}; policy {state.policy}",
@@ -183,14 +183,15 @@ def _span(figures: Mapping[str, float], measure: str) -> str:
     return f"[{low:+.2f}, {high:+.2f}] points"
 
 
-def running(lock: Path, now_wall_s: float) -> str:
-    """Who holds a lock, and whether it lives, as far as its file says."""
-    holder = read_holder(lock)
-    if holder is None:
+def running(lock: Path, written: Path, now_wall_s: float) -> str:
+    """Who holds a lock, and when it last wrote a file that it writes every few seconds."""
+    holder = holder_of(lock)
+    if not holder:
         return "not running"
-    silent_s = now_wall_s - holder.beat_wall_s
-    gone = "; it has stopped without a word, or hangs" if silent_s > STALE_S else ""
-    return f"{holder}, last sign {ago(silent_s)}{gone}"
+    try:
+        return f"{holder}, last wrote {ago(now_wall_s - written.stat().st_mtime)}"
+    except OSError:
+        return holder
 
 
 def _at(wall_s: float) -> str:

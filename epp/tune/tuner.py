@@ -1,4 +1,4 @@
-"""The tuner's loop: look at the clock, the lock, the operator's files, the records; tell the session.
+"""The tuner's loop: look at the clock, the operator's files and the records; hand it all to the session.
 
 Owns the order within a tick and nothing else. All it needs is brought to it: tests drive it with a clock, a
 disk and a rehearsal of their own.
@@ -12,11 +12,9 @@ import msgspec
 
 from epp.config.load import parse_weights
 from epp.errors import ConfigError
-from epp.tune.asked import as_done, not_done, read_asked
+from epp.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.tune.feed import SampleFeed
-from epp.tune.feed import State as FeedState
-from epp.tune.lock import Heart
-from epp.tune.steps import ClockSteps
+from epp.tune.operator_requests import as_done, not_done, read_requests
 from epp.tuner.state import NothingBetter, Observed, Pinned, Proposed
 from epp.tuner.trials import late_s
 
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.tune.disk import Disk
-    from epp.tune.lock import TunerLock
-    from epp.tune.places import Places
+    from epp.sidecar.files import Files
+    from epp.sidecar.paths import WeightsPaths
     from epp.tune.session import Session
     from epp.tuner.state import State
 
@@ -78,11 +75,11 @@ class Cursor(msgspec.Struct):
 
     Attributes:
         feed: where the records were read to.
-        asked: operators' requests that were done.
+        requests: of operators that were done.
     """
 
     feed: FeedState
-    asked: str = ""
+    requests: str = ""
 
 
 def cursor_of(state: State, tell: Callable[[str], None]) -> Cursor | None:
@@ -101,44 +98,38 @@ class Tuner:
 
     Args:
         session: state and files.
-        places: where everything lies.
-        disk: the file system.
+        paths: where everything lies.
+        files: the file system.
         records: folder of the flight recorder.
         overrides: the operator's file; None where there is none.
         bounds: of every weight, for the operator's file.
-        lock: held.
         clock: the time.
         rehearsal: finds candidates.
         tell: takes sentences of what is not as it should be.
-        heart: beats the lock beside others of this process; None for one of its own.
     """
 
     def __init__(
         self,
         *,
         session: Session,
-        places: Places,
-        disk: Disk,
+        paths: WeightsPaths,
+        files: Files,
         records: Path,
         overrides: Path | None,
         bounds: Mapping[str, tuple[float, float]],
-        lock: TunerLock,
         clock: Clock,
         rehearsal: Rehearsal,
         tell: Callable[[str], None],
-        heart: Heart | None = None,
     ) -> None:
-        self.session, self._places, self._disk, self._records = session, places, disk, records
-        self._overrides, self._bounds, self._lock, self._clock = overrides, bounds, lock, clock
+        self.session, self._paths, self._files, self._records = session, paths, files, records
+        self._overrides, self._bounds, self._clock = overrides, bounds, clock
         self._rehearsal, self._tell = rehearsal, tell
         self._overrides_text: bytes | None = b"?"
         self._unreadable = ""
-        self._asked = ""
+        self._requests_done = ""
         self._failures = 0
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
-        self._heart = heart or Heart(lock, clock, self._once)
-        self._steps = ClockSteps(clock.mono_s(), clock.wall_s())
         self._feed: SampleFeed
 
     def open(self) -> None:
@@ -147,7 +138,6 @@ class Tuner:
         Raises:
             OSError: the weights file cannot be read.
             EppError: the memory is there and cannot be read.
-            LockLostError: another tuner has taken over.
         """
         self.session.load(self._clock.wall_s())
         self._look_at_overrides(self._clock.wall_s())  # the backlog is judged by the pins in force
@@ -157,26 +147,22 @@ class Tuner:
             policy=self.session.policy,
             tell=self._tell,
             state=None if cursor is None else cursor.feed,
-            on_progress=self._heart.tick,
         )
         if cursor is not None:
-            self._asked = cursor.asked
+            self._requests_done = cursor.requests
             self._catch_up()
         else:
-            self._asked = as_done(read_asked(self._places, self._disk))  # of somebody who is no more
+            self._requests_done = as_done(
+                read_requests(self._paths, self._files)
+            )  # of somebody who is no more
         self.session.resume(self._clock.wall_s())
 
     def tick(self) -> None:
-        """One round; call it every second or so.
-
-        Raises:
-            LockLostError: another tuner has taken over; nothing may be written any more.
-        """
+        """One round; call it every second or so."""
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
-        self._look_at_the_clock(now_s, now_wall_s)
-        self._heart.tick()
+        self._look_at_the_clock()
         self._look_at_overrides(now_wall_s)
-        self._look_at_what_was_asked(now_wall_s)
+        self._look_at_requests(now_wall_s)
         news = self._observe(now_wall_s)
         self._rehearse(now_s, now_wall_s)
         pending = self.session.pending
@@ -184,10 +170,9 @@ class Tuner:
             self._save(now_s, hurry=pending)
 
     def close(self) -> None:
-        """Stop: what runs beside is given up, the memory is written, the lock given back."""
+        """Stop: what runs beside is given up, the memory is written."""
         self._rehearsal.stop()
         self._save(self._clock.mono_s(), hurry=True)
-        self._lock.release()
 
     @property
     def feed(self) -> SampleFeed:
@@ -198,7 +183,6 @@ class Tuner:
         """What came while no tuner ran is read before the state hears what time it is by now."""
         self._observe(self._clock.wall_s())
         while self._feed.behind:
-            self._heart.tick()
             self._observe(self._clock.wall_s())
 
     def _observe(self, now_wall_s: float) -> bool:
@@ -214,21 +198,18 @@ class Tuner:
         session.handle(Observed(heard_wall_s, samples))
         return bool(samples)
 
-    def _look_at_the_clock(self, now_s: float, now_wall_s: float) -> None:
-        before_wall_s = self._steps.wall_s
-        stepped_s = self._steps.look(now_s, now_wall_s)
-        if not stepped_s:
-            return
+    def _look_at_the_clock(self) -> None:
         session = self.session
         wait_s = late_s(session.state, session.rules.settings)
-        self._feed.stepped(before_wall_s, now_wall_s, wait_s=wait_s)
-        self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
-        session.break_schedule()
+        stepped_s = self._feed.check_clock(self._clock, wait_s=wait_s)
+        if stepped_s:
+            self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
+            session.break_schedule()
 
     def _look_at_overrides(self, now_wall_s: float) -> None:
         # Not configured any more is as good as gone: pickers do not read it, either.
         try:
-            text = None if self._overrides is None else self._disk.read(self._overrides)
+            text = None if self._overrides is None else self._files.read(self._overrides)
         except OSError as error:
             self._once(f"{self._overrides}: {error}; pins stay as they were")
             return
@@ -246,12 +227,12 @@ class Tuner:
         if pins != self.session.state.pins:
             self.session.handle(Pinned(now_wall_s, pins))
 
-    def _look_at_what_was_asked(self, now_wall_s: float) -> None:
-        requests = read_asked(self._places, self._disk)
-        for asked in not_done(requests, self._asked):
-            self.session.handle(asked.event(now_wall_s))
+    def _look_at_requests(self, now_wall_s: float) -> None:
+        requests = read_requests(self._paths, self._files)
+        for request in not_done(requests, self._requests_done):
+            self.session.handle(request.event(now_wall_s))
         if requests:
-            self._asked = as_done(requests)
+            self._requests_done = as_done(requests)
 
     def _rehearse(self, now_s: float, now_wall_s: float) -> None:
         if self._begun(now_s):
@@ -311,10 +292,10 @@ class Tuner:
             return
         self._saved_s = now_s
         try:
-            self.session.rewrite(self._disk.read(self._places.weights))
+            self.session.rewrite(self._files.read(self._paths.weights))
         except OSError as error:
-            self._once(f"{self._places.weights}: {error}")
-        cursor = Cursor(self._feed.state, self._asked)
+            self._once(f"{self._paths.weights}: {error}")
+        cursor = Cursor(self._feed.state, self._requests_done)
         self.session.save(cursor=msgspec.json.encode(cursor).decode())
 
     def _once(self, sentence: str) -> None:

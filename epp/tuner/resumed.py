@@ -1,19 +1,18 @@
 """A persisted state against the rules of a new start: what no longer fits is moved, dropped, and told.
 
-Owns what other weights, bounds, goals and lengths of blocks do to a state. `epp.tuner.machine` calls it with
+Owns what other weights, bounds and goals do to a state. `epp.tuner.machine` calls it with
 the step in progress, before anything is judged or published: of no state a plan is made that a picker would
 refuse.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from epp.tuner.settings import Goal
-from epp.tuner.watch import Watch, forget
+from epp.tuner.watch import forget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +68,6 @@ def resettle(run: Run) -> None:
     state.stage = min(state.stage, len(run.settings.stages.ramp_shares))
     if not before:
         return
-    _other_blocks(run, before.get("stages", {}).get("block_s", run.settings.stages.block_s))
     changed = _changed(before.get("goal", {}), run.settings.goal)
     if not changed:
         return
@@ -89,19 +87,6 @@ def _changed(before: Mapping[str, Any], now: Goal) -> list[str]:
         return ["it is not one of this program any more"]
     names = (name for name in Goal.__struct_fields__ if name != "promise")
     return [name for name in names if getattr(old, name) != getattr(now, name)]
-
-
-def _other_blocks(run: Run, before_s: float) -> None:
-    """Blocks of the whole fleet are numbered by their length: others do not compare. A trial begins anew."""
-    state, block_s = run.state, run.settings.stages.block_s
-    if before_s == block_s:
-        return
-    state.watch = Watch(skip_until=math.ceil(state.watch.skip_until * before_s / block_s))
-    reason = f"blocks last {block_s:g} s instead of {before_s:g}: the whole fleet is watched anew"
-    if state.phase in ("screen", "ramp", "switchback"):
-        run.go("baseline", f"{reason}, and candidate {state.number} waits for a fresh baseline")
-    else:
-        run.note(reason)
 
 
 def _misfits(weights: Mapping[str, float], rules: Rules) -> list[str]:

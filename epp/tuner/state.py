@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from epp.tuner.samples import Sample
     from epp.tuner.settings import TunerSettings
 
-#: Version of the persisted state; another one is not read.
-STATE_VERSION = 1
 #: Changes of the incumbent that are remembered.
 HISTORY = 200
 
@@ -108,7 +106,6 @@ class State(msgspec.Struct, kw_only=True):
         search: state of the search; its own words.
         settings: what its last tuner went by, as plain values, for who looks at it; a start compares it with
             its own.
-        version: of this format.
     """
 
     policy: str
@@ -146,11 +143,6 @@ class State(msgspec.Struct, kw_only=True):
     cursor: str = ""
     search: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    version: int = STATE_VERSION
-
-
-class _Version(msgspec.Struct):
-    version: int
 
 
 def copied(state: State) -> State:
@@ -175,15 +167,9 @@ def from_json(text: bytes) -> State:
     """A persisted state.
 
     Raises:
-        ValueError: torn, of another version, or not a state.
+        msgspec.DecodeError: it is none.
     """
-    try:
-        version = msgspec.json.decode(text, type=_Version).version  # first: another one has other fields
-        if version != STATE_VERSION:
-            raise ValueError(f"the state has version {version}, this program reads {STATE_VERSION}")
-        return msgspec.json.decode(text, type=State)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"not a state of this program: {error}") from error
+    return msgspec.json.decode(text, type=State)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ def late_s(state: State, settings: TunerSettings) -> float:
 
 
 def asked_s(stages: Stages, thresholds: Thresholds) -> float:
-    """Length that blocks ask for: the dropped part covers E2E p99, the whole the cache's turnover."""
-    ask_s = max(stages.block_s, stages.cache_turnover_s)
+    """Length that blocks ask for: the dropped part covers E2E p99."""
+    ask_s = stages.block_s
     if stages.drop_share > 0.0:
         ask_s = max(ask_s, thresholds.e2e_p99_ms / 1000.0 / stages.drop_share)
     return ask_s
@@ -132,8 +132,8 @@ def _begin(run: Run) -> Split | Switchback:
     if ask_s > length_s:
         run.note(
             f"blocks last {length_s:.0f} s, the most that max_block_s allows: E2E p99 of "
-            f"{state.thresholds.e2e_p99_ms / 1000.0:.0f} s and a cache turnover of "
-            f"{stages.cache_turnover_s:.0f} s ask for {ask_s:.0f} s, so arms may spoil each other's blocks"
+            f"{state.thresholds.e2e_p99_ms / 1000.0:.0f} s asks for {ask_s:.0f} s, so arms may spoil each "
+            "other's blocks"
         )
     return Switchback(
         id=name,

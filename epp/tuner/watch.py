@@ -182,9 +182,6 @@ def close(
         slow_ms: T of the trial in progress, None outside of one.
     """
     complete = math.floor((now_wall_s - late_s) / settings.stages.block_s)
-    # No trial was later than now, so a larger number is of shorter blocks, and would be waited for for years.
-    latest = math.floor(now_wall_s / settings.stages.block_s) + 1 + min(_SMOOTH)
-    watch.skip_until = min(watch.skip_until, latest)
     for number in sorted(number for number in watch.open if number < complete):
         filling = watch.open.pop(number)
         recent = [part for part in watch.recent if number - max(_SMOOTH) < part[0] < number]

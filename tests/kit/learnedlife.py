@@ -10,21 +10,16 @@ from epp.config.reward_model import parse_reward_model
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.weights import WeightBook
 from epp.learn.loop import Loop
-from epp.learn.places import ModelPlaces
-from epp.learn.publish import Publisher
-from epp.learn.store import MemoryStore
 from epp.learn.trial import Contender
 from epp.learner.challenger import POLICY, STARTING, WEIGHT
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
+from epp.sidecar.paths import ModelPaths
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
-from epp.tune.audit import Audit
-from epp.tune.lock import TunerLock
 from epp.tuner.state import Rules
 from tests.kit.learning import settings_of
-from tests.kit.learnworld import FakeModelDisk
 from tests.kit.tunework import World
 
 if TYPE_CHECKING:
@@ -56,41 +51,26 @@ class LearnedLife(World):
     learner: LearnerSettings = field(default_factory=quick_learner)
 
     def __post_init__(self) -> None:
-        self.model_disk = FakeModelDisk()
-        self.models = ModelPlaces(self.folder / "reward.json")
+        self.models = ModelPaths(self.folder / "reward.json")
         self.loop: Loop | None = None
         super().__post_init__()
 
     def start(self) -> Tuner:
         """A learner process begins, with its trial."""
-        lock, trial_lock = (
-            TunerLock(path, tell=self.told.append, pause=lambda _: None)
-            for path in (self.models.lock, self.places.lock)
-        )
-        lock.acquire()
-        disk, tell = self.model_disk, self.told.append
         loop = Loop(
             settings=self.learner,
-            places=self.models,
-            disk=disk,
+            paths=self.models,
+            files=self.disk,
             records=self.records,
-            store=MemoryStore(self.models, disk, self.learner, tell),
-            publisher=Publisher(self.models, disk, keep=3, check=lock.check, tell=tell),
-            audit=Audit(self.models, disk, tell, "learner"),
-            lock=lock,
             clock=self.clock,
-            tell=tell,
+            tell=self.told.append,
         )
-        loop.heart.take(trial_lock)
         loop.open()
         self.tuner = loop.trial = self.tuner_of(
-            trial_lock,
             Contender(lambda: loop.incumbent, self.clock, 600.0),
             Rules(self.settings, {WEIGHT: (0.0, 1.0)}),
             policy=POLICY,
             starting=STARTING,
-            who="learner",
-            heart=loop.heart,
         )
         loop.trial.open()
         self.loop = loop

@@ -9,28 +9,17 @@ from typing import TYPE_CHECKING
 from epp.clock import ManualClock
 from epp.config.reward_model import parse_reward_model
 from epp.learn.loop import Loop
-from epp.learn.places import ModelPlaces
-from epp.learn.publish import Publisher
-from epp.learn.store import MemoryStore
-from epp.tune.audit import Audit
-from epp.tune.disk import RealDisk
-from epp.tune.lock import TunerLock
+from epp.sidecar.files import Files
+from epp.sidecar.lock import ProcessLock
+from epp.sidecar.paths import ModelPaths
 from tests.kit.learning import Recorded, settings_of
-from tests.kit.tunework import FakeDisk
+from tests.kit.tunework import FakeFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.learner.settings import LearnerSettings
     from epp.policies.reward_model import RewardModel
-
-
-@dataclass
-class FakeModelDisk(FakeDisk):
-    """As a tuner's, with files that go."""
-
-    def remove(self, path: Path) -> None:
-        self._write(lambda: path.unlink(missing_ok=True))
 
 
 def quick_settings() -> LearnerSettings:
@@ -48,32 +37,24 @@ class LearnWorld:
 
     folder: Path
     settings: LearnerSettings = field(default_factory=quick_settings)
-    disk: FakeModelDisk = field(default_factory=FakeModelDisk)
+    disk: FakeFiles = field(default_factory=FakeFiles)
     clock: ManualClock = field(default_factory=ManualClock)
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.places = ModelPlaces(self.folder / "shared" / "reward.json")
+        self.paths = ModelPaths(self.folder / "shared" / "reward.json")
         self.recorded = Recorded(self.folder / "records")
         self.loop: Loop | None = None
-        self.lock: TunerLock | None = None
+        self.lock: ProcessLock | None = None
 
     def start(self) -> Loop:
         """A learner begins."""
-        lock = TunerLock(self.places.lock, tell=self.told.append, pause=lambda _: None, who="learner")
-        lock.acquire()
-        self.lock = lock
+        self.lock = ProcessLock(self.paths.lock, "learner").__enter__()
         self.loop = Loop(
             settings=self.settings,
-            places=self.places,
-            disk=self.disk,
+            paths=self.paths,
+            files=self.disk,
             records=self.folder / "records",
-            store=MemoryStore(self.places, self.disk, self.settings, self.told.append),
-            publisher=Publisher(
-                self.places, self.disk, keep=self.settings.keep, check=lock.check, tell=self.told.append
-            ),
-            audit=Audit(self.places, self.disk, self.told.append, "learner"),
-            lock=lock,
             clock=self.clock,
             tell=self.told.append,
         )
@@ -90,17 +71,14 @@ class LearnWorld:
 
     def die(self) -> None:
         """The process ends without a word."""
-        if self.lock is not None and self.lock._own is not None:  # what a kernel does for it
-            import os  # noqa: PLC0415
-
-            os.close(self.lock._own.fd)
-            self.lock._own = None
+        if self.lock is not None:
+            self.lock.release()  # what a kernel does for it
         self.loop = self.lock = None
         self.disk.dies_in, self.disk.full = None, False
 
     def published(self) -> RewardModel | None:
         """What a picker would read now; None for no file."""
-        content = RealDisk().read(self.places.model)
+        content = Files().read(self.paths.model)
         return None if content is None else parse_reward_model(content, "reward.json")
 
     def copied(self, folder: Path) -> LearnWorld:

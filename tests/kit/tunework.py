@@ -24,15 +24,13 @@ from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
+from epp.sidecar.files import Files
+from epp.sidecar.lock import ProcessLock
+from epp.sidecar.paths import WeightsPaths
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
-from epp.tune.audit import Audit
-from epp.tune.disk import RealDisk
-from epp.tune.lock import TunerLock
-from epp.tune.places import Places
 from epp.tune.session import Session
-from epp.tune.store import StateStore
 from epp.tune.tuner import Found, Tuner
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from epp.tune.lock import Heart
     from epp.tune.tuner import Rehearsal
     from epp.tuner.state import State
 
@@ -76,7 +73,7 @@ class CrashError(Exception):
 
 
 @dataclass
-class FakeDisk(RealDisk):
+class FakeFiles(Files):
     """A real folder that can be full, or the last thing that a process sees.
 
     Attributes:
@@ -90,10 +87,10 @@ class FakeDisk(RealDisk):
     writes: int = 0
 
     def replace(self, path: Path, content: bytes) -> None:
-        self._write(lambda: RealDisk.replace(self, path, content))
+        self._write(lambda: Files.replace(self, path, content))
 
-    def append(self, path: Path, line: bytes) -> None:
-        self._write(lambda: RealDisk.append(self, path, line))
+    def remove(self, path: Path) -> None:
+        self._write(lambda: Files.remove(self, path))
 
     def _write(self, write: Callable[[], None]) -> None:
         if self.full:
@@ -158,8 +155,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.clock = ManualClock(wall_s=self.wall_s)
-        self.disk = FakeDisk()
-        self.places = Places(self.folder / "weights.yaml")
+        self.disk = FakeFiles()
+        self.paths = WeightsPaths(self.folder / "weights.yaml")
         self.overrides = self.folder / "overrides.yaml"
         self.records = self.folder / "records"
         self.records.mkdir(exist_ok=True)
@@ -176,7 +173,6 @@ class World:
     def again(self, folder: Path, **changes: Any) -> World:
         """Another one that goes on from a copy of this one's files; its tuner was killed."""
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
-        (folder / self.places.lock.name).unlink()
         world = World(folder, wall_s=self.clock.wall_s(), **changes)
         world.start()
         return world
@@ -188,62 +184,55 @@ class World:
 
     def start(self) -> Tuner:
         """A tuner process begins."""
-        lock = TunerLock(self.places.lock, tell=self.told.append, pause=lambda _: None)
-        lock.acquire()
+        self.lock = ProcessLock(self.paths.lock, "tuner")
+        self.lock.__enter__()
         bounds = tuner_bounds("gorgo", self.book.bounds)
         rules = Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)})
-        self.tuner = self.tuner_of(lock, FakeRehearsal(self.finds), rules, policy="gorgo", starting=STARTING)
+        self.tuner = self.tuner_of(FakeRehearsal(self.finds), rules, policy="gorgo", starting=STARTING)
         self.tuner.open()
         return self.tuner
 
     def tuner_of(
         self,
-        lock: TunerLock,
         rehearsal: Rehearsal,
         rules: Rules,
         *,
         policy: str,
         starting: Mapping[str, float],
-        who: str = "tuner",
-        heart: Heart | None = None,
     ) -> Tuner:
         """A tuner on these files, not yet opened."""
         tell = self.told.append
-        self.lock = lock
         session = Session(
-            places=self.places,
-            disk=self.disk,
-            store=StateStore(self.places, self.disk, tell),
-            audit=Audit(self.places, self.disk, tell, who),
+            paths=self.paths,
+            files=self.disk,
             rules=rules,
             policy=policy,
             file_bounds=self.book.bounds,
             starting=starting,
-            check=lock.check,
             tell=tell,
             warn=tell,
         )
         return Tuner(
             session=session,
-            places=self.places,
-            disk=self.disk,
+            paths=self.paths,
+            files=self.disk,
             records=self.records,
             overrides=self.overrides if self.has_overrides else None,
             bounds=self.book.bounds,
-            lock=lock,
             clock=self.clock,
             rehearsal=rehearsal,
             tell=tell,
-            heart=heart,
         )
+
+    def stop(self) -> None:
+        """The process is stopped in order."""
+        assert self.tuner is not None
+        self.tuner.close()
+        self.lock.release()
 
     def die(self) -> None:
         """The process is gone: its lock goes, nothing else happens."""
-        import os  # noqa: PLC0415
-
-        if self.lock._own is not None:
-            os.close(self.lock._own.fd)
-            self.lock._own = None
+        self.lock.release()
         self.tuner = None
 
     def second(self, *, traffic: bool = True) -> None:
@@ -273,7 +262,7 @@ class World:
 
     def look(self) -> None:
         """The picker looks at its files."""
-        for layer, path in (("tuner", self.places.weights), ("override", self.overrides)):
+        for layer, path in (("tuner", self.paths.weights), ("override", self.overrides)):
             text = path.read_bytes() if path.exists() else None
             if text == self._texts.get(layer):
                 continue

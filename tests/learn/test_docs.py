@@ -7,16 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epp.learner.settings import Data, Gate, Guard, LearnerSettings, Monitors, Network
+from epp.learner.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 
 PAGE = (Path(__file__).parents[2] / "docs" / "learner.md").read_text()
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "network": Network,
-    "data": Data,
-    "gate": Gate,
-    "monitors": Monitors,
-    "guard": Guard,
-    "": LearnerSettings,
+    "network": NetworkKeys,
+    "data": DataKeys,
+    "gate": GateKeys,
+    "guard": GuardKeys,
+    "": LearnerKeys,
 }
 
 
@@ -31,7 +30,7 @@ def test_every_setting_is_in_the_table(section: str) -> None:
 
 
 def test_defaults_in_the_table_are_the_real_ones() -> None:
-    chosen = LearnerSettings()
+    chosen = LearnerKeys()
     for row in PAGE.splitlines():
         if not row.startswith("| `") or row.count("|") != 4:
             continue

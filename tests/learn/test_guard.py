@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from epp.learn.status import status_lines
-from epp.learn.store import MemoryStore
+from epp.learn.store import decode, encode, memory_of, saved_of
 from epp.learner.guard import GuardState, look_at_the_clock, rests, slow_place, take
 from epp.learner.rounds import Learner
 from epp.learner.samples import Logged, Sample
@@ -18,8 +18,9 @@ from epp.learner.settings import Data, Guard, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
 from epp.replay.learned import Learning, run_learned
 from epp.replay.workloads.tool_agent import ToolAgent, generate
+from epp.sidecar.feed import State as FeedState
+from epp.sidecar.files import Files
 from epp.sim.scenario import parse_fleet
-from epp.tune.disk import RealDisk
 from epp.tuner.settings import Goal, Stages, TunerSettings
 from tests.kit.learning import settings_of
 from tests.kit.learnworld import LearnWorld, quick_settings
@@ -167,34 +168,12 @@ def test_a_request_that_outlasts_its_block_counts_in_one_that_is_open() -> None:
     assert sum(filling.requests for filling in fleet.state.watch.open.values()) == requests + 1
 
 
-def retimed(**changes: object) -> LearnerSettings:
-    """Other settings of a trial, by which the guard judges."""
-    if "block_s" in changes:
-        trial = TunerSettings(stages=Stages(**changes))  # type: ignore[arg-type]
-    else:
-        trial = TunerSettings(goal=Goal(**changes))  # type: ignore[arg-type]
-    return msgspec.structs.replace(SETTINGS, trial=trial)
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_told"),
-    [
-        (retimed(block_s=60.0), True),
-        (retimed(block_s=60.0), False),
-        (retimed(block_s=30.0), True),
-        (retimed(measure="felt"), True),
-    ],
-)
-def test_by_other_settings_it_begins_anew_and_watches_as_before(
-    settings: LearnerSettings, is_told: bool
-) -> None:
+def test_of_another_measure_it_begins_anew_and_watches_as_before() -> None:
     fleet = Fleet()
     assert fleet.serve(30, learned=False) == ""
     assert fleet.serve(60, learned=True, factor=5.0) != ""
     held_s = fleet.state.held_until_wall_s
-    fleet.settings = settings
-    if not is_told:  # a memory of before that was remembered
-        fleet.state.block_s, fleet.state.measure = 0.0, ""
+    fleet.settings = msgspec.structs.replace(SETTINGS, trial=TunerSettings(goal=Goal(measure="felt")))
     assert fleet.serve(30, learned=True) == "", "compared with nothing that was counted otherwise"
     assert (fleet.state.held_until_wall_s, fleet.state.retreats) == (held_s, 1)
     assert fleet.serve(40, learned=False) == ""
@@ -218,8 +197,6 @@ def test_each_period_has_one_turn_of_the_heuristic_at_a_moment_of_its_own() -> N
         begins.append(turn[0] - times[0])
     assert max(begins) - min(begins) > 500.0
     assert not any(rests(Guard(rest_s=0.0), 3, 60.0 * minute) for minute in range(1000))
-    with pytest.raises(ValueError, match="less than every_s"):
-        Guard(every_s=10.0, rest_s=10.0)
 
 
 class TestTheLearner:
@@ -273,19 +250,16 @@ class TestTheLearner:
         assert decides.count(None) == pytest.approx(200, abs=12)
         assert decides.count(model) == len(decides) - decides.count(None)
 
-    def test_remembers_it_over_a_restart(self, tmp_path: Path) -> None:
+    def test_remembers_it_over_a_restart(self) -> None:
         settings = self.settings()
         learner, fleet = Learner(settings), Fleet(settings)
         self.lived(learner, fleet, 20, 1.0)
         learner.memory.incumbent = linear_model({"prompt_tokens": 1.0})
         self.lived(learner, fleet, 3, 4.0)
-        world = LearnWorld(tmp_path / "w", settings)
-        feed = world.start().feed.state
-        MemoryStore(world.places, RealDisk(), settings, print).save(learner.memory, feed)
-        found = MemoryStore(world.places, RealDisk(), settings, print).load()
-        assert found is not None
-        assert found[0].guard == learner.memory.guard
-        assert found[0].guard.watch.baseline
+        saved = decode(encode(saved_of(learner.memory, FeedState(), settings)))
+        again = memory_of(saved, settings)
+        assert again.guard == learner.memory.guard
+        assert again.guard.watch.baseline
 
 
 def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retreats(tmp_path: Path) -> None:
@@ -303,7 +277,7 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     loop.tick()
     assert any("is taken away, the heuristic decides: the fleet" in sentence for sentence in world.told)
     assert loop.learner.retreats == []
-    lines = status_lines(world.places, RealDisk(), world.clock.wall_s())
+    lines = status_lines(world.paths, Files(), world.clock.wall_s())
     assert any(line.startswith("guard: ") for line in lines)
     assert any("it is the heuristic's turn" in line for line in lines)
 

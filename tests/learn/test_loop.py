@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from epp.config.reward_model import parse_reward_model, version_path
 from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.learn.loop import STATUS_S
-from epp.learn.store import MemoryStore
+from epp.learn.store import decode, encode, memory_of, saved_of
 from epp.learner.rounds import Learner
-from epp.tune.audit import read_audit
-from epp.tune.disk import RealDisk
-from epp.tune.lock import LockHeldError, LockLostError
+from epp.sidecar.lock import LockHeldError
 from tests.kit.learning import Traffic, settings_of
-from tests.kit.learnworld import LearnWorld, quick_settings
+from tests.kit.learnworld import LearnWorld
 from tests.kit.tunework import CrashError
 
 if TYPE_CHECKING:
@@ -42,15 +37,13 @@ def test_records_become_a_model_with_its_versions_beside_it(lived: LearnWorld) -
     assert model is not None
     assert model.round == 3
     assert model.seen <= 160
-    versions = lived.places.versions()
-    assert version_path(lived.places.model, model.version) in versions
+    versions = lived.paths.versions()
+    assert version_path(lived.paths.model, model.version) in versions
     assert len(versions) == 3
     for path in versions:
         assert parse_reward_model(path.read_bytes(), path.name).version in path.name
-    rounds = [entry for entry in read_audit(lived.places, RealDisk()) if entry["what"] == "round"]
-    assert [entry["round"] for entry in rounds] == [1, 2, 3]
-    assert all(entry["verdict"]["figures"]["effective_samples"] > 0 for entry in rounds)
-    status = json.loads(lived.places.status.read_bytes())
+    assert [said.split(",")[0] for said in lived.told] == ["round 1", "round 2", "round 3"]
+    status = json.loads(lived.paths.status.read_bytes())
     assert status["model"]["version"] == model.version
 
 
@@ -63,7 +56,7 @@ def test_a_learner_that_was_killed_goes_on_and_nothing_counts_twice(
     world.run(40)
     assert loop.learner.memory.seen == 200
     assert loop.learner.memory.rounds == 4
-    assert len(set(world.places.versions())) == 4
+    assert len(set(world.paths.versions())) == 4
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
@@ -87,7 +80,7 @@ def test_killed_at_any_write_it_goes_on_as_if_nothing_had_been(
     model, incumbent = world.published(), loop.incumbent
     assert incumbent is not None
     assert model == incumbent
-    assert version_path(world.places.model, incumbent.version).exists()
+    assert version_path(world.paths.model, incumbent.version).exists()
 
 
 def test_a_full_disk_costs_nothing_but_freshness(lived: LearnWorld, tmp_path: Path) -> None:
@@ -110,31 +103,13 @@ def test_a_full_disk_costs_nothing_but_freshness(lived: LearnWorld, tmp_path: Pa
     assert loop.learner.memory.seen == 280
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_whatever_prefix_of_a_memory_survives_the_other_one_is_used(
-    lived: LearnWorld, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    world = lived.copied(tmp_path_factory.mktemp("torn") / "world")
-    for path in world.places.states:
-        content = path.read_bytes()
-        cut = data.draw(st.integers(0, len(content)), label=path.name)
-        path.write_bytes(content[:cut])
-    loop = world.start()
-    world.run(20)
-    memory = loop.learner.memory
-    assert memory.seen == 180  # whatever is not in the memory is read from the records again
-    assert memory.rounds >= 1
-    assert world.published() == loop.incumbent
-
-
 def test_a_model_file_that_somebody_took_or_changed_is_written_again(
     lived: LearnWorld, tmp_path: Path
 ) -> None:
     world = lived.copied(tmp_path / "taken")
     loop = world.start()
     loop.tick()
-    model, content = world.places.model, world.places.model.read_bytes()
+    model, content = world.paths.model, world.paths.model.read_bytes()
     for harm in (model.unlink, lambda: model.write_bytes(content[:-9])):
         harm()
         world.clock.advance(STATUS_S)
@@ -145,46 +120,23 @@ def test_a_model_file_that_somebody_took_or_changed_is_written_again(
     assert sum("brought back" in said for said in world.told) == 2
 
 
-def test_a_changed_memory_and_one_of_other_features_are_not_used(lived: LearnWorld, tmp_path: Path) -> None:
+def test_a_memory_of_other_features_begins_anew(lived: LearnWorld, tmp_path: Path) -> None:
     world = lived.copied(tmp_path / "other")
-    other = settings_of(network={"features": ("kv_usage",)})
-    told: list[str] = []
-    assert MemoryStore(world.places, RealDisk(), other, told.append).load() is None
-    assert "other features" in told[0]
-    for path in world.places.states:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        path.write_bytes(content)
-    assert MemoryStore(world.places, RealDisk(), quick_settings(), told.append).load() is None
+    world.settings = settings_of(network={"features": ("kv_usage",)})
+    assert world.start().learner.memory.seen == 0
+    assert "other features" in world.told[0]
 
 
-def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
-    lived: LearnWorld, tmp_path: Path
+@pytest.mark.parametrize("content", [b"", b"\x80", None])
+def test_a_memory_that_cannot_be_used_is_not_begun_anew(
+    lived: LearnWorld, tmp_path: Path, content: bytes | None
 ) -> None:
     world = lived.copied(tmp_path / "unreadable")
-    half = world.places.states[1]
-    half.unlink(missing_ok=True)
-    half.mkdir()
-    with pytest.raises(EppError, match="Is a directory; the learner's memory must be readable"):
+    content = world.paths.memory.read_bytes()[:-100] if content is None else content
+    world.paths.memory.write_bytes(content)
+    with pytest.raises(EppError, match="it is damaged, or of another version of epp"):
         world.start()
-
-
-def test_a_memory_of_another_version_is_not_begun_anew(
-    lived: LearnWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = lived.copied(tmp_path / "later")
-    store = MemoryStore(world.places, RealDisk(), world.settings, print)
-    found = store.load()
-    assert found is not None
-    with monkeypatch.context() as later:
-        later.setattr("epp.learn.store.FORMAT", 2)
-        store.save(*found)
-    before = [path.read_bytes() for path in world.places.states]
-    with pytest.raises(
-        EppError, match="the memory has format 2, this program reads 1; start the version of epp"
-    ):
-        world.start()
-    assert [path.read_bytes() for path in world.places.states] == before
+    assert world.paths.memory.read_bytes() == content
 
 
 def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
@@ -196,10 +148,8 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
             learner.train(1.0)
     world = LearnWorld(tmp_path / "w", chosen)
     feed = world.start().feed.state
-    MemoryStore(world.places, RealDisk(), chosen, print).save(learner.memory, feed)
-    found = MemoryStore(world.places, RealDisk(), chosen, print).load()
-    assert found is not None
-    again = Learner(chosen, memory=found[0])
+    saved = decode(encode(saved_of(learner.memory, feed, chosen)))
+    again = Learner(chosen, memory=memory_of(saved, chosen))
     more = Traffic(5).many(100)
     models = []
     for each in (learner, again):
@@ -211,18 +161,11 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
     assert learner.last == again.last
 
 
-def test_a_second_learner_is_refused_and_a_robbed_one_writes_nothing(tmp_path: Path) -> None:
+def test_a_second_learner_is_refused(tmp_path: Path) -> None:
     world = LearnWorld(tmp_path / "w")
-    loop = world.start()
-    world.recorded.write(80)
+    world.start()
     with pytest.raises(LockHeldError, match="a learner runs on this file already"):
         LearnWorld.start(world)
-    text = world.places.lock.read_bytes()
-    world.places.lock.write_bytes(text.replace(b'"token":"', b'"token":"f', 1)[: len(text)])
-    with pytest.raises(LockLostError):
-        loop.tick()
-    assert world.published() is None
-    assert not any(path.exists() for path in world.places.states)
 
 
 def test_damaged_records_are_passed_over_and_a_half_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -249,18 +192,21 @@ def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
     assert world.published() is not None
 
 
-def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(tmp_path: Path) -> None:
-    world = LearnWorld(tmp_path / "w", msgspec.structs.replace(quick_settings(), keep=2))
+def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.learn.publish.KEPT_VERSIONS", 2)
+    world = LearnWorld(tmp_path / "w")
     loop = world.start()
     world.run(240)
     model = world.published()
     assert model is not None
-    assert len(world.places.versions()) == 2
-    assert version_path(world.places.model, model.version) in world.places.versions()
+    assert len(world.paths.versions()) == 2
+    assert version_path(world.paths.model, model.version) in world.paths.versions()
     loop.learner.memory.incumbent = None
     loop.tick()
-    assert not world.places.model.exists()
-    assert len(world.places.versions()) == 2
+    assert not world.paths.model.exists()
+    assert len(world.paths.versions()) == 2
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0, -600.0])

@@ -33,7 +33,7 @@ def test_no_room_for_a_rehearsal_is_told_and_it_is_begun_again(tmp_path: Path) -
     world.run(4)
     assert world.state.phase == "search"
     assert any("cannot be begun: [Errno 28] No space left on device" in said for said in world.told)
-    lines = status_lines(world.state, world.settings, world.places, world.clock.wall_s())
+    lines = status_lines(world.state, world.settings, world.paths, world.clock.wall_s())
     assert any("failed and is begun again later: the rehearsal cannot be begun" in line for line in lines)
     world.until("screen")
     assert world.state.candidate == GOOD
@@ -70,7 +70,7 @@ def test_a_child_that_finds_no_room_leaves_nothing_behind(
     world.run(4)
     assert world.state.phase == "search"
     assert world.tuner._rehearsal.poll() is None
-    world.tuner.close()
+    world.stop()
 
 
 def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_path: Path) -> None:

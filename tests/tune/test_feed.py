@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epp.clock import ManualClock
 from epp.decide.record_files import file_name
 from epp.decide.records import outcome_record, to_record
-from epp.tune.feed import SampleFeed, State
+from epp.sidecar.feed import State
+from epp.tune.feed import SampleFeed
 from tests.kit.records import WALL_S, decided, outcome_of
 
 if TYPE_CHECKING:
@@ -91,28 +93,6 @@ def test_a_folder_that_is_empty_for_a_moment_does_not_count_again(tmp_path: Path
     assert taken(restarted) == []
     assert feed.state.seen == restarted.state.seen == 4
     assert len(told) == 1  # of the file under another schema
-
-
-def test_progress_is_told_with_every_line_whatever_it_says(tmp_path: Path) -> None:
-    whole = text(lines(3))
-    path_of(tmp_path).write_bytes(whole + b"no record\n" + text(lines(1, "late")))
-    told: list[None] = []
-
-    def begun(state: State | None) -> SampleFeed:
-        told.clear()
-        said = told.append
-        return SampleFeed(
-            tmp_path, policy="gorgo", tell=lambda _: None, state=state, on_progress=lambda: said(None)
-        )
-
-    feed = begun(None)
-    assert len(told) == 9, "history, read to its end"
-    again = begun(feed.state)
-    assert taken(again) == []
-    assert len(told) == 9, "passed over"
-    whole_again = begun(State())
-    assert len(taken(whole_again)) == 4
-    assert len(told) == 9
 
 
 def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> None:
@@ -254,7 +234,7 @@ def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: P
 def test_nobody_is_given_up_while_there_are_lines_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.tune.feed.MAX_BATCH", 4)
+    monkeypatch.setattr("epp.sidecar.feed.MAX_BATCH", 4)
     path_of(tmp_path).write_bytes(text(lines(3, "old")))
     records, newer = lines(1), path_of(tmp_path, 1)
     newer.write_bytes(text(records[:1]))
@@ -273,7 +253,7 @@ def test_nobody_is_given_up_while_there_are_lines_unread(
 def test_requests_that_too_many_wait_beside_are_counted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.tune.feed.MAX_WAITING", 2)
+    monkeypatch.setattr("epp.sidecar.feed.MAX_WAITING", 2)
     records = lines(5)
     path_of(tmp_path).write_bytes(text(records[::2]))  # no outcomes
     told: list[str] = []
@@ -295,7 +275,7 @@ def test_endpoints_that_too_many_are_kept_of_are_counted_and_told(
 
     records = lines(8)
     each = len(records[0]["endpoints"])
-    monkeypatch.setattr("epp.tune.feed.MAX_WAITING_ENDPOINTS", 3 * each)
+    monkeypatch.setattr("epp.sidecar.feed.MAX_WAITING_ENDPOINTS", 3 * each)
     path_of(tmp_path).write_bytes(text([*records[:8:2], *records[7:8]]))
     told: list[str] = []
     feed = Whole(tmp_path, policy="gorgo", tell=told.append, state=State())
@@ -326,7 +306,10 @@ def test_what_is_dispatched_around_a_step_of_the_clock_does_not_count(tmp_path: 
     path.write_bytes(text(records[:5]))
     feed = feed_of(tmp_path)
     assert len(taken(feed)) == 2
-    feed.stepped(WALL_S + 4.0, WALL_S + 3000.0, wait_s=2.0)
+    clock = ManualClock(wall_s=WALL_S + 4.0)
+    assert feed.check_clock(clock, wait_s=2.0) == 0.0
+    clock._offset_s += 2996.0
+    assert feed.check_clock(clock, wait_s=2.0) == 2996.0
     with path.open("ab") as file:
         file.write(text(records[5:]))
     assert [sample.id for sample in taken(feed)] == ["id-7"]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,14 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
-from epp.errors import ConfigError
-from epp.tune.asked import ask, read_asked
-from epp.tune.audit import Audit, read_audit
-from epp.tune.disk import RealDisk
-from epp.tune.places import Places
-from epp.tune.process import StopSignals
-from epp.tune.store import StateStore
-from epp.tuner.plan import parse_plan, render_plan
+from epp.sidecar.files import Files
+from epp.sidecar.paths import WeightsPaths
+from epp.sidecar.process import StopSignals
+from epp.tune.operator_requests import ask, read_requests
+from epp.tune.session import memory_at
+from epp.tuner.plan import parse_plan
 from epp.tuner.state import State
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
@@ -42,7 +35,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def within_bounds(world: World) -> None:
-    text = world.places.weights.read_bytes()
+    text = world.paths.weights.read_bytes()
     plan = parse_plan(text, "weights.yaml", policy="gorgo", bounds=world.book.bounds)
     assert plan.weights in (STARTING, GOOD)
 
@@ -55,8 +48,8 @@ def test_whatever_prefix_of_any_file_survives_picker_and_tuner_go_on(
     folder = tmp_path_factory.mktemp("torn")
     broken = lived.again(folder)
     broken.die()
-    places = broken.places
-    named = [places.weights, *places.states, places.lock, places.audit, places.asked, broken.overrides]
+    paths = broken.paths
+    named = [paths.weights, paths.lock, paths.requests, broken.overrides]
     for path in named:
         if path.exists() and data.draw(st.booleans(), label=path.name):
             content = path.read_bytes()
@@ -93,25 +86,6 @@ def test_killed_at_any_write_it_goes_on_and_nothing_counts_twice(
         written = sum(path.read_bytes().count(b'"kind":"outcome"') for path in world.records.iterdir())
         assert feed.seen + feed.unmatched <= written, "no sample twice"
         world.die()
-
-
-def test_the_audit_log_is_bounded_and_reads_on_after_half_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("epp.tune.audit.MAX_BYTES", 2000)
-    told: list[str] = []
-    places = Places(tmp_path / "weights.yaml")
-    audit = Audit(places, RealDisk(), told.append, "tuner")
-    for number in range(100):
-        audit.write(float(number), "note", reason="x" * 20)
-    sizes = [path.stat().st_size for path in (places.audit, places.audit_before)]
-    assert max(sizes) <= 2000
-    with places.audit.open("ab") as file:
-        file.write(b"[" * 5000 + b"\n" + b'{"at": 1, "wh')
-    audit.write(100.0, "note", reason="after half a line")
-    entries = read_audit(places, RealDisk())
-    assert entries[-1]["reason"] == "after half a line"
-    assert not told
 
 
 def configured(folder: Path, policy: str = "gorgo", extra: str = "") -> Path:
@@ -167,7 +141,7 @@ def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_pr
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("epp.tune.disk.replace_file", read_only)
+    monkeypatch.setattr("epp.sidecar.files.Files.replace", read_only)
     config = configured(tmp_path)
     assert epp("weights", "pin", "queue_weight=0.7", "--config", config, "--namespace", "ai") == 3
     said = capsys.readouterr().out
@@ -219,7 +193,7 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     world = lived.again(tmp_path)
     assert world.tuner is not None
     world.run(2)
-    world.tuner.close()
+    world.stop()
     config = configured(tmp_path)
     assert epp("tune", "status", "--config", config) == 0
     said = capsys.readouterr().out
@@ -236,9 +210,8 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     assert "done, no tuner is running: baseline" in capsys.readouterr().out
     assert epp("tune", "thaw", "--config", config) == 0
     assert "nothing to thaw, no tuner is running: baseline" in capsys.readouterr().out
-    assert epp("weights", "history", "--audit", "--config", config) == 0
-    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert any("a ticket" in entry.get("reason", "") for entry in entries)
+    assert epp("weights", "history", "--config", config) == 0
+    assert "a ticket" in capsys.readouterr().out
     within_bounds(world)
 
 
@@ -248,8 +221,8 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
     world = lived.again(tmp_path)
     assert world.tuner is not None
     world.run(2)
-    ask(world.places, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
-    world.tuner.close()
+    ask(world.paths, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
+    world.stop()
     assert epp("tune", "thaw", "--config", configured(tmp_path)) == 0
     said = capsys.readouterr().out
     assert "done before it, asked of a tuner that has stopped: freeze" in said
@@ -271,18 +244,16 @@ def test_what_failed_is_not_done_later(
     (tmp_path / name).mkdir()
     assert epp("tune", "freeze", "--config", config) == 2
     assert said in capsys.readouterr().err
-    assert read_asked(Places(tmp_path / "weights.yaml"), RealDisk()) == []
+    assert read_requests(WeightsPaths(tmp_path / "weights.yaml"), Files()) == []
 
 
 def test_a_memory_of_any_size_is_read_again(tmp_path: Path) -> None:
-    places, told = Places(tmp_path / "weights.yaml"), list[str]()
+    memory = memory_at(WeightsPaths(tmp_path / "weights.yaml"))
     cursor = "x" * (17 << 20)  # some 50,000 requests that wait for their outcomes
-    store = StateStore(places, RealDisk(), told.append)
-    for _ in range(2):
-        store.save(State(policy="gorgo", incumbent=STARTING, cursor=cursor))
-    found = StateStore(places, RealDisk(), told.append).load()
+    memory.save(State(policy="gorgo", incumbent=STARTING, cursor=cursor))
+    found = memory.load()
     assert found is not None
-    assert (found.cursor, told) == (cursor, [])
+    assert found.cursor == cursor
 
 
 def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
@@ -290,11 +261,11 @@ def test_a_memory_that_is_there_and_cannot_be_read_is_not_begun_anew(
 ) -> None:
     config = configured(tmp_path)
     (tmp_path / "records").mkdir()
-    half = tmp_path / "weights.tuner-b.json"
-    half.mkdir()
+    memory = tmp_path / "weights.tuner.json"
+    memory.mkdir()
     for words in (("tune",), ("tune", "status"), ("tune", "freeze"), ("weights", "rollback", "0")):
         assert epp(*words, "--config", config) == 2
-        assert f"{half}: Is a directory; the tuner's memory must be readable" in capsys.readouterr().err
+        assert f"{memory}: Is a directory; this memory must be readable" in capsys.readouterr().err
     assert not (tmp_path / "weights.yaml").exists()
 
 
@@ -307,8 +278,8 @@ def test_the_configuration_of_another_policy_costs_no_memory(
     world = lived.again(tmp_path)
     assert world.tuner is not None
     world.run(2)
-    world.tuner.close()
-    kept = [world.places.weights, *world.places.states]
+    world.stop()
+    kept = [world.paths.weights, world.paths.memory]
     before = [path.read_bytes() for path in kept]
     config = configured(tmp_path, "gorgo-ms")
     assert epp(*words, "--config", config) == 2
@@ -316,7 +287,7 @@ def test_the_configuration_of_another_policy_costs_no_memory(
     assert f"{config}: policy.name: 'gorgo-ms', but the tuner's memory beside " in said
     assert "is of policy 'gorgo' (give the configuration with 'gorgo'; nothing was changed)" in said
     assert [path.read_bytes() for path in kept] == before
-    assert not world.places.asked.exists(), "no tuner does it later, either"
+    assert not world.paths.requests.exists(), "no tuner does it later, either"
 
 
 @pytest.mark.parametrize(
@@ -365,35 +336,3 @@ def test_a_signal_at_any_moment_stops_the_waiting(monkeypatch: pytest.MonkeyPatc
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         heard[number](number, None)
         assert stop.wait(30.0)
-
-
-def test_a_real_tuner_runs_refuses_a_second_and_is_killed_without_harm(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    (tmp_path / "records").mkdir()
-    (tmp_path / ".weights.tuner-a.json.99999.tmp").touch()  # of a tuner that was killed
-    words = [sys.executable, "-m", "epp", "tune", "--config", str(config), "--every", "0.05"]
-    weights = tmp_path / "weights.yaml"
-    for number, sign in enumerate((signal.SIGKILL, signal.SIGTERM)):
-        with (tmp_path / f"log{number}").open("wb") as log:
-            process = subprocess.Popen(words, stderr=log)
-        try:
-            waited_until = time.monotonic() + 60.0
-            while not (weights.exists() and b"serial: " + str(number + 1).encode() in weights.read_bytes()):
-                assert process.poll() is None, (tmp_path / f"log{number}").read_text()
-                assert time.monotonic() < waited_until
-                time.sleep(0.05)
-            second = subprocess.run(words, capture_output=True, text=True, check=False)
-            assert second.returncode == 2
-            assert f"a tuner runs on this file already: pid {process.pid}" in second.stderr
-            os.kill(process.pid, sign)
-            assert process.wait(30) == (-9 if sign == signal.SIGKILL else 0)
-        finally:
-            process.kill()
-            process.wait()
-    assert not list(tmp_path.glob(".weights*.tmp"))
-    assert "is gone; taking over" in (tmp_path / "log1").read_text()
-    bounds = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0), "prefill_weight": (0.0, 5.0)}
-    plan = parse_plan(weights.read_bytes(), "weights.yaml", policy="gorgo", bounds=bounds)
-    assert plan.weights == STARTING
-    with pytest.raises(ConfigError):
-        parse_plan(render_plan(plan)[:-9], "weights.yaml", policy="gorgo", bounds=bounds)

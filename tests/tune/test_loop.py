@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tune import feed
-from epp.tune.asked import ask, read_asked, withdraw
-from epp.tune.audit import read_audit
-from epp.tune.disk import RealDisk
-from epp.tune.lock import STALE_S
-from epp.tune.places import Places
+from epp.sidecar.files import Files
+from epp.sidecar.paths import WeightsPaths
+from epp.tune.operator_requests import ask, read_requests, withdraw
 from epp.tuner.plan import Switchback, parse_plan
-from tests.kit.beats import Beats
 from tests.kit.tunework import BAD, GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
@@ -41,7 +37,7 @@ def world(lived: World, tmp_path: Path) -> World:
 
 
 def plan(world: World) -> Plan:
-    text = world.places.weights.read_bytes()
+    text = world.paths.weights.read_bytes()
     return parse_plan(text, "weights.yaml", policy="gorgo", bounds=world.book.bounds)
 
 
@@ -54,7 +50,7 @@ def test_a_better_candidate_is_promoted_through_all_stages_and_pickers_follow(tm
     world.look()
     assert world.book.current.values["rtt_weight"] == 1.0
     assert not world.picker_errors
-    phases = [entry["after"] for entry in read_audit(world.places, world.disk) if entry["what"] == "phase"]
+    phases = [said.split(" -> ")[1].split(":")[0] for said in world.told if " -> " in said]
     assert phases == ["search", "screen", "ramp", "switchback", "probation"]
     assert world.arms["candidate"] > 300
     world.until("baseline")
@@ -91,16 +87,15 @@ def test_a_trial_outlives_its_lease_only_while_the_tuner_lives(world: World) -> 
 def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr("epp.tune.feed.MAX_BATCH", batch)
+    monkeypatch.setattr("epp.sidecar.feed.MAX_BATCH", batch)
     alive = world.again(tmp_path / "alive")
     assert alive.tuner is not None
     for one in (alive, world):
         for _ in range(6):
             one.run(4)
             one.rotate()
-    tuner, world.tuner = world.tuner, None  # stopped between two looks
-    assert tuner is not None
-    tuner.close()
+    world.stop()  # between two looks
+    world.tuner = None
     for one in (alive, world):
         for _ in range(7):  # within the lease
             one.run(4)
@@ -175,13 +170,13 @@ def test_a_fleet_that_begins_to_fail_promotes_nothing(world: World) -> None:
 
 def test_a_full_disk_is_told_once_and_nothing_is_lost(world: World) -> None:
     world.run(5)
-    before = world.places.weights.read_bytes()
+    before = world.paths.weights.read_bytes()
     world.disk.full = True
     seen = world.tuner.feed.state.seen if world.tuner else 0
     world.run(20)
     assert world.tuner is not None
     assert world.tuner.feed.state.seen > seen
-    assert world.places.weights.read_bytes() == before
+    assert world.paths.weights.read_bytes() == before
     assert (
         sum("No space left" in sentence and "keeping it in memory" in sentence for sentence in world.told)
         <= 2
@@ -263,7 +258,7 @@ def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
     world = World(tmp_path, [GOOD])
     world.start()
     world.until("probation")
-    ask(world.places, world.disk, "rollback", reason="support ticket", number=0, at_wall_s=0.0)
+    ask(world.paths, world.disk, "rollback", reason="support ticket", number=0, at_wall_s=0.0)
     world.run(2)
     assert world.state.phase == "frozen"
     assert plan(world).weights == STARTING
@@ -272,10 +267,10 @@ def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
     world.start()
     world.run(3)
     assert [change.how for change in world.state.history] == ["start", "promoted", "rolled-back"], "done once"
-    ask(world.places, world.disk, "thaw", reason="again", at_wall_s=0.0)
+    ask(world.paths, world.disk, "thaw", reason="again", at_wall_s=0.0)
     world.run(2)
     assert not world.state.held
-    ask(world.places, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
+    ask(world.paths, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
     world.run(2)
     assert world.state.reason == "by request: holidays"
 
@@ -284,8 +279,8 @@ def test_requests_within_one_look_are_all_done_in_order(tmp_path: Path) -> None:
     world = World(tmp_path, [GOOD])
     world.start()
     world.until("probation")
-    ask(world.places, world.disk, "rollback", reason="a ticket", number=0, at_wall_s=0.0)
-    ask(world.places, world.disk, "thaw", reason="go on", at_wall_s=0.0)
+    ask(world.paths, world.disk, "rollback", reason="a ticket", number=0, at_wall_s=0.0)
+    ask(world.paths, world.disk, "thaw", reason="go on", at_wall_s=0.0)
     world.run(2)
     hows = ["start", "promoted", "rolled-back"]
     assert [change.how for change in world.state.history] == hows
@@ -295,7 +290,7 @@ def test_requests_within_one_look_are_all_done_in_order(tmp_path: Path) -> None:
     world.start()
     world.run(4)
     assert [change.how for change in world.state.history] == hows, "done once"
-    withdraw(world.places, world.disk, ask(world.places, world.disk, "freeze", reason="", at_wall_s=0.0))
+    withdraw(world.paths, world.disk, ask(world.paths, world.disk, "freeze", reason="", at_wall_s=0.0))
     world.run(2)
     assert world.state.phase == "baseline", "what was taken back is not done, nor the others once more"
 
@@ -304,7 +299,7 @@ def test_a_weights_file_changed_behind_the_tuners_back_is_written_again(tmp_path
     world = World(tmp_path)
     world.start()
     world.run(10)
-    world.places.weights.write_text("weights: {rtt_weight: 0.9}\n")
+    world.paths.weights.write_text("weights: {rtt_weight: 0.9}\n")
     world.run(10)
     assert plan(world).weights == STARTING
     assert any("somebody else" in sentence for sentence in world.told)
@@ -312,7 +307,7 @@ def test_a_weights_file_changed_behind_the_tuners_back_is_written_again(tmp_path
 
 def test_a_first_start_goes_on_from_the_file_that_is_there(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.places.weights.write_text("weights: {rtt_weight: 0.9}\n")
+    world.paths.weights.write_text("weights: {rtt_weight: 0.9}\n")
     world.start()
     world.run(2)
     assert plan(world).weights == {**STARTING, "rtt_weight": 0.9}
@@ -327,26 +322,11 @@ def test_the_written_schedule_is_what_the_picker_serves(world: World) -> None:
 
 
 def test_what_commands_ask_for_at_the_same_moment_is_all_on_file(tmp_path: Path) -> None:
-    places = Places(tmp_path / "weights.yaml")
+    places = WeightsPaths(tmp_path / "weights.yaml")
 
     def said(number: int) -> str:
-        return ask(places, RealDisk(), "freeze", reason=str(number), at_wall_s=0.0).id
+        return ask(places, Files(), "freeze", reason=str(number), at_wall_s=0.0).id
 
     with ThreadPoolExecutor(6) as pool:
         ids = set(pool.map(said, range(6)))
-    assert {asked.id for asked in read_asked(places, RealDisk())} == ids
-
-
-def test_the_lock_is_beaten_while_a_backlog_is_read(
-    lived: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = lived.again(tmp_path)
-    assert world.tuner is not None
-    for _ in range(50):
-        world.request()
-    beats = Beats(monkeypatch, world.clock)
-    beats.slow(feed, "parse_line", 1.0)
-    begun_s = world.clock.mono_s()
-    world.tuner.tick()
-    assert world.clock.mono_s() - begun_s >= 2 * STALE_S
-    assert beats.longest_silence_s(world.places.lock.name, begun_s) < STALE_S / 3
+    assert {asked.id for asked in read_requests(places, Files())} == ids

@@ -129,33 +129,3 @@ def test_a_ramp_with_fewer_steps_goes_on_from_the_last_of_them(shares: tuple[flo
     assert (world.state.phase, trial.share) == ("ramp", [stages.screen_share, *shares][-1])
     status(world.state, world.rules.settings)
     world.run(lambda w: w.state.phase == "switchback")
-
-
-@pytest.mark.parametrize("block_s", [30.0, 60.0])
-@pytest.mark.parametrize("phase", ["screen", "frozen"])
-def test_blocks_of_another_length_are_watched_anew(block_s: float, phase: str) -> None:
-    world = Deployment(lambda _: Effect(), [NEW])
-    world.run(lambda w: w.state.phase == phase)
-    world.tick()
-    stages = msgspec.structs.replace(world.settings.stages, block_s=block_s)
-    said = started_again(world, Rules(msgspec.structs.replace(world.settings, stages=stages), BOUNDS))
-    assert f"blocks last {block_s:g} s instead of 45" in said
-    candidate = NEW if phase == "screen" else None
-    assert (world.state.phase, world.state.candidate) == (
-        "baseline" if phase == "screen" else phase,
-        candidate,
-    )
-    for _ in range(24):
-        world.tick()
-    assert len(world.state.watch.baseline) >= 240 // block_s
-    if phase == "screen":
-        world.run(lambda w: w.state.phase == "screen")
-
-
-def test_a_watch_that_waits_for_a_block_of_years_to_come_is_mended() -> None:
-    world = Deployment(lambda _: Effect())
-    world.run(lambda w: w.state.phase == "frozen")
-    world.state.watch.skip_until = 10 * world.state.watch.recent[-1][0]
-    for _ in range(40):
-        world.tick()
-    assert len(world.state.watch.baseline) > 10

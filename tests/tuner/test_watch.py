@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tune.places import Places
+from epp.sidecar.paths import WeightsPaths
 from epp.tune.status import status_lines
 from epp.tuner import watch
 from epp.tuner.plan import parse_plan, render_plan
@@ -50,7 +50,7 @@ def test_a_trial_under_which_both_arms_suffer_is_ended(tmp_path: Path) -> None:
     assert world.plan.trial is None
     assert world.plan.ended_for_fleet == 1
     parse_plan(render_plan(world.plan), "weights.yaml", policy="gorgo-ms", bounds=BOUNDS)
-    places = Places(tmp_path / "weights.yaml")
+    places = WeightsPaths(tmp_path / "weights.yaml")
     said = "\n".join(status_lines(world.state, world.settings, places, world.now_wall_s))
     assert "because the whole fleet suffered: 1" in said
     assert "cooling down" in said

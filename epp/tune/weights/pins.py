@@ -7,16 +7,14 @@ ConfigMap is printed instead.
 from __future__ import annotations
 
 import errno
-import time
 from typing import TYPE_CHECKING
 
 import yaml
 
 from epp.config.load import check_weights
 from epp.errors import ConfigError, EppError
-from epp.tune.audit import Audit
+from epp.sidecar.files import Files, exclusive
 from epp.tune.command import read_pins
-from epp.tune.disk import RealDisk, in_turn
 
 if TYPE_CHECKING:
     import argparse
@@ -63,7 +61,7 @@ def change(
     check_weights(set_to, "command line", "pin", setup.file_bounds)
     check_weights(dict.fromkeys(drop or (), 0.0), "command line", "unpin", _any(setup))
     # Two operators at once: who came second must know what the first has pinned.
-    with in_turn(setup.overrides.with_name(f"{setup.overrides.stem}.pins.lock")):
+    with exclusive(setup.overrides.with_name(f"{setup.overrides.stem}.pins.lock")):
         return _change(setup, setup.overrides, set_to, drop, arguments)
 
 
@@ -87,7 +85,7 @@ def _change(
     after = {name: value for name, value in {**before, **set_to}.items() if name not in drop}
     content = render(setup.policy, after)
     try:
-        RealDisk().replace(overrides, content)
+        Files().replace(overrides, content)
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise EppError(f"{overrides}: {error}") from error
@@ -96,8 +94,6 @@ def _change(
             f"and --namespace name the ConfigMap behind it):\n\n{kubectl(setup, content, arguments)}"
         )
         return 3
-    audit = Audit(setup.places, RealDisk(), print, "operator")
-    audit.write(time.time(), "pins", before=before, after=after)
     pinned = ", ".join(f"{name}={value:g}" for name, value in sorted(after.items())) or "nothing"
     print(f"pinned: {pinned}; pickers follow within a second")
     return 0

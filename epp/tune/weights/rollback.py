@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
 from epp.tune import setup as setups
 from epp.tune.command import tell_tuner
-from epp.tune.disk import RealDisk
-from epp.tune.store import StateStore
+from epp.tune.session import memory_at
 
 if TYPE_CHECKING:
     import argparse
@@ -18,14 +16,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("number", type=int, metavar="N", help="as `epp weights history` numbers them")
-    parser.add_argument("--reason", default="", help="why, for the audit log")
+    parser.add_argument("--reason", default="", help="why, for the log and the status")
     setups.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Go back."""
     setup = setups.read_setup(arguments, looking=True)
-    state = StateStore(setup.places, RealDisk(), lambda said: print(f"epp: {said}", file=sys.stderr)).load()
+    state = memory_at(setup.paths).load()
     known = [] if state is None else [change.number for change in state.history]
     if arguments.number not in known:
         raise EppError(

@@ -46,7 +46,7 @@ def book_of(setup: Setup) -> tuple[WeightBook, list[str]]:
         source="configuration",
     )
     problems = []
-    for layer, path in (("tuner", setup.places.weights), ("override", setup.overrides)):
+    for layer, path in (("tuner", setup.paths.weights), ("override", setup.overrides)):
         if path is None:
             continue
         try:

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from epp.decide.record_files import DAMAGED
-from epp.tune.disk import in_turn
+from epp.sidecar.files import exclusive
 from epp.tuner.state import Freeze, RollBack, Thaw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.tune.disk import Disk
-    from epp.tune.places import Places
+    from epp.sidecar.files import Files
+    from epp.sidecar.paths import WeightsPaths
     from epp.tuner.state import Event
 
 #: Requests that the file keeps, the newest; a tuner that runs does each within seconds.
 KEPT = 20
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A request.
+class OperatorRequest(msgspec.Struct, frozen=True):
+    """What an operator asks for.
 
     Attributes:
         id: drawn for each.
@@ -47,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True):
     at_wall_s: float = 0.0
 
     def event(self, now_wall_s: float) -> Event:
-        """What the machine is told."""
+        """The event of the machine."""
         reason = self.reason or "no reason given"
         if self.what == "freeze":
             return Freeze(now_wall_s, reason)
@@ -57,55 +57,55 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def ask(
-    places: Places,
-    disk: Disk,
+    paths: WeightsPaths,
+    files: Files,
     what: Literal["freeze", "thaw", "rollback"],
     *,
     reason: str,
     at_wall_s: float,
     number: int = -1,
-) -> Asked:
+) -> OperatorRequest:
     """Add a request to those on file.
 
     Raises:
         OSError: the file cannot be read or written.
     """
     reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
-    asked = Asked(secrets.token_hex(8), what, reason, number, at_wall_s)
-    with in_turn(places.asked_lock):
-        disk.replace(places.asked, msgspec.json.encode([*_on_file(places, disk), asked][-KEPT:]))
-    return asked
+    request = OperatorRequest(secrets.token_hex(8), what, reason, number, at_wall_s)
+    with exclusive(paths.requests_lock):
+        files.replace(paths.requests, msgspec.json.encode([*_on_file(paths, files), request][-KEPT:]))
+    return request
 
 
-def withdraw(places: Places, disk: Disk, asked: Asked) -> None:
+def withdraw(paths: WeightsPaths, files: Files, request: OperatorRequest) -> None:
     """Take a request back: nobody shall do it later."""
-    with contextlib.suppress(OSError), in_turn(places.asked_lock):
-        left = [other for other in _on_file(places, disk) if other.id != asked.id]
-        disk.replace(places.asked, msgspec.json.encode(left))
+    with contextlib.suppress(OSError), exclusive(paths.requests_lock):
+        left = [other for other in _on_file(paths, files) if other.id != request.id]
+        files.replace(paths.requests, msgspec.json.encode(left))
 
 
-def read_asked(places: Places, disk: Disk) -> list[Asked]:
+def read_requests(paths: WeightsPaths, files: Files) -> list[OperatorRequest]:
     """The requests on file, oldest first, done or not; none where it cannot be read or is torn."""
     try:
-        return _on_file(places, disk)
+        return _on_file(paths, files)
     except OSError:
         return []
 
 
-def not_done(requests: Sequence[Asked], done: str) -> list[Asked]:
-    """Those that are not among what `as_done` told of."""
+def not_done(requests: Sequence[OperatorRequest], done: str) -> list[OperatorRequest]:
+    """Requests that `as_done` did not name."""
     ids = set(done.split(","))
-    return [asked for asked in requests if asked.id not in ids]
+    return [request for request in requests if request.id not in ids]
 
 
-def as_done(requests: Sequence[Asked]) -> str:
+def as_done(requests: Sequence[OperatorRequest]) -> str:
     """All of them as done, in a word that can be persisted."""
-    return ",".join(asked.id for asked in requests)
+    return ",".join(request.id for request in requests)
 
 
-def _on_file(places: Places, disk: Disk) -> list[Asked]:
-    content = disk.read(places.asked)
+def _on_file(paths: WeightsPaths, files: Files) -> list[OperatorRequest]:
+    content = files.read(paths.requests)
     try:
-        return msgspec.json.decode(content, type=list[Asked]) if content else []
+        return msgspec.json.decode(content, type=list[OperatorRequest]) if content else []
     except DAMAGED:
         return []

@@ -1,4 +1,4 @@
-"""What sidecars that look at files have in common: how they stop, what a killed one left, files in the way.
+"""How sidecars that look at files run and stop, and how a file in their way is reported.
 
 Owns signals of the process. What is done at each look is the caller's.
 """
@@ -14,8 +14,7 @@ from epp.errors import EppError
 from epp.server.stopping import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 class StopSignals:
@@ -40,22 +39,16 @@ class StopSignals:
         return True
 
 
-def tidy(path: Path, *, spared: Path | None = None) -> None:
-    """Remove what a killed process had begun to write beside a file; call it with the lock held.
-
-    Args:
-        path: the file; what belongs to it has its name up to the ending.
-        spared: a file beside it that others write too.
-    """
-    for left in path.parent.glob(f".{path.stem}.*.tmp"):
-        if spared is None or not left.name.startswith(f".{spared.name}."):
-            with contextlib.suppress(OSError):
-                left.unlink()
+def run_until_stopped(tick: Callable[[], None], every_s: float) -> None:
+    """Look every so many seconds until a signal comes; one before this call ends the process at once."""
+    stop = StopSignals()
+    while not stop.wait(every_s):
+        tick()
 
 
 @contextlib.contextmanager
-def told_files() -> Iterator[None]:
-    """A file that is in the way of beginning is told in a sentence.
+def reported_files() -> Iterator[None]:
+    """Report a file that is in the way of beginning in a sentence.
 
     Raises:
         EppError: instead of an OSError.
