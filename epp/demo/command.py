@@ -23,6 +23,8 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
+from epp.sidecar.paths import WeightsPaths
+from epp.tune.session import memory_at
 from epp.tune.status import evidence
 from epp.tuner.settings import TunerSettings
 
