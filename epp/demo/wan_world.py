@@ -85,16 +85,18 @@ class Route(Stack):
     async def _start_replicas(self) -> None:
         self._set_kernels()
         for name in (region.name for region in REGIONS):
-            host = self._network.address(name)
-            words = ("sim", "serve", "--model", MODEL, "--host", host)
-            program = (*EPP, *words, "--replica", f"name={name},port={ENGINE_PORT}")
-            await self._run_inside(name, f"replica-{name}", program, ENGINE_PORT)
-            self.endpoints[name] = EndpointSpec(address=f"{host}:{ENGINE_PORT}", region=name)
+            address = f"{self._network.address(name)}:{ENGINE_PORT}"
+            self.endpoints[name] = EndpointSpec(address=address, region=name)
         self.write_pool(self.endpoints)
+        await asyncio.gather(*(self._start_replica(name) for name in self.endpoints))
         if self._two_tiers:
             make_certificate(self._second_tier)
-            for region in REGIONS:
-                await self.start_relay(region.name)
+            await asyncio.gather(*(self.start_relay(name) for name in self.endpoints))
+
+    async def _start_replica(self, region: str) -> None:
+        words = ("sim", "serve", "--model", MODEL, "--host", self._network.address(region))
+        program = (*EPP, *words, "--replica", f"name={region},port={ENGINE_PORT}")
+        await self._run_inside(region, f"replica-{region}", program, ENGINE_PORT)
 
     def _set_kernels(self) -> None:
         """Set what Linux does unless told otherwise, or what docs/multi-region.md has set for long links."""
