@@ -50,7 +50,6 @@ def test_what_was_run_once_is_not_run_again(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["bench.tuner", "--parts", "tunning"], "no tunning; there are published"),
-        (["bench.lodestar", "--cells", "homoo"], "nothing in this run has such a name"),
     ],
 )
 def test_names_of_nothing_are_refused_before_anything_runs(
