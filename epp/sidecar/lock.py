@@ -9,12 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Self
 
 from epp.errors import EppError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+#: Whoever asks for the holder (`holder_of`) has the lock for a moment, and has let go of it by then.
+_RETRY_S = 0.1
 
 
 class LockHeldError(EppError):
@@ -43,7 +47,7 @@ class ProcessLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock()
             os.truncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         except BlockingIOError:
@@ -59,6 +63,13 @@ class ProcessLock:
     def __exit__(self, *_: object) -> None:
         """Give the lock back."""
         self.release()
+
+    def _flock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_RETRY_S)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""

@@ -271,7 +271,7 @@ class Rehearse:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A transition, for the audit log.
+    """A transition, for the log.
 
     Attributes:
         at_wall_s: when.

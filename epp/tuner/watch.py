@@ -126,7 +126,7 @@ class Watch(msgspec.Struct):
         return sum(self.wealth) / len(self.wealth) if self.wealth else 0.0
 
     def figures(self) -> dict[str, float]:
-        """Of this trial, for the audit log."""
+        """Figures of this trial."""
         n = max(1, self.requests)
         return {
             "fleet_blocks": float(self.blocks),
