@@ -164,6 +164,7 @@ def example() -> Metrics:
             picker,
             lambda: 0.0,
             bytes_per_token=lambda: {"m": 4.0},
+            counted_by=lambda: {"m": "tokenizer"},
             saturation=lambda now_s: 0.5 + now_s,
             models=str,
         )
