@@ -13,9 +13,11 @@ from prometheus_client import generate_latest
 from epp.cli import main
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config
-from epp.server.doctor.command import examine, load
-from epp.server.doctor.findings import Report
-from epp.server.doctor.picker import Page, check_picker
+from epp.server.doctor.checks import examine
+from epp.server.doctor.command import load
+from epp.server.doctor.context import Context
+from epp.server.doctor.picker import Page
+from tests.kit.doctor import examined, said
 from tools.gen_metrics_docs import example, families
 
 if TYPE_CHECKING:
@@ -57,9 +59,7 @@ def page(**changes: Any) -> str:
 
 
 def found(**changes: Any) -> list[str]:
-    report = Report()
-    check_picker(report, Page(page(**changes)), Config(), SPECS)
-    return [finding.what for finding in report.findings]
+    return said(examine(Context(config=Config(), specs=SPECS, metrics=Page(page(**changes)))).found)
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -111,9 +111,8 @@ def test_nothing_is_found_where_all_is_well() -> None:
     ],
 )
 def test_each_fault_is_found(changes: dict[str, Any], words: str) -> None:
-    said = found(**changes)
-    assert len(said) == 1, said
-    assert words in said[0]
+    [what] = found(**changes)
+    assert words in what
 
 
 def test_shares_of_a_few_requests_say_nothing() -> None:
@@ -128,10 +127,9 @@ def test_shares_of_a_few_requests_say_nothing() -> None:
 
 
 def test_files_that_are_not_there_are_told_and_are_not_in_force() -> None:
-    report = Report()
     config = Config(weights_file="weights.yaml", overrides_file="mine.yaml")
-    check_picker(report, Page(page()), config, SPECS)
-    notes = [text for _, text in report.notes]
+    report = examine(Context(config=config, specs=SPECS, metrics=Page(page())))
+    notes = said(report.notes)
     assert "files in force: weights" in notes
     assert "files that are not there, so that nothing of them counts: overrides (mine.yaml)" in notes
 
@@ -186,8 +184,8 @@ async def test_what_to_do_follows_from_why_a_picker_is_not_ready(reason: str, fi
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examine(Config(), {}, picker=str(server.make_url("")), ask=False)
-    [finding] = [finding for finding in report.findings if "is not ready" in finding.what]
+        report = await examined(Config(), {}, picker=str(server.make_url("")))
+    [finding] = [one.finding for one in report.found if "is not ready" in one.finding.what]
     assert reason in finding.what
     assert fix in finding.fix
 
@@ -205,8 +203,8 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examine(config, specs, picker=str(server.make_url("")), ask=False)
-    said = [finding.what for finding in report.findings]
-    assert "ejected: c:1" in said
-    assert any(what.startswith("no metrics from a:1/metrics") for what in said)
-    assert "3 endpoints from the cluster, as the picker tells them" in str(report.notes)
+        report = await examined(config, specs, picker=str(server.make_url("")))
+    findings = said(report.found)
+    assert "ejected: c:1" in findings
+    assert any(what.startswith("no metrics from a:1/metrics") for what in findings)
+    assert "3 endpoints from the cluster, as the picker tells them" in said(report.notes)

@@ -21,13 +21,13 @@ from epp.demo.serving import LAST_REPORTS_S
 from epp.demo.stack import Stack
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.workloads.art_chat import DEMO, generate
-from epp.server.doctor.command import examine
+from tests.kit.doctor import examined, said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.server.doctor.findings import Report
+    from epp.server.doctor.checks import Report
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -53,7 +53,7 @@ async def ran(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ran]:
     async with Stack(folder, "gorgo", MODEL) as stack:
         results = await run_load(load, LoadOptions(base_url=stack.url, model=MODEL))
         await asyncio.sleep(LAST_REPORTS_S)
-        report = await examine(
+        report = await examined(
             parse_config((folder / "epp.yaml").read_bytes(), "epp.yaml"),
             parse_pool((folder / "endpoints.yaml").read_bytes(), "endpoints.yaml"),
             picker=stack.picker_url,
@@ -113,8 +113,8 @@ async def test_recorded_decisions_run_again_alike(ran: Ran) -> None:
 
 
 async def test_the_doctor_finds_nothing_wrong_and_says_what_pays(ran: Ran) -> None:
-    assert [finding.what for finding in ran.report.findings] == []
-    notes = [text for area, text in ran.report.notes if area == "traffic"]
+    assert said(ran.report.found) == []
+    notes = said(ran.report.notes, "traffic")
     assert "prefix and distance terms can pay here; gorgo fits" in notes
     assert "100% of answers told their cached tokens" in notes
 
