@@ -16,7 +16,7 @@ from epp.config.schema import Config
 from epp.server.doctor.checks import examine
 from epp.server.doctor.context import Context, Severity
 from epp.server.doctor.envoy_dump import Envoy
-from tests.kit.doctor import examined, said
+from tests.kit.doctor import examined, findings, said
 
 if TYPE_CHECKING:
     from epp.server.doctor.context import Finding
@@ -119,7 +119,7 @@ class Dump:
     def found(self, statuses: dict[str, Any] | None = None, **fields: Any) -> list[Finding]:
         fields.setdefault("config", config())
         envoy = Envoy(copy.deepcopy(self.tree), statuses)
-        return [one.finding for one in examine(Context(dump=envoy, **fields)).found]
+        return findings(examine(Context(dump=envoy, **fields)))
 
 
 def config(fallbacks: int = 0, **sections: Any) -> Config:
@@ -255,4 +255,4 @@ async def test_another_server_s_answer_is_not_taken_for_an_envoy_s(text: str) ->
     async with TestServer(site) as server:
         admin = str(server.make_url("")).rstrip("/")
         report = await examined(Config(), {}, envoy_admin=admin)
-    assert said(report.found) == [f"no configuration from {admin}/config_dump: status 200"]
+    assert said(report) == [f"no configuration from {admin}/config_dump: status 200"]

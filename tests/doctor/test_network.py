@@ -15,6 +15,7 @@ from epp.server.doctor.envoy_dump import Envoy
 from epp.server.doctor.fetch import read_kernel
 from epp.server.doctor.network import Far, Kernel, Route, far_regions, parse_route
 from epp.server.doctor.picker import Page
+from tests.kit.doctor import findings, noted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def context(series: dict[str, float] | None = None, **fields: Any) -> Context:
 
 def found(seen: Context) -> list[Finding]:
     """List what is advised about the network."""
-    advised = [one.finding for one in examine(seen).found if one.check.area == "network"]
+    advised = findings(examine(seen), "network")
     assert all(finding.severity is Severity.ADVICE for finding in advised)
     return advised
 
@@ -100,7 +101,7 @@ def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
 def test_good_settings_are_left_alone_and_told() -> None:
     seen = context(kernel=Kernel(GOOD, WIDE))
     assert found(seen) == []
-    assert "tcp_wmem 4096 16384 33554432" in examine(seen).notes[-1].finding.what
+    assert "tcp_wmem 4096 16384 33554432" in noted(examine(seen))[-1]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_control_chosen_by_route_counts() -> None:
 def test_where_nothing_can_be_read_nothing_is_found(kernel: Kernel | None, words: str) -> None:
     seen = context(kernel=kernel)
     assert found(seen) == []
-    assert words in examine(seen).notes[-1].finding.what
+    assert words in noted(examine(seen))[-1]
 
 
 @pytest.mark.parametrize(

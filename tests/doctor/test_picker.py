@@ -17,7 +17,7 @@ from epp.server.doctor.checks import examine
 from epp.server.doctor.command import load
 from epp.server.doctor.context import Context
 from epp.server.doctor.picker import Page
-from tests.kit.doctor import examined, said
+from tests.kit.doctor import examined, findings, noted, said
 from tools.gen_metrics_docs import example, families
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def page(**changes: Any) -> str:
 
 
 def found(**changes: Any) -> list[str]:
-    return said(examine(Context(config=Config(), specs=SPECS, metrics=Page(page(**changes)))).found)
+    return said(examine(Context(config=Config(), specs=SPECS, metrics=Page(page(**changes)))))
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -129,7 +129,7 @@ def test_shares_of_a_few_requests_say_nothing() -> None:
 def test_files_that_are_not_there_are_told_and_are_not_in_force() -> None:
     config = Config(weights_file="weights.yaml", overrides_file="mine.yaml")
     report = examine(Context(config=config, specs=SPECS, metrics=Page(page())))
-    notes = said(report.notes)
+    notes = noted(report)
     assert "files in force: weights" in notes
     assert "files that are not there, so that nothing of them counts: overrides (mine.yaml)" in notes
 
@@ -185,7 +185,7 @@ async def test_what_to_do_follows_from_why_a_picker_is_not_ready(reason: str, fi
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
         report = await examined(Config(), {}, picker=str(server.make_url("")))
-    [finding] = [one.finding for one in report.found if "is not ready" in one.finding.what]
+    [finding] = [one for one in findings(report) if "is not ready" in one.what]
     assert reason in finding.what
     assert fix in finding.fix
 
@@ -204,7 +204,7 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
         report = await examined(config, specs, picker=str(server.make_url("")))
-    findings = said(report.found)
-    assert "ejected: c:1" in findings
-    assert any(what.startswith("no metrics from a:1/metrics") for what in findings)
-    assert "3 endpoints from the cluster, as the picker tells them" in said(report.notes)
+    told = said(report)
+    assert "ejected: c:1" in told
+    assert any(what.startswith("no metrics from a:1/metrics") for what in told)
+    assert "3 endpoints from the cluster, as the picker tells them" in noted(report)

@@ -1,13 +1,12 @@
-"""Every check of `epp doctor` in one table, and the report that they make. Pure."""
+"""Every check of `epp doctor` in one table. Pure."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.server.doctor import engines, envoy, network, picker, traffic
-from epp.server.doctor.context import NotFetchedError, Severity
+from epp.server.doctor.context import NotFetchedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,33 +63,10 @@ CHECKS = (
 )
 
 
-class Found(NamedTuple):
-    """A finding and the check that made it."""
-
-    check: Check
-    finding: Finding
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All that the checks say.
-
-    Attributes:
-        found: findings that ask for something to be done, the worst first.
-        notes: what was looked at, or could not be.
-    """
-
-    found: list[Found] = field(default_factory=list)
-    notes: list[Found] = field(default_factory=list)
-
-
-def examine(context: Context) -> Report:
+def examine(context: Context) -> list[tuple[Check, Finding]]:
     """Run every check; one that lacks what it looks at says nothing, and none says a thing twice."""
-    report = Report()
+    found = []
     for check in CHECKS:
         with suppress(NotFetchedError):
-            for finding in dict.fromkeys(check.run(context)):
-                kept = report.notes if finding.severity is Severity.NOTE else report.found
-                kept.append(Found(check, finding))
-    report.found.sort(key=lambda one: -one.finding.severity)
-    return report
+            found += [(check, finding) for finding in dict.fromkeys(check.run(context))]
+    return found

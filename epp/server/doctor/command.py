@@ -16,7 +16,8 @@ from epp.config.address import join_address, split_address
 from epp.config.load import salvage_config, stated
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import EppError, gather, raise_all
-from epp.server.doctor.checks import Report, examine
+from epp.server.doctor.checks import examine
+from epp.server.doctor.context import Severity
 from epp.server.doctor.fetch import fetch_context
 from epp.server.files import required_file
 from epp.server.poll import with_credentials_of
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import argparse
 
     from epp.config.schema import Config
+    from epp.server.doctor.checks import Check
+    from epp.server.doctor.context import Finding
+
+    _Found = list[tuple[Check, Finding]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
             send_requests=not arguments.no_requests,
         )
     )
-    report = examine(context)
-    print(_as_json(report) if arguments.json else _as_text(report))
-    return 1 if report.found else 0
+    found = examine(context)
+    notes = [(check.area, finding.what) for check, finding in found if finding.severity is Severity.NOTE]
+    findings = [one for one in found if one[1].severity is not Severity.NOTE]
+    findings.sort(key=lambda one: -one[1].severity)
+    print(_as_json(findings, notes) if arguments.json else _as_text(findings, notes))
+    return 1 if findings else 0
 
 
 def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
@@ -94,8 +102,8 @@ def _picker_url(config: Config) -> str:
     return f"{scheme}://{join_address(local, port)}" if port else ""
 
 
-def _as_json(report: Report) -> str:
-    findings = [
+def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:
+    listed = [
         {
             "severity": finding.severity.name.lower(),
             "area": check.area,
@@ -104,21 +112,21 @@ def _as_json(report: Report) -> str:
             "why": finding.why,
             "fix": finding.fix,
         }
-        for check, finding in report.found
+        for check, finding in findings
     ]
-    notes = [{"area": check.area, "text": finding.what} for check, finding in report.notes]
-    return json.dumps({"findings": findings, "notes": notes}, indent=2)
+    told = [{"area": area, "text": text} for area, text in notes]
+    return json.dumps({"findings": listed, "notes": told}, indent=2)
 
 
-def _as_text(report: Report) -> str:
-    lines = [f"  {check.area}: {finding.what}" for check, finding in report.notes]
-    for check, finding in report.found:
+def _as_text(findings: _Found, notes: list[tuple[str, str]]) -> str:
+    lines = ["looked at:", *(f"  {area}: {text}" for area, text in notes)]
+    for check, finding in findings:
         lines += [
             "",
             f"{finding.severity.name} ({check.area}): {finding.what}",
             f"  why: {finding.why}",
             f"  fix: {finding.fix}",
         ]
-    count = len(report.found)
+    count = len(findings)
     lines += ["", f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"]
-    return "\n".join(["looked at:", *lines])
+    return "\n".join(lines)

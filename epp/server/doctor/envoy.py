@@ -147,8 +147,8 @@ def reporting(context: Context) -> Findings:
 
 def route_timeouts(context: Context) -> Findings:
     """Check that no route ends an answer while tokens flow."""
-    for name, _, action, _ in (route for asked in context.envoy.asked for route in asked.routes):
-        timeout_s = seconds(action.get("timeout"), ROUTE_TIMEOUT_S)
+    for name, route, _ in context.envoy.routes:
+        timeout_s = seconds(route["route"].get("timeout"), ROUTE_TIMEOUT_S)
         if 0.0 < timeout_s <= SHORT_S:
             yield error(
                 f"route {name} ends a request after {timeout_s:g} s",
@@ -159,8 +159,8 @@ def route_timeouts(context: Context) -> Findings:
 
 def retries(context: Context) -> Findings:
     """Check that routes retry what no engine has seen, and nothing else."""
-    for name, _, action, host in (route for asked in context.envoy.asked for route in asked.routes):
-        policy = action.get("retry_policy", host.get("retry_policy")) or {}
+    for name, route, host in context.envoy.routes:
+        policy = route["route"].get("retry_policy", host.get("retry_policy")) or {}
         conditions = [text.strip() for text in policy.get("retry_on", "").split(",")]
         if not _RETRIED & set(conditions):
             yield warning(
@@ -182,7 +182,7 @@ def body_limits(context: Context) -> Findings:
     for asked in context.envoy.asked:
         if asked.mode.get("request_body_mode") != "BUFFERED":
             continue
-        for name, route, _, host in asked.routes:
+        for name, route, host in asked.routes:
             if not keys & (route.keys() | host.keys()):
                 yield advice(
                     f"route {name} sets no limit on buffered request bodies",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,15 +18,6 @@ DESTINATION = "x-gateway-destination-endpoint"
 """Header and metadata key of the endpoint picker protocol."""
 
 
-class Route(NamedTuple):
-    """A route on which the picker is asked: its name, itself, its action and its virtual host."""
-
-    name: str
-    route: Tree
-    action: Tree
-    host: Tree
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A connection manager that asks a picker.
@@ -34,13 +25,13 @@ class Asked:
     Attributes:
         manager: its configuration.
         ext_proc: the filter.
-        routes: routes on which the picker is asked.
+        routes: routes on which the picker is asked: name, route and virtual host of each.
         targets: clusters that these lead to.
     """
 
     manager: Tree
     ext_proc: Tree
-    routes: list[Route]
+    routes: list[tuple[str, Tree, Tree]]
     targets: list[Tree]
 
     @property
@@ -73,6 +64,7 @@ class Envoy:
         clusters: clusters by name.
         managers: connection managers.
         asked: those that ask a picker.
+        routes: routes of all these.
     """
 
     def __init__(self, dump: Tree, statuses: Tree | None = None) -> None:
@@ -85,16 +77,18 @@ class Envoy:
             for ext_proc in find_types(manager.get("http_filters"), "ExternalProcessor")
         ]
 
+        self.routes = [route for asked in self.asked for route in asked.routes]
+
     def _asked(self, manager: Tree, ext_proc: Tree) -> Asked:
         routes = [
-            Route(route.get("name") or action.get("cluster") or "without a name", route, action, host)
+            (route.get("name") or action.get("cluster") or "without a name", route, host)
             for configuration in self._route_configurations(manager)
             for host in configuration.get("virtual_hosts", [])
             for route in host.get("routes", [])
             if (action := route.get("route")) is not None
             and not (_not_asked(host) or _not_asked(route) or self._is_nowhere(action))
         ]
-        names = {name for _, _, action, _ in routes for name in _clusters_of(action)}
+        names = {name for _, route, _ in routes for name in _clusters_of(route["route"])}
         return Asked(
             manager, ext_proc, routes, [self.clusters[name] for name in sorted(names & self.clusters.keys())]
         )
