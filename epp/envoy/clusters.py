@@ -23,6 +23,11 @@ DESTINATION_KEY = "x-gateway-destination-endpoint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
 
+CONNECT_TIMEOUT_S = 2.0
+"""Longest TCP (and TLS) connect to an endpoint before the next one is tried."""
+_REQUESTS = 10_000
+"""Requests in flight at once, over all endpoints; more are answered with 503."""
+_HEALTH_CHECK_S = 2.0
 _QUIET_PING_S = 30.0
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -80,10 +85,10 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
     sockets = congestion_control(settings.congestion_control)
     return api.cluster.Cluster(
         name=REPLICAS,
-        connect_timeout=api.seconds(settings.connect_timeout_s),
+        connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=1024 * 1024,
         typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
-        circuit_breakers=limits(settings.max_requests),
+        circuit_breakers=limits(),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
             per_upstream_preconnect_ratio=settings.preconnect_ratio
@@ -98,7 +103,7 @@ def tcp_keepalive() -> api.core.TcpKeepalive:
     return api.core.TcpKeepalive(keepalive_time=15, keepalive_interval=5, keepalive_probes=3)
 
 
-def limits(max_requests: int) -> api.cluster.CircuitBreakers:
+def limits() -> api.cluster.CircuitBreakers:
     """Envoy's defaults (1,024 requests and connections, 3 retries) are for short requests.
 
     HTTP/1.1 needs a connection a request, and preconnecting up to three. Retries are as many as requests:
@@ -108,10 +113,10 @@ def limits(max_requests: int) -> api.cluster.CircuitBreakers:
         thresholds=[
             api.cluster.CircuitBreakersThresholds(
                 priority=api.core.RoutingPriority.DEFAULT,
-                max_connections=3 * max_requests,
-                max_pending_requests=max_requests,
-                max_requests=max_requests,
-                max_retries=max_requests,
+                max_connections=3 * _REQUESTS,
+                max_pending_requests=_REQUESTS,
+                max_requests=_REQUESTS,
+                max_retries=_REQUESTS,
                 track_remaining=True,
             )
         ]
@@ -213,9 +218,9 @@ def _policy(
 
 def _health_check(settings: EnvoySettings) -> api.core.HealthCheck:
     return api.core.HealthCheck(
-        timeout=api.seconds(settings.connect_timeout_s),
-        interval=api.seconds(settings.health_check_interval_s),
-        no_traffic_interval=api.seconds(settings.health_check_interval_s),
+        timeout=api.seconds(CONNECT_TIMEOUT_S),
+        interval=api.seconds(_HEALTH_CHECK_S),
+        no_traffic_interval=api.seconds(_HEALTH_CHECK_S),
         unhealthy_threshold=2,
         healthy_threshold=1,
         http_health_check=api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path),
@@ -311,7 +316,7 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(settings.message_timeout_ms),
         typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
-        circuit_breakers=limits(settings.max_requests),
+        circuit_breakers=limits(),
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         load_assignment=api.endpoint.ClusterLoadAssignment(
             cluster_name=PICKER,
@@ -353,8 +358,6 @@ def _leave_when_unhealthy(cluster: api.cluster.Cluster, settings: EnvoySettings)
             no_traffic_healthy_interval=interval,
             unhealthy_threshold=1,
             healthy_threshold=1,
-            grpc_health_check=api.core.HealthCheckGrpcHealthCheck(
-                service_name=settings.picker_health_service
-            ),
+            grpc_health_check=api.core.HealthCheckGrpcHealthCheck(),
         )
     ]

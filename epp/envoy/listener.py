@@ -16,7 +16,6 @@ from epp.envoy.observe import DECISION_HEADER, decision_header
 from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
 from epp.envoy.retry import ASKED, TOLD, retry_headers
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.envoy.sockets import downstream_tls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +43,6 @@ def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = 
                 typed_config=api.pack(_connection_manager(settings, observers)),
             )
         ],
-        transport_socket=downstream_tls(settings.listener_tls) if settings.listener_tls else None,
     )
     keepalive = api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
     return api.listener.Listener(
@@ -79,7 +77,6 @@ def _connection_manager(
         route_config=route_configuration(settings),
         access_log=access_logs(settings),
         use_remote_address=True,
-        xff_num_trusted_hops=settings.trusted_hops,
         preserve_external_request_id=True,
         normalize_path=True,
         merge_slashes=True,
@@ -118,10 +115,7 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 routes=routes,
                 # Removed first: what an upstream calls so is not ours.
                 response_headers_to_remove=_engines_headers(settings),
-                response_headers_to_add=[
-                    *([decision_header()] if settings.decision_id_header else []),
-                    *retry_headers(settings),
-                ],
+                response_headers_to_add=[decision_header(), *retry_headers(settings)],
                 request_headers_to_remove=list(ASKED),
             )
         ],

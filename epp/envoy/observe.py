@@ -50,6 +50,8 @@ STRIPPED_PATHS = (
 FIRST_TOKEN_TIMEOUT_MS = 1000
 """How long Envoy keeps a call that the picker does not answer. No response waits for it."""
 
+_USAGE_BYTES = 2048
+"""Longest ``usage`` object that is kept of an answer."""
 _FIRST_TOKEN_CONNECTIONS = 8
 _FIRST_TOKENS_WAITING = 1024
 """A picker that is slow for a moment finds this many calls waiting; what exceeds them is not sent."""
@@ -74,7 +76,7 @@ def script(settings: EnvoySettings) -> str:
         "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
         "CLUSTER": _quoted(FIRST_TOKENS if settings.tells_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
-        "TAIL_BYTES": str(settings.usage_tail_bytes),
+        "TAIL_BYTES": str(_USAGE_BYTES),
     }
     parts = ["observe.lua"]
     if settings.strip_accept_encoding:

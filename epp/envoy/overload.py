@@ -14,6 +14,8 @@ from epp.envoy import messages as api
 if TYPE_CHECKING:
     from epp.envoy.settings import EnvoySettings
 
+_CONNECTIONS = 20_000
+"""Client connections at once."""
 _HEAP = "envoy.resource_monitors.fixed_heap"
 _SHED = (
     ("envoy.overload_actions.shrink_heap", 0.85),
@@ -27,7 +29,7 @@ _SHED = (
 def overload_manager(settings: EnvoySettings) -> api.overload.OverloadManager:
     """Memory and connection limits."""
     connections = api.downstream_connections.DownstreamConnectionsConfig(
-        max_active_downstream_connections=settings.max_connections
+        max_active_downstream_connections=_CONNECTIONS
     )
     return api.overload.OverloadManager(
         refresh_interval=api.seconds(0.25),

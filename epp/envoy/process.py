@@ -232,8 +232,7 @@ class EnvoyProcess:
             host = address["address"]
             # A wildcard is a place to listen on, not one to connect to.
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            scheme = "https" if self._settings.listener_tls else "http"
-            self.listener_url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address['port_value']}"
+            self.listener_url = f"http://{f'[{host}]' if ':' in host else host}:{address['port_value']}"
 
     async def _pause(self) -> None:
         if self._process is None or self._process.returncode is not None:

@@ -15,6 +15,7 @@ from epp.config.address import is_ip
 from epp.config.eds import REPLICAS, split
 from epp.envoy import messages as api
 from epp.envoy.clusters import (
+    CONNECT_TIMEOUT_S,
     HTTP_OPTIONS,
     SERVED_KEY,
     limits,
@@ -81,10 +82,10 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
             served=None,
         ),
         # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
-        connect_timeout=api.seconds(settings.connect_timeout_s),
+        connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
         typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
-        circuit_breakers=limits(settings.max_requests),
+        circuit_breakers=limits(),
         # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
         outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
         health_checks=[_health_check()],

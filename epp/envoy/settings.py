@@ -69,8 +69,6 @@ class EnvoySettings:
         variant: see `Variant`.
         listener_host: address that clients connect to.
         listener_port: its port; 0 lets the system choose.
-        listener_tls: certificate of the listener, plaintext when None; with ``ca_file`` clients need one.
-        trusted_hops: proxies in front whose ``x-forwarded-for`` is believed.
         admin_port: port of Envoy's admin interface, always on 127.0.0.1; 0 lets the system choose.
         picker_host: address of the picker's gRPC listener.
         picker_port: its port.
@@ -79,14 +77,10 @@ class EnvoySettings:
             Envoy applies no such limit in full duplex.
         picker_keepalive_s: how long an HTTP/2 ping to the picker may go unanswered before the connection is
             given up; in full duplex also how often a ping and a health check go to it (elsewhere every 30 s).
-        picker_health_service: service name asked of the picker's gRPC health service, in full duplex.
         max_body_bytes: longest request body; more is answered with 413.
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
             requests that wait for their first byte at one moment.
-        max_requests: requests in flight at once, over all endpoints; more are answered with 503.
-        max_connections: client connections at once.
         upstream_ca_file: who signs the endpoints' certificates, the system's authorities when empty.
-        connect_timeout_s: longest TCP (and TLS) connect to an endpoint before the next one is tried.
         upstream_idle_timeout_s: an idle upstream connection is closed by Envoy after this. Keep it below the
             engine's own keep-alive (uvicorn, so vLLM and SGLang: 5 s unless told otherwise) or a request can
             meet a connection that the engine is just closing.
@@ -95,7 +89,6 @@ class EnvoySettings:
         stream_idle_timeout_s: a request without a byte in either direction for this long is ended. There is
             no limit on a request's whole duration.
         health_check_path: path of active health checks, none when empty.
-        health_check_interval_s: seconds between active health checks of one endpoint.
         eject_s: first ejection of an endpoint whose connections fail, multiplied by the number of ejections,
             at most ten times this.
         eds_path: when set, endpoints are read from this file, which must be there when Envoy starts. Envoy
@@ -110,12 +103,10 @@ class EnvoySettings:
         first_token_path: its Unix socket, instead of host and port; none when empty.
         first_token_tls: TLS towards it, plaintext when None.
         report_interval_ms: longest time that a report waits in Envoy for others to travel with.
-        usage_tail_bytes: longest ``usage`` object that is kept of an answer.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
             because nothing can be read of a compressed answer.
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
             name back. In full duplex the picker does that itself.
-        decision_id_header: whether responses tell the client the decision's id (``x-epp-decision-id``).
         served_model_header: whether responses tell the client which model served it, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
@@ -129,27 +120,20 @@ class EnvoySettings:
     variant: Variant = Variant.STANDALONE
     listener_host: str = "127.0.0.1"
     listener_port: int = 8080
-    listener_tls: TlsFiles | None = None
-    trusted_hops: int = 0
     admin_port: int = 9901
     picker_host: str = "127.0.0.1"
     picker_port: int = 9002
     picker_tls: TlsFiles | None = None
     message_timeout_ms: int = MESSAGE_TIMEOUT_MS
     picker_keepalive_s: float = 1.0
-    picker_health_service: str = ""
     max_body_bytes: int = 32 * MIB
     max_heap_bytes: int = 4096 * MIB
-    max_requests: int = 10_000
-    max_connections: int = 20_000
     upstream_ca_file: str = ""
-    connect_timeout_s: float = 2.0
     upstream_idle_timeout_s: float = 4.0
     preconnect_ratio: float = 1.5
     retries: int = 3
     stream_idle_timeout_s: float = 900.0
     health_check_path: str = ""
-    health_check_interval_s: float = 2.0
     eject_s: float = 5.0
     eds_path: str = ""
     destination_patterns: tuple[str, ...] = ()
@@ -160,10 +144,8 @@ class EnvoySettings:
     first_token_path: str = ""
     first_token_tls: TlsFiles | None = None
     report_interval_ms: int = 100
-    usage_tail_bytes: int = 2048
     strip_accept_encoding: bool = False
     restore_model: bool = True
-    decision_id_header: bool = True
     served_model_header: bool = False
     relays: Relays | None = None
     congestion_control: str = ""
@@ -190,38 +172,18 @@ class EnvoySettings:
         Raises:
             ConfigError: naming the field.
         """
-        for name in (
-            "message_timeout_ms",
-            "picker_keepalive_s",
-            "max_body_bytes",
-            "max_heap_bytes",
-            "max_requests",
-            "max_connections",
-            "connect_timeout_s",
-            "upstream_idle_timeout_s",
-            "stream_idle_timeout_s",
-            "health_check_interval_s",
-            "eject_s",
-            "report_interval_ms",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError("envoy", name, "must be above 0")
-            # Written to the millisecond; 0 would mean no limit at all.
-            if name.endswith("_s") and not 0.001 <= getattr(self, name) <= MOST_S:
-                raise ConfigError("envoy", name, f"must be from 0.001 to {MOST_S:.0f}")
+        # Written to the millisecond; 0 would mean no limit at all.
+        if not 0.001 <= self.upstream_idle_timeout_s <= MOST_S:
+            raise ConfigError("envoy", "upstream_idle_timeout_s", f"must be from 0.001 to {MOST_S:.0f}")
         if not 1 <= self.preconnect_ratio <= 3:
             raise ConfigError("envoy", "preconnect_ratio", "must be from 1 to 3, the range that Envoy takes")
         if self.max_body_bytes >= 1 << 32:
             raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
-        if not 0 <= self.retries <= 16:
-            raise ConfigError("envoy", "retries", "must be from 0 to 16")
         for name in ("listener_port", "admin_port", "picker_port", "first_token_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError("envoy", name, "must be a port, from 0 to 65535")
         if self.health_check_path and not self.health_check_path.startswith("/"):
             raise ConfigError("envoy", "health_check_path", "must begin with /", "e.g. /health")
-        if not 256 <= self.usage_tail_bytes <= 65536:
-            raise ConfigError("envoy", "usage_tail_bytes", "must be from 256 to 65536")
         if self.variant is not Variant.STANDALONE and self.relays is not None:
             raise ConfigError(
                 "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"

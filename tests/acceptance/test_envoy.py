@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.kit import MODEL, Stack, answers, free_ports, until
+from tests.acceptance.kit import MODEL, QUICK, Stack, answers, free_ports, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,8 @@ def two_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         addresses = {region: f"127.0.0.1:{port}" for region, port in zip(regions, free_ports(2), strict=True)}
         relays: dict[str, Any] = {"regions": addresses, "connections": 1, **certificates(folder)}
         rules = [{"allow": [region], "header": "x-region", "value": region} for region in regions]
-        stack.start_picker(relays=relays, regions=rules)
+        patient = {**QUICK["probe"], "timeout_s": 10.0}  # a busy machine answers late
+        stack.start_picker(relays=relays, regions=rules, probe=patient)
         for region, address in addresses.items():
             words = ("--tier", f"relay:{region}", "--listen", address, "--admin-port", str(free_ports(1)[0]))
             own = {"global.crt": "relay.crt", "global.key": "relay.key"}

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from epp.config.pool import EndpointSpec
+from epp.config.relays import Relays
 from epp.config.schema import Config
-from epp.server.doctor.command import examine
-from epp.server.doctor.envoy import check_envoy
-from epp.server.doctor.findings import Report, Severity
+from epp.server.doctor.checks import examine
+from epp.server.doctor.context import Context, Severity
+from epp.server.doctor.envoy_dump import Envoy
+from tests.kit.doctor import examined, findings, said
+
+if TYPE_CHECKING:
+    from epp.server.doctor.context import Finding
 
 _PREFIX = "type.googleapis.com/x."
 
 
-def typed(name: str, **fields: Any) -> dict[str, Any]:
-    return {"@type": _PREFIX + name, **fields}
+def typed(kind: str, /, **fields: Any) -> dict[str, Any]:
+    return {"@type": _PREFIX + kind, **fields}
 
 
 def cluster(name: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "type": "STATIC",
-        "circuit_breakers": {"thresholds": [{"max_requests": 10_000, "max_connections": 30_000}]},
-        "load_assignment": {"endpoints": [{"lb_endpoints": []}]},
+    return typed(
+        "Cluster",
+        name=name,
+        type="STATIC",
+        circuit_breakers={"thresholds": [{"max_requests": 10_000, "max_connections": 30_000}]},
+        load_assignment={"endpoints": [{"lb_endpoints": []}]},
         **fields,
-    }
+    )
 
 
 def sound() -> dict[str, Any]:
@@ -108,12 +116,15 @@ class Dump:
         self.source = self.replicas["load_balancing_policy"]["policies"][0]["typed_config"]
         self.admin = self.tree["configs"][0]["bootstrap"]["admin"]["address"]["socket_address"]
 
-    def found(
-        self, *, statuses: dict[str, Any] | None = None, endpoints: frozenset[str] = frozenset()
-    ) -> Report:
-        report = Report()
-        check_envoy(report, copy.deepcopy(self.tree), statuses or {}, endpoints)
-        return report
+    def found(self, statuses: dict[str, Any] | None = None, **fields: Any) -> list[Finding]:
+        fields.setdefault("config", config())
+        envoy = Envoy(copy.deepcopy(self.tree), statuses)
+        return findings(examine(Context(dump=envoy, **fields)))
+
+
+def config(fallbacks: int = 0, **sections: Any) -> Config:
+    policy = msgspec.structs.replace(Config().policy, fallbacks=fallbacks)
+    return Config(policy=policy, **sections)
 
 
 def no_ext_proc(dump: Dump) -> None:
@@ -157,16 +168,14 @@ MISTAKES: list[tuple[Any, str, Severity]] = [
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
-    assert Dump().found().findings == []
+    assert Dump().found() == []
 
 
 @pytest.mark.parametrize(("spoil", "words", "severity"), MISTAKES, ids=[words for _, words, _ in MISTAKES])
 def test_each_mistake_is_found(spoil: Any, words: str, severity: Severity) -> None:
     dump = Dump()
     spoil(dump)
-    found = [
-        finding for finding in dump.found().findings if any(word in finding.what for word in words.split("|"))
-    ]
+    found = [finding for finding in dump.found() if any(word in finding.what for word in words.split("|"))]
     assert [finding.severity for finding in found] == [severity]
     assert found[0].why
     assert found[0].fix
@@ -175,13 +184,11 @@ def test_each_mistake_is_found(spoil: Any, words: str, severity: Severity) -> No
 def test_a_list_of_endpoints_for_a_cluster_that_reads_one_address_is_found() -> None:
     dump = Dump()
     dump.replicas["type"] = "ORIGINAL_DST"
-    report = Report()
-    check_envoy(report, dump.tree, {}, frozenset(), fallbacks=2)
-    [finding] = report.findings
+    [finding] = dump.found(config=config(fallbacks=2))
     assert finding.severity is Severity.ERROR
     assert "2 fallbacks" in finding.what
     assert "policy.fallbacks: 0" in finding.fix
-    assert dump.found().findings == []
+    assert dump.found() == []
 
 
 def test_routes_that_do_not_ask_the_picker_are_left_alone() -> None:
@@ -192,72 +199,53 @@ def test_routes_that_do_not_ask_the_picker_are_left_alone() -> None:
         "typed_per_filter_config": {"envoy.filters.http.ext_proc": typed("ExtProcPerRoute", disabled=True)},
     }
     dump.manager["route_config"]["virtual_hosts"][0]["routes"].insert(0, other)
-    assert dump.found().findings == []
+    assert dump.found() == []
 
 
 def test_subscribed_routes_are_found_by_their_name() -> None:
     dump = Dump()
-    routes = dump.manager.pop("route_config")
+    routes = typed("RouteConfiguration", **dump.manager.pop("route_config"))
     dump.manager["rds"] = {"route_config_name": "requests"}
     del routes["virtual_hosts"][0]["routes"][0]["route"]["timeout"]
-    unrelated = {**copy.deepcopy(routes), "name": "other"}
-    dump.tree["configs"].append(
-        typed(
-            "RoutesConfigDump", dynamic_route_configs=[{"route_config": routes}, {"route_config": unrelated}]
-        )
-    )
-    assert [finding.what for finding in dump.found().findings] == ["route replicas ends a request after 15 s"]
+    configs = [{"route_config": routes}, {"route_config": {**copy.deepcopy(routes), "name": "other"}}]
+    dump.tree["configs"].append(typed("RoutesConfigDump", dynamic_route_configs=configs))
+    assert [finding.what for finding in dump.found()] == ["route replicas ends a request after 15 s"]
 
 
-@pytest.mark.parametrize(
-    ("held", "missing"),
-    [(["10.0.0.1", "10.0.0.2"], None), (["10.0.0.1"], "10.0.0.2:8000")],
-)
-def test_endpoints_that_envoy_does_not_hold_are_named(held: list[str], missing: str | None) -> None:
-    statuses = {
-        "cluster_statuses": [
-            {
-                "name": "replicas",
-                "host_statuses": [
-                    {"address": {"socket_address": {"address": host, "port_value": 8000}}} for host in held
-                ],
-            }
-        ]
-    }
-    report = Dump().found(
-        statuses=statuses, endpoints=frozenset({"10.0.0.1:8000", "10.0.0.2:8000", "name.example:8000"})
-    )
-    assert [missing in finding.what for finding in report.findings if missing] == [True] * bool(missing)
-    assert bool(report.findings) is bool(missing)
+def holding(*hosts: tuple[str, int]) -> dict[str, Any]:
+    sockets = [{"address": {"socket_address": {"address": host, "port_value": port}}} for host, port in hosts]
+    return {"cluster_statuses": [{"name": "replicas", "host_statuses": sockets}]}
 
 
-@pytest.mark.parametrize(("ports", "missing"), [([8443, 8444], None), ([8443], "10.9.0.1:8444")])
-def test_with_relays_envoy_holds_these_and_no_endpoint(ports: list[int], missing: str | None) -> None:
-    hosts = [{"address": {"socket_address": {"address": "10.9.0.1", "port_value": port}}} for port in ports]
-    report = Report()
-    check_envoy(
-        report,
-        Dump().tree,
-        {"cluster_statuses": [{"name": "replicas", "host_statuses": hosts}]},
-        frozenset({"10.0.0.1:8000"}),
-        relays=frozenset({"10.9.0.1:8443", "10.9.0.1:8444", "relay.example:8443"}),
-    )
-    found = [finding.what for finding in report.findings]
-    assert found == ([f"cluster replicas does not hold {missing} of relays.regions"] if missing else [])
+POOL = {name: EndpointSpec(address=name) for name in ("10.0.0.1:8000", "10.0.0.2:8000", "name.example:8000")}
+
+
+def test_endpoints_that_envoy_does_not_hold_are_named() -> None:
+    both = ("10.0.0.1", 8000), ("10.0.0.2", 8000)
+    assert Dump().found(holding(*both), specs=POOL) == []
+    [finding] = Dump().found(holding(both[0]), specs=POOL)
+    assert "does not hold 10.0.0.2:8000 of the endpoints file" in finding.what
+
+
+def test_with_relays_envoy_holds_these_and_no_endpoint() -> None:
+    regions = {"far": "10.9.0.1:8443", "named": "relay.example:8443"}
+    relays = Relays(regions=regions, connections=2, ca_file="ca", cert_file="cert", key_file="key")
+    ports = ("10.9.0.1", 8443), ("10.9.0.1", 8444)
+    assert Dump().found(holding(*ports), specs=POOL, config=config(relays=relays)) == []
+    [finding] = Dump().found(holding(ports[0]), specs=POOL, config=config(relays=relays))
+    assert finding.what == "cluster replicas does not hold 10.9.0.1:8444 of relays.regions"
 
 
 @pytest.mark.parametrize(
     "tree", [{}, {"configs": []}, {"configs": [{}]}, {"configs": [typed("ListenersConfigDump")]}]
 )
 def test_an_empty_dump_is_an_envoy_that_does_not_ask(tree: dict[str, Any]) -> None:
-    report = Report()
-    check_envoy(report, tree, {}, frozenset())
-    assert [finding.severity for finding in report.findings] == [Severity.ERROR]
+    dump = Dump()
+    dump.tree = tree
+    assert [finding.severity for finding in dump.found()] == [Severity.ERROR]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"configs": null}', '{"configs": "x"}', '{"configs": [1]}']
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"configs": null}', '{"configs": [1]}'])
 async def test_another_server_s_answer_is_not_taken_for_an_envoy_s(text: str) -> None:
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(text=text)
@@ -266,7 +254,5 @@ async def test_another_server_s_answer_is_not_taken_for_an_envoy_s(text: str) ->
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
         admin = str(server.make_url("")).rstrip("/")
-        report = await examine(Config(), {}, picker="", envoy_admin=admin, ask=False)
-    assert [finding.what for finding in report.findings] == [
-        f"no configuration from {admin}/config_dump: status 200"
-    ]
+        report = await examined(Config(), {}, envoy_admin=admin)
+    assert said(report) == [f"no configuration from {admin}/config_dump: status 200"]

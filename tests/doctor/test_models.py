@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from epp.config.pool import EndpointSpec
-from epp.server.doctor.findings import Report, Severity
-from epp.server.doctor.models import check_models
+from epp.config.schema import Config
+from epp.server.doctor.context import Context, Finding, Severity
+from epp.server.doctor.engines import Engine, models
+from epp.server.doctor.fetch import Answer
 
-LISTED = ["llama-3", "lora-sql"]
+LISTED = ("llama-3", "lora-sql")
 
 
-def checked(listed: list[str], **names: Any) -> Report:
-    report = Report()
-    check_models(report, "a:1", EndpointSpec(address="a:1", **names), listed)
-    return report
+def checked(*listed: str, **names: Any) -> list[Finding]:
+    engine = Engine("a:1", EndpointSpec(address="a:1", **names), Answer(200, b""), listed)
+    found = models(Context(config=Config(), engines=(engine,)))
+    return [finding for finding in found if finding.severity is not Severity.NOTE]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def checked(listed: list[str], **names: Any) -> Report:
     ],
 )
 def test_names_that_the_engine_knows_are_fine(names: dict[str, Any]) -> None:
-    assert checked(LISTED, **names).findings == []
+    assert checked(*LISTED, **names) == []
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_names_that_the_engine_knows_are_fine(names: dict[str, Any]) -> None:
 def test_a_name_that_the_engine_does_not_know_is_an_error_with_its_fix(
     names: dict[str, Any], what: str, fix: str
 ) -> None:
-    [finding] = checked(LISTED, **names).findings
+    [finding] = checked(*LISTED, **names)
     assert finding.severity is Severity.ERROR
     assert finding.what == f"a:1 does not serve {what}"
     assert fix in finding.fix
@@ -51,4 +53,4 @@ def test_a_name_that_the_engine_does_not_know_is_an_error_with_its_fix(
 
 
 def test_an_engine_that_lists_nothing_proves_nothing() -> None:
-    assert checked([], models=["chat"]).findings == []
+    assert checked(models=["chat"]) == []

@@ -9,23 +9,24 @@ import pytest
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.config.schema import Config
-from epp.server.doctor.findings import Report, Severity
-from epp.server.doctor.kernel import Kernel, Route, parse_route, read_kernel
-from epp.server.doctor.network import Far, check_kernel, check_paths, check_windows, far_regions
+from epp.server.doctor.checks import examine
+from epp.server.doctor.context import Context, Severity
+from epp.server.doctor.envoy_dump import Envoy
+from epp.server.doctor.fetch import read_kernel
+from epp.server.doctor.network import Far, Kernel, Route, far_regions, parse_route
 from epp.server.doctor.picker import Page
+from tests.kit.doctor import findings, noted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epp.server.doctor.context import Finding
+
 SPECS = {
     "10.0.0.1:8000": EndpointSpec(address="10.0.0.1:8000", region="near"),
     "10.0.1.1:8000": EndpointSpec(address="10.0.1.1:8000", region="far"),
-    "10.0.1.2:8000": EndpointSpec(address="10.0.1.2:8000", region="far"),
-    "lonely:8000": EndpointSpec(address="lonely:8000"),
 }
-RTTS = {"10.0.0.1:8000": 0.002, "10.0.1.1:8000": 0.21, "10.0.1.2:8000": 0.211, "gone:1": 0.3}
-FAR = {"far": Far(0.21, ("10.0.1.1",), relayed=False)}
-RELAYED = {"far": Far(0.21, ("10.0.1.9",), relayed=True)}
+RTTS = {"10.0.0.1:8000": 0.002, "10.0.1.1:8000": 0.21, "gone:1": 0.3}
 GOOD = {
     "tcp_slow_start_after_idle": "0",
     "tcp_congestion_control": "bbr",
@@ -33,7 +34,7 @@ GOOD = {
     "tcp_rmem": "4096\t131072\t33554432",
     "tcp_wmem": "4096\t16384\t33554432",
 }
-WIDE = {"10.0.1.1": Route("10.0.0.254", "eth0", initcwnd=40)}
+WIDE = {"10.0.1.1": Route("via 10.0.0.254 dev eth0", initcwnd=40)}
 
 
 def relays() -> Config:
@@ -41,10 +42,25 @@ def relays() -> Config:
     return Config(relays=Relays(regions=where, ca_file="ca", cert_file="cert", key_file="key"))
 
 
-def page(**series: float) -> Page:
-    lines = {f'epp_endpoint_rtt_seconds{{endpoint="{address}"}}': rtt_s for address, rtt_s in RTTS.items()}
-    lines |= {name.replace("'", '"'): value for name, value in series.items()}
+def page(rtts: dict[str, float], series: dict[str, float] | None = None) -> Page:
+    lines = {f'epp_endpoint_rtt_seconds{{endpoint="{address}"}}': rtt_s for address, rtt_s in rtts.items()}
+    lines |= {f'epp_endpoint_ejected{{endpoint="{address}"}}': 0 for address in rtts}
+    lines |= {f'epp_endpoint_engine_age_seconds{{endpoint="{address}"}}': 0 for address in rtts}
+    lines |= {name.replace("'", '"'): value for name, value in (series or {}).items()}
     return Page("".join(f"{name} {value}\n" for name, value in lines.items()))
+
+
+def context(series: dict[str, float] | None = None, **fields: Any) -> Context:
+    """Give a deployment with a far region, seen from Envoy's machine."""
+    known: dict[str, Any] = {"config": Config(), "specs": SPECS, "metrics": page(RTTS, series)}
+    return Context(admin="http://127.0.0.1:1", **{**known, "dump": Envoy({}), **fields})
+
+
+def found(seen: Context) -> list[Finding]:
+    """List what is advised about the network."""
+    advised = findings(examine(seen), "network")
+    assert all(finding.severity is Severity.ADVICE for finding in advised)
+    return advised
 
 
 def paths(cold_share: float, requests: float = 500.0) -> dict[str, float]:
@@ -57,46 +73,33 @@ def paths(cold_share: float, requests: float = 500.0) -> dict[str, float]:
     }
 
 
-def kernel_says(far: dict[str, Far], kernel: Kernel, config: Config | None = None) -> list[tuple[str, str]]:
-    report = Report()
-    check_kernel(report, far, kernel, config or Config())
-    assert all(finding.severity is Severity.ADVICE for finding in report.findings)
-    return [(finding.what, finding.fix) for finding in report.findings]
-
-
 def test_regions_are_far_by_what_the_picker_measures() -> None:
-    found = far_regions(page(), Config(), SPECS)
-    assert found == {"far": Far(0.21, ("10.0.1.1", "10.0.1.2"), relayed=False)}
-    relayed = far_regions(page(), relays(), SPECS)
-    assert relayed == {"far": Far(0.21, ("10.0.1.9",), relayed=True)}
+    assert far_regions(context()) == {"far": Far(0.21, ("10.0.1.1",), relayed=False)}
+    relayed = {"far": Far(0.21, ("10.0.1.9",), relayed=True)}
+    assert far_regions(context(config=relays())) == relayed
 
 
 def test_what_is_late_on_this_machine_is_not_far() -> None:
-    specs = {
-        "127.0.0.1:1": EndpointSpec(address="127.0.0.1:1", region="demo"),
-        "[::1]:1": EndpointSpec(address="[::1]:1"),
-        "localhost:1": EndpointSpec(address="localhost:1"),
+    names = ("127.0.0.1:1", "[::1]:1", "localhost:1")
+    specs = {name: EndpointSpec(address=name, region="demo") for name in names}
+    late = dict.fromkeys((*names, "10.0.0.9:1"), 0.2)
+    assert far_regions(context(specs=specs, metrics=page(late))) == {}
+    specs |= {"10.0.0.9:1": EndpointSpec(address="10.0.0.9:1", region="demo")}
+    assert far_regions(context(specs=specs, metrics=page(late))) == {
+        "demo": Far(0.2, ("10.0.0.9",), relayed=False)
     }
-    said = Page("".join(f'epp_endpoint_rtt_seconds{{endpoint="{address}"}} 0.2\n' for address in specs))
-    assert far_regions(said, Config(), specs) == {}
-    mixed = specs | {"10.0.0.9:1": EndpointSpec(address="10.0.0.9:1", region="demo")}
-    said = Page("".join(f'epp_endpoint_rtt_seconds{{endpoint="{address}"}} 0.2\n' for address in mixed))
-    assert far_regions(said, Config(), mixed) == {"demo": Far(0.2, ("10.0.0.9",), relayed=False)}
 
 
 def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
     worst = Kernel({**GOOD, "tcp_slow_start_after_idle": "1", "tcp_congestion_control": "reno"})
-    report = Report()
-    check_kernel(report, {}, worst, Config())
-    check_windows(report, {"configs": []}, {})
-    assert (report.findings, report.notes) == ([], [])
+    near = {"10.0.0.1:8000": SPECS["10.0.0.1:8000"]}
+    assert found(context(specs=near, kernel=worst)) == []
 
 
 def test_good_settings_are_left_alone_and_told() -> None:
-    report = Report()
-    check_kernel(report, FAR, Kernel(GOOD, WIDE), Config())
-    assert report.findings == []
-    assert "tcp_wmem 4096 16384 33554432" in report.notes[0][1]
+    seen = context(kernel=Kernel(GOOD, WIDE))
+    assert found(seen) == []
+    assert "tcp_wmem 4096 16384 33554432" in noted(examine(seen))[-1]
 
 
 @pytest.mark.parametrize(
@@ -114,101 +117,84 @@ def test_good_settings_are_left_alone_and_told() -> None:
     ],
 )
 def test_each_setting_has_its_command(settings: dict[str, str], what: str, fix: str) -> None:
-    ((said, advised),) = kernel_says(FAR, Kernel({**GOOD, **settings}, WIDE))
-    assert what in said
-    assert fix in advised
+    (finding,) = found(context(kernel=Kernel({**GOOD, **settings}, WIDE)))
+    assert what in finding.what
+    assert fix in finding.fix
 
 
 def test_an_initial_window_is_set_for_the_one_destination() -> None:
-    ((said, fix),) = kernel_says(FAR, Kernel(GOOD, {"10.0.1.1": Route("10.0.0.254", "eth0")}))
-    assert "10.0.1.1" in said
-    assert fix.startswith("ip route replace 10.0.1.1 via 10.0.0.254 dev eth0 initcwnd 64")
-    ((_, fix),) = kernel_says(FAR, Kernel(GOOD, {"10.0.1.1": Route("", "wg0")}))
-    assert fix.startswith("ip route replace 10.0.1.1 dev wg0 initcwnd 64")
+    for way in ("via 10.0.0.254 dev eth0", "dev wg0"):
+        (finding,) = found(context(kernel=Kernel(GOOD, {"10.0.1.1": Route(way)})))
+        assert "10.0.1.1" in finding.what
+        assert finding.fix.startswith(f"ip route replace 10.0.1.1 {way} initcwnd 64")
 
 
 def test_relays_need_no_wide_beginning_but_room_for_their_windows() -> None:
-    narrow = Kernel({**GOOD, "tcp_wmem": "4096 16384 4194304"}, {"10.0.1.9": Route("10.0.0.254", "eth0")})
-    ((said, fix),) = kernel_says(RELAYED, narrow, relays())
-    assert "4,194,304" in said
-    assert "8388608" in fix, "twice the stream window"
+    narrow = Kernel({**GOOD, "tcp_wmem": "4096 16384 4194304"}, {"10.0.1.9": Route("dev eth0")})
+    (finding,) = found(context(kernel=narrow, config=relays()))
+    assert "4,194,304" in finding.what
+    assert "8388608" in finding.fix, "twice the stream window"
     cubic = Kernel({**GOOD, "tcp_congestion_control": "cubic"})
-    assert "relays.congestion_control" in kernel_says(RELAYED, cubic, relays())[0][1]
+    assert "relays.congestion_control" in found(context(kernel=cubic, config=relays()))[0].fix
 
 
 def test_a_control_chosen_by_route_counts() -> None:
-    routes = {"10.0.1.1": Route("10.0.0.254", "eth0", initcwnd=40, congestion="bbr")}
-    assert kernel_says(FAR, Kernel({**GOOD, "tcp_congestion_control": "cubic"}, routes)) == []
-
-
-def test_where_nothing_can_be_read_nothing_is_found() -> None:
-    report = Report()
-    check_kernel(report, FAR, Kernel({}), Config())
-    assert report.findings == []
-    assert "could not be read" in report.notes[0][1]
+    routes = {"10.0.1.1": Route("dev eth0", initcwnd=40, congestion="bbr")}
+    assert found(context(kernel=Kernel({**GOOD, "tcp_congestion_control": "cubic"}, routes))) == []
 
 
 @pytest.mark.parametrize(
-    ("series", "relayed", "words"),
+    ("kernel", "words"), [(Kernel({}), "could not be read"), (None, "run the doctor where")]
+)
+def test_where_nothing_can_be_read_nothing_is_found(kernel: Kernel | None, words: str) -> None:
+    seen = context(kernel=kernel)
+    assert found(seen) == []
+    assert words in noted(examine(seen))[-1]
+
+
+@pytest.mark.parametrize(
+    ("series", "config", "words"),
     [
-        (paths(0.05), False, []),
-        (paths(0.6, requests=20), False, []),
-        (paths(0.6), False, ["60%", "630 ms", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]),
-        (paths(0.6), True, ["60%", "firewalls"]),
+        (paths(0.05), Config(), []),
+        (paths(0.6, requests=20), Config(), []),
+        (paths(0.6), Config(), ["60%", "630 ms", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]),
+        (paths(0.6), relays(), ["60%", "firewalls"]),
     ],
 )
-def test_cold_requests_are_seen(series: dict[str, float], relayed: bool, words: list[str]) -> None:
-    report = Report()
-    check_paths(report, page(**series), RELAYED if relayed else FAR)
-    said = " ".join(f"{one.what} {one.why} {one.fix}" for one in report.findings)
-    assert bool(words) == bool(report.findings)
-    for word in words:
-        assert word in said
+def test_cold_requests_are_seen(series: dict[str, float], config: Config, words: list[str]) -> None:
+    said = " ".join(f"{one.what} {one.why} {one.fix}" for one in found(context(series, config=config)))
+    assert bool(words) == bool(said)
+    assert all(word in said for word in words)
 
 
-def dump(**options: Any) -> dict[str, Any]:
-    """A relay's cluster and the picker's, with these HTTP/2 options."""
-
-    def cluster(name: str) -> dict[str, Any]:
-        explicit = {"explicit_http_config": {"http2_protocol_options": options}}
-        return {"cluster": {"name": name, "typed_extension_protocol_options": {"http": explicit}}}
-
-    ext_proc = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
-    }
-    return {
-        "configs": [
-            {
-                "@type": "type.googleapis.com/envoy.admin.v3.ClustersConfigDump",
-                "static_clusters": [cluster("replicas"), cluster("picker")],
-            },
-            {"filter": ext_proc},
-        ]
-    }
+def dump(**options: Any) -> Envoy:
+    """Give an Envoy whose clusters, the picker's too, have these HTTP/2 options."""
+    prefix = "type.googleapis.com/x."
+    names = ("replicas", "picker")
+    service = {"envoy_grpc": {"cluster_name": "picker"}}
+    ext_proc = {"@type": f"{prefix}ExternalProcessor", "grpc_service": service}
+    manager = {"@type": f"{prefix}HttpConnectionManager", "http_filters": [ext_proc]}
+    clusters = [{"@type": f"{prefix}Cluster", "name": name, "http": options} for name in names]
+    return Envoy({"configs": [*clusters, {"@type": f"{prefix}ListenersConfigDump", "manager": manager}]})
 
 
 def test_windows_smaller_than_a_long_body_are_named_but_for_the_pickers() -> None:
-    report = Report()
-    check_windows(report, dump(initial_stream_window_size=65_536), RELAYED)
-    (finding,) = report.findings
+    (finding,) = found(context(dump=dump(initial_stream_window_size=65_536)))
     assert "cluster replicas" in finding.what
     assert "210 ms" in finding.why
     for fine in ({"initial_stream_window_size": 4 << 20}, {}):
-        report = Report()
-        check_windows(report, dump(**fine), RELAYED)
-        assert report.findings == []
+        assert found(context(dump=dump(**fine))) == []
 
 
 ROUTES = [
     (
         "10.2.3.4 via 10.1.0.2 dev v0 src 10.1.0.1 uid 0 \n    cache initcwnd 40 initrwnd 40 congctl reno \n",
-        Route("10.1.0.2", "v0", 40, "reno"),
+        Route("via 10.1.0.2 dev v0", 40, "reno"),
     ),
-    ("10.1.0.9 dev v0 src 10.1.0.1 uid 0 \n    cache \n", Route("", "v0")),
+    ("10.1.0.9 dev v0 src 10.1.0.1 uid 0 \n    cache \n", Route("dev v0")),
     (
         "10.2.3.4 via inet6 fe80::1 dev eth0 src 10.1.0.1 initcwnd lock 20 \n",
-        Route("fe80::1", "eth0", 20),
+        Route("via fe80::1 dev eth0", 20),
     ),
     ("", None),
     ("RTNETLINK answers: Network is unreachable", None),
@@ -220,10 +206,9 @@ def test_routes_are_read(text: str, route: Route | None) -> None:
     assert parse_route(text) == route
 
 
-async def test_what_can_be_read_is(tmp_path: Path) -> None:
+def test_what_can_be_read_is(tmp_path: Path) -> None:
     (tmp_path / "tcp_slow_start_after_idle").write_text("1\n")
-    kernel = await read_kernel([], tmp_path)
-    assert kernel == Kernel({"tcp_slow_start_after_idle": "1"})
-    assert (await read_kernel([], tmp_path / "elsewhere")).settings == {}
-    for route in (await read_kernel(["127.0.0.1"], tmp_path)).routes.values():
-        assert route.device  # where there is no `ip` there are no routes
+    assert read_kernel([], tmp_path) == Kernel({"tcp_slow_start_after_idle": "1"})
+    assert read_kernel([], tmp_path / "elsewhere").settings == {}
+    for route in read_kernel(["127.0.0.1"], tmp_path).routes.values():
+        assert route.way  # where there is no `ip` there are no routes

@@ -12,10 +12,12 @@ from aiohttp.test_utils import TestServer
 from epp.cli import main
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config
-from epp.server.doctor.command import examine, load
-from epp.server.doctor.findings import Report
-from epp.server.doctor.picker import Page, check_picker
+from epp.server.doctor.checks import examine
+from epp.server.doctor.command import load
+from epp.server.doctor.context import Context
+from epp.server.doctor.picker import Page
 from epp.server.metrics_table import TABLE
+from tests.kit.doctor import examined, findings, noted, said
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,9 +57,7 @@ def page(**changes: Any) -> str:
 
 
 def found(**changes: Any) -> list[str]:
-    report = Report()
-    check_picker(report, Page(page(**changes)), Config(), SPECS)
-    return [finding.what for finding in report.findings]
+    return said(examine(Context(config=Config(), specs=SPECS, metrics=Page(page(**changes)))))
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -108,9 +108,8 @@ def test_nothing_is_found_where_all_is_well() -> None:
     ],
 )
 def test_each_fault_is_found(changes: dict[str, Any], words: str) -> None:
-    said = found(**changes)
-    assert len(said) == 1, said
-    assert words in said[0]
+    [what] = found(**changes)
+    assert words in what
 
 
 def test_shares_of_a_few_requests_say_nothing() -> None:
@@ -125,10 +124,9 @@ def test_shares_of_a_few_requests_say_nothing() -> None:
 
 
 def test_files_that_are_not_there_are_told_and_are_not_in_force() -> None:
-    report = Report()
     config = Config(weights_file="weights.yaml", overrides_file="mine.yaml")
-    check_picker(report, Page(page()), config, SPECS)
-    notes = [text for _, text in report.notes]
+    report = examine(Context(config=config, specs=SPECS, metrics=Page(page())))
+    notes = noted(report)
     assert "files in force: weights" in notes
     assert "files that are not there, so that nothing of them counts: overrides (mine.yaml)" in notes
 
@@ -179,8 +177,8 @@ async def test_what_to_do_follows_from_why_a_picker_is_not_ready(reason: str, fi
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examine(Config(), {}, picker=str(server.make_url("")), ask=False)
-    [finding] = [finding for finding in report.findings if "is not ready" in finding.what]
+        report = await examined(Config(), {}, picker=str(server.make_url("")))
+    [finding] = [one for one in findings(report) if "is not ready" in one.what]
     assert reason in finding.what
     assert fix in finding.fix
 
@@ -198,8 +196,8 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examine(config, specs, picker=str(server.make_url("")), ask=False)
-    said = [finding.what for finding in report.findings]
-    assert "ejected: c:1" in said
-    assert any(what.startswith("no metrics from a:1/metrics") for what in said)
-    assert "3 endpoints from the cluster, as the picker tells them" in str(report.notes)
+        report = await examined(config, specs, picker=str(server.make_url("")))
+    told = said(report)
+    assert "ejected: c:1" in told
+    assert any(what.startswith("no metrics from a:1/metrics") for what in told)
+    assert "3 endpoints from the cluster, as the picker tells them" in noted(report)

@@ -9,29 +9,29 @@ import msgspec
 
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
-from epp.server.doctor.command import examine
+from tests.kit.doctor import examined, findings, noted, said
 from tests.kit.relays import certificates
 from tests.server.test_through_relay import ENGINE, relay, through
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.server.doctor.findings import Report
+    from tests.kit.doctor import Found
 
 
-async def examined(folder: Path, address: str, endpoint: str = ENGINE) -> Report:
+async def through_relay(folder: Path, address: str, endpoint: str = ENGINE) -> Found:
     configured = {"relays": msgspec.to_builtins(through(folder, address))}
     specs = {endpoint: EndpointSpec(address=endpoint, region="far", kv_capacity_tokens=1000)}
-    return await examine(parse_config(json.dumps(configured), "epp.yaml"), specs, picker="", ask=False)
+    return await examined(parse_config(json.dumps(configured), "epp.yaml"), specs, send_requests=False)
 
 
 async def test_endpoints_are_asked_on_the_way_of_the_probes(tmp_path: Path) -> None:
     asked: list[str] = []
     certificates(tmp_path)
     async with relay(tmp_path, asked) as address:
-        report = await examined(tmp_path, address)
-    assert report.findings == []
-    assert ("engine", f"{ENGINE}: metrics of vllm, ? KV tokens") in report.notes
+        report = await through_relay(tmp_path, address)
+    assert findings(report) == []
+    assert f"{ENGINE}: metrics of vllm, ? KV tokens" in noted(report)
     assert set(asked) == {ENGINE}
 
 
@@ -39,27 +39,27 @@ async def test_a_host_name_is_asked_for_by_the_address_that_the_relay_knows(tmp_
     asked: list[str] = []
     certificates(tmp_path)
     async with relay(tmp_path, asked) as address:
-        await examined(tmp_path, address, "localhost:8000")
+        await through_relay(tmp_path, address, "localhost:8000")
     assert set(asked) == {"127.0.0.1:8000"}
 
 
 async def test_what_another_endpoint_answered_is_not_taken_for_the_ones_asked(tmp_path: Path) -> None:
     certificates(tmp_path)
     async with relay(tmp_path, [], served="10.9.9.8:8000") as address:
-        (finding,) = (await examined(tmp_path, address)).findings
-    assert f"the relay did not reach {ENGINE}: 10.9.9.8:8000 answered" in finding.what
+        (what,) = said(await through_relay(tmp_path, address))
+    assert f"the relay did not reach {ENGINE}: 10.9.9.8:8000 answered" in what
 
 
 async def test_certificates_that_are_not_here_are_told(tmp_path: Path) -> None:
-    (finding,) = (await examined(tmp_path, "127.0.0.1:1")).findings
-    assert f"ca_file {tmp_path}/ca.crt: No such file" in finding.what
+    (what,) = said(await through_relay(tmp_path, "127.0.0.1:1"))
+    assert f"ca_file {tmp_path}/ca.crt: No such file" in what
     certificates(tmp_path)
     (tmp_path / "global.key").unlink()
-    (finding,) = (await examined(tmp_path, "127.0.0.1:1")).findings
-    assert f"with key_file {tmp_path}/global.key: No such file" in finding.what
+    (what,) = said(await through_relay(tmp_path, "127.0.0.1:1"))
+    assert f"with key_file {tmp_path}/global.key: No such file" in what
 
 
 async def test_a_bundle_of_an_endpoint_that_is_not_here_is_told_by_name() -> None:
     specs = {"127.0.0.1:1": EndpointSpec(address="127.0.0.1:1", tls=True, ca_file="/nowhere/ca.crt")}
-    (finding,) = (await examine(parse_config("", "epp.yaml"), specs, picker="", ask=False)).findings
-    assert "ca_file /nowhere/ca.crt: No such file" in finding.what
+    (what,) = said(await examined(parse_config("", "epp.yaml"), specs))
+    assert "ca_file /nowhere/ca.crt: No such file" in what

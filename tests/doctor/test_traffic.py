@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.server.doctor.findings import Report, Severity
-from epp.server.doctor.traffic import ENOUGH, check_traffic, measure
+from epp.config.load import parse_config
+from epp.server.doctor.context import ENOUGH, Context, Severity
+from epp.server.doctor.traffic import measure, worth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from epp.server.doctor.context import Finding
 
 BLOCK = 384.0
 
@@ -40,11 +43,9 @@ LONG = {"tokens": 8000, "shared_blocks": 15}
 SHORT = {"tokens": 200, "shared_blocks": 0}
 
 
-def advice(policy: str, **shape: Any) -> list[str]:
-    report = Report()
-    check_traffic(report, measure(records(200, **shape)), policy)
-    assert all(finding.severity is Severity.ADVICE for finding in report.findings)
-    return [finding.fix for finding in report.findings]
+def said(policy: str, made: Iterable[dict[str, Any]]) -> list[Finding]:
+    config = parse_config(f"policy: {{name: {policy}}}", "epp.yaml")
+    return list(worth(Context(config=config, traffic=measure(made))))
 
 
 @pytest.mark.parametrize(
@@ -73,17 +74,17 @@ def advice(policy: str, **shape: Any) -> list[str]:
 def test_the_better_policy_is_named_where_a_term_cannot_pay(
     policy: str, shape: dict[str, Any], better: str | None
 ) -> None:
-    found = advice(policy, **shape)
+    found = [each for each in said(policy, records(200, **shape)) if each.severity is not Severity.NOTE]
     assert len(found) == (better is not None)
     if better:
-        assert f"use policy {better}" in found[0]
+        assert found[0].severity is Severity.ADVICE
+        assert f"use policy {better}" in found[0].fix
 
 
 def test_few_requests_say_nothing() -> None:
-    report = Report()
-    check_traffic(report, measure(records(ENOUGH - 1, **SHORT, rtts=NEAR)), "gorgo")
-    assert report.findings == []
-    assert "too few" in report.notes[0][1]
+    [finding] = said("gorgo", records(ENOUGH - 1, **SHORT, rtts=NEAR))
+    assert finding.severity is Severity.NOTE
+    assert "too few" in finding.what
 
 
 def test_reuse_is_what_was_sent_before_whoever_served_it() -> None:

@@ -19,14 +19,14 @@ from epp.demo.recorded import both, pair
 from epp.demo.stack import LAST_REPORTS_S, MODEL
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.workloads.art_chat import DEMO, generate
-from epp.server.doctor.command import examine
+from tests.kit.doctor import examined, noted, said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from epp.demo.recorded import Pair
-    from epp.server.doctor.findings import Report
+    from tests.kit.doctor import Found
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -41,7 +41,7 @@ class Ran:
     folder: Path
     results: list[RequestResult]
     pairs: list[Pair]
-    report: Report
+    report: Found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,7 +51,7 @@ async def ran(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ran]:
     async with fleet(folder, "gorgo") as stack:
         results = await run_load(load, LoadOptions(base_url=stack.url, model=MODEL))
         await asyncio.sleep(LAST_REPORTS_S)
-        report = await examine(
+        report = await examined(
             parse_config((folder / "epp.yaml").read_bytes(), "epp.yaml"),
             parse_pool((folder / "endpoints.yaml").read_bytes(), "endpoints.yaml"),
             picker=stack.picker_url,
@@ -109,7 +109,7 @@ async def test_recorded_decisions_run_again_alike(ran: Ran) -> None:
 
 
 async def test_the_doctor_finds_nothing_wrong_and_says_what_pays(ran: Ran) -> None:
-    assert [finding.what for finding in ran.report.findings] == []
-    notes = [text for area, text in ran.report.notes if area == "traffic"]
+    assert said(ran.report) == []
+    notes = noted(ran.report)
     assert "prefix and distance terms can pay here; gorgo fits" in notes
     assert "100% of answers told their cached tokens" in notes

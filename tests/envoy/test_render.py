@@ -63,7 +63,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "access_log": True,
         "health_check_path": "/health",
         "listener_host": "::",
-        "trusted_hops": 1,
         "picker_host": "picker.internal",
         "retries": 0,
     },
@@ -118,14 +117,13 @@ def test_admin_is_on_loopback_and_no_source_is_a_header() -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"message_timeout_ms": 0}, "message_timeout_ms"),
         ({"upstream_idle_timeout_s": math.nan}, "upstream_idle_timeout_s"),
         ({"upstream_idle_timeout_s": math.inf}, "upstream_idle_timeout_s"),
         ({"upstream_idle_timeout_s": 1e10}, "upstream_idle_timeout_s"),
         ({"upstream_idle_timeout_s": 0.0001}, "upstream_idle_timeout_s"),  # would be written as 0: none at all
         ({"max_body_bytes": 1 << 32}, "max_body_bytes"),
         ({"preconnect_ratio": 9}, "preconnect_ratio"),
-        ({"retries": -1}, "retries"),
+        ({"first_token_port": 70_000}, "first_token_port"),
         ({"destination_patterns": (".*",)}, "destination_patterns"),
         ({"variant": Variant.ORIGINAL_DST, "endpoints": (Endpoint("name.test:1"),)}, "name.test:1"),
         ({"variant": Variant.ORIGINAL_DST, "eds_path": "/eds.yaml"}, "eds_path"),
@@ -311,7 +309,7 @@ def test_fallbacks_are_refused_where_envoy_takes_one_endpoint(
         (["--preconnect-ratio", "9"], "--preconnect-ratio: must be from 1 to 3"),
         (["--health-check", "health"], "--health-check: must begin with /"),
         (["--admin-port", "99999"], "--admin-port: must be a port"),
-        (["--upstream-idle-timeout", "0"], "--upstream-idle-timeout: must be above 0"),
+        (["--upstream-idle-timeout", "0"], "--upstream-idle-timeout: must be from 0.001 to"),
         (["--out", "absent/envoy.yaml"], "--out: absent/envoy.yaml cannot be written: No such file"),
         (["--eds", "absent/eds.yaml"], "--eds: absent/eds.yaml cannot be written: No such file"),
     ],

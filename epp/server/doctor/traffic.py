@@ -1,4 +1,4 @@
-"""Can prefix and distance terms pay on the traffic that was recorded? Pure.
+"""Check of the recorded traffic: can prefix and distance terms pay on it? Pure.
 
 The prefix: how much of the prompts had been sent before, whoever served it - the ceiling of what any cache
 could have saved - from the ids of their prefixes. Distance: how far the candidates lie apart, beside what a
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from epp.policies.base import Need
 from epp.policies.registry import create
+from epp.server.doctor.context import ENOUGH, advice, note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from epp.server.doctor.findings import Report
+    from epp.server.doctor.context import Context, Findings
 
-#: Decisions below which nothing is said.
-ENOUGH = 100
 #: A prefix term pays when this many tokens of prefill can be saved in a mean request. L40S-class hardware
 #: prefills some 10 tokens a millisecond, so less than this is below what one queued request costs.
 WORTH_TOKENS = 128.0
@@ -54,7 +53,7 @@ class Traffic:
 
 
 def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:
-    """Go once through records, oldest first."""
+    """Measure the traffic by going once through records, oldest first."""
     seen: set[str] = set()
     prompts: list[float] = []
     spreads: list[float] = []
@@ -93,13 +92,14 @@ def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:
     )
 
 
-def check_traffic(report: Report, traffic: Traffic, policy_name: str) -> None:
-    """Say whether the terms can pay, and which policy is better where they cannot."""
+def worth(context: Context) -> Findings:
+    """Check whether the policy's terms can pay, and name a better policy where they cannot."""
+    traffic, policy_name = context.traffic, context.config.policy.name
+    if traffic is None:
+        yield note("no records, so whether prefix and distance can pay was not looked at")
+        return
     if traffic.requests < ENOUGH:
-        report.note(
-            "traffic",
-            f"{traffic.requests} recorded requests with a prompt are too few to tell what could pay",
-        )
+        yield note(f"{traffic.requests} recorded requests with a prompt are too few to tell what could pay")
         return
     limit_ms = max(WORTH_MS, WORTH_SHARE * (traffic.ttft_ms or 0.0))
     prefix, distance = traffic.reusable_tokens >= WORTH_TOKENS, traffic.spread_ms >= limit_ms
@@ -108,38 +108,34 @@ def check_traffic(report: Report, traffic: Traffic, policy_name: str) -> None:
         f"{traffic.reuse:.0%} of prompt tokens had been sent before, {traffic.reusable_tokens:.0f} a request"
     )
     far = f"endpoints lie {traffic.spread_ms:.1f} ms apart"
-    report.note("traffic", f"{what}; {far}")
+    yield note(f"{what}; {far}")
     needs = create(policy_name).needs
     prompts_are = "short" if traffic.prompt_tokens < SHORT_TOKENS else "rarely alike"
     if Need.PROMPT in needs and not prefix and not distance:
-        report.advice(
-            "traffic",
+        yield advice(
             f"{what}, and {far}",
             f"prompts are {prompts_are} and nobody is far: neither the prefix nor the distance term can pay, "
             f"and {policy_name} only has their noise",
             "use policy least-request, which counts live requests and reads no prompts",
         )
     elif Need.PROMPT in needs and Need.RTT not in needs and not prefix:
-        report.advice(
-            "traffic",
+        yield advice(
             f"{what}, but {far}",
             f"prompts are {prompts_are}: {policy_name} finds nothing in caches, and sees no distance",
             "use policy gorgo, which prices distance",
         )
     elif distance and Need.RTT not in needs:
-        report.advice(
-            "traffic",
+        yield advice(
             far,
             f"{policy_name} treats the farthest endpoint as next door",
             "use policy gorgo, which prices distance beside cache and queue",
         )
     elif prefix and not needs & {Need.PROMPT, Need.SESSION}:
-        report.advice(
-            "traffic",
+        yield advice(
             what,
             f"{policy_name} does not look at caches, so these tokens are often prefilled again",
             "use policy gorgo, or session-affinity where prompts cannot be read",
         )
     else:
         pays = [name for name, does in (("prefix", prefix), ("distance", distance)) if does]
-        report.note("traffic", f"{' and '.join(pays) or 'no'} terms can pay here; {policy_name} fits")
+        yield note(f"{' and '.join(pays) or 'no'} terms can pay here; {policy_name} fits")

@@ -1,0 +1,43 @@
+"""The doctor as tests call it: a deployment examined, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epp.server.doctor.checks import examine
+from epp.server.doctor.context import Severity
+from epp.server.doctor.fetch import fetch_context
+
+if TYPE_CHECKING:
+    from epp.config.pool import EndpointSpec
+    from epp.config.schema import Config
+    from epp.server.doctor.checks import Check
+    from epp.server.doctor.context import Finding
+
+    Found = list[tuple[Check, Finding]]
+
+
+async def examined(
+    config: Config, specs: dict[str, EndpointSpec], *, picker: str = "", **options: Any
+) -> Found:
+    """Fetch and check; options are those of `fetch_context`."""
+    return examine(await fetch_context(config, specs, picker=picker, **options))
+
+
+def findings(found: Found, *areas: str) -> list[Finding]:
+    """List what is to be done, in some areas or all."""
+    return [
+        finding
+        for check, finding in found
+        if finding.severity is not Severity.NOTE and check.area in (areas or (check.area,))
+    ]
+
+
+def said(found: Found, *areas: str) -> list[str]:
+    """List what findings say."""
+    return [finding.what for finding in findings(found, *areas)]
+
+
+def noted(found: Found) -> list[str]:
+    """List notes."""
+    return [finding.what for _, finding in found if finding.severity is Severity.NOTE]
