@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from tests.acceptance.kit import run
@@ -61,11 +62,13 @@ def _figures(result: object) -> object:
 def test_a_trace_is_read_and_replayed(tmp_path: Path) -> None:
     stats = json.loads(run("trace", "stats", trace(tmp_path), "--json"))
     assert "60" in json.dumps(stats)
-    run(
+    printed = run(
         *("replay", "--trace", trace(tmp_path), "--policy", "gorgo-ms,round-robin", "--warmup", "0"),
         *("--workers", "1", "--out", str(tmp_path / "out")),
         timeout_s=110,
     )
+    assert re.search(r"round-robin .*[+-]\d.* %? ?\[.*\]", printed), "an interval against the judged policy"
+    assert "TTFT p95: gorgo-ms against round-robin" in printed
     assert "round-robin" in (tmp_path / "out" / "results.json").read_text(encoding="utf-8")
 
 
