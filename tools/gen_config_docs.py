@@ -70,12 +70,12 @@ def render() -> str:
     parts = [HEAD]
     for title, kind, note in FILES:
         parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
-        parts += rows(kind, "")
+        parts += rows(kind, "", {})
     return "".join(parts)
 
 
-def rows(kind: type, prefix: str) -> Iterator[str]:
-    """One row per key, sections inlined."""
+def rows(kind: type, prefix: str, listed: dict[type, str]) -> Iterator[str]:
+    """One row per key, sections inlined once; ``listed`` has those that were."""
     info = type_info(kind)
     if not isinstance(info, StructType):
         raise TypeError(f"{kind} is not a section")
@@ -84,10 +84,16 @@ def rows(kind: type, prefix: str) -> Iterator[str]:
         key = f"{prefix}{field.encode_name}"
         inner, suffix = section_of(field.type)
         if inner is not None:
+            same = next((known for known in listed if issubclass(known, inner)), None)
+            if same is not None:
+                note = f"{meanings.get(field.encode_name, '')} Its keys are those of `{listed[same]}`."
+                yield f"| `{key}` | section | {default(field)} | {note} |\n"
+                continue
+            listed[inner] = key
             if suffix or isinstance(field.type, UnionType):
                 note, word = meanings.get(field.encode_name, ""), "list of sections" if suffix else "section"
                 yield f"| `{key}` | {word} | {default(field)} | {note} |\n"
-            yield from rows(inner, f"{key}{suffix}.")
+            yield from rows(inner, f"{key}{suffix}.", listed)
             continue
         meaning = meanings.get(field.encode_name, "")
         yield f"| `{key}` | {spelled(field.type)} | {default(field)} | {meaning} |\n"

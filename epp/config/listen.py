@@ -43,8 +43,8 @@ class ServerTls(FileTls, frozen=True):
         cert_file: certificate chain.
         key_file: private key.
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
-        self_signed: make a certificate at start instead, for gateways that encrypt and do not verify; needs
-            ``pip install 'gorgo-epp[tls]'``.
+        self_signed: for this listener alone: make a certificate at start instead, for gateways that encrypt
+            and do not verify; needs ``pip install 'gorgo-epp[tls]'``.
         reload: read the files again when they change; new connections get the new certificate.
     """
 

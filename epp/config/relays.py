@@ -11,10 +11,9 @@ from epp.config.section import Section
 
 #: Envoy and kernels take any number; beyond this it is no longer few long-lived connections.
 MAX_CONNECTIONS = 64
-#: Longest time that Envoy is told, in seconds: it refuses durations over 292 years.
-MOST_S = 1e9
-
-_Ping = Annotated[float, msgspec.Meta(ge=0.1, le=MOST_S, extra={"fix": f"from 0.1 to {MOST_S:.0f}"})]
+#: What of one request's body, or of one answer, may be on its way unacknowledged (HTTP/2 flow control): less
+#: than bandwidth times round trip slows a long body down.
+STREAM_WINDOW_BYTES = 4 * 1024 * 1024
 
 
 class Relays(Section, frozen=True):
@@ -31,18 +30,9 @@ class Relays(Section, frozen=True):
         key_file: its private key.
         global_name: DNS name in the global Envoy's certificate. A relay serves nobody else.
         relay_name: DNS name in every relay's certificate.
-        stream_window_bytes: what of one request's body, or of one answer, may be on its way unacknowledged
-            (HTTP/2 flow control). Less than bandwidth times round trip slows a long body down.
-        connection_window_bytes: the same for all requests of a connection.
-        idle_timeout_s: connections unused for so long are closed, 0 for never: a connection that is closed
-            has to be opened, encrypted and accelerated again.
-        ping_s: connections are asked for a sign of life so often.
-        ping_timeout_s: without it after so long they are given up; more than a round trip and a lost
-            packet's repeat.
         congestion_control: a congestion control of the kernel's for connections between the tiers, its
             default when empty.
         compression: whether JSON bodies of requests are compressed between the tiers.
-        max_streams: requests at once on one connection; more open another one.
         probes: whether the picker probes and scrapes endpoints through their region's ``relay``, as requests
             go, for which it reads the files, too; or ``direct``.
     """
@@ -54,14 +44,8 @@ class Relays(Section, frozen=True):
     key_file: str = ""
     global_name: str = "global.epp.internal"
     relay_name: str = "relay.epp.internal"
-    stream_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 4 * 1024 * 1024
-    connection_window_bytes: Annotated[int, msgspec.Meta(ge=65_535, le=2_147_483_647)] = 16 * 1024 * 1024
-    idle_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=MOST_S, extra={"fix": "0 for never"})] = 0.0
-    ping_s: _Ping = 2.0
-    ping_timeout_s: _Ping = 4.0
     congestion_control: str = ""
     compression: Literal["none", "gzip"] = "none"
-    max_streams: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647)] = 1000
     probes: Literal["direct", "relay"] = "relay"
 
     def __post_init__(self) -> None:

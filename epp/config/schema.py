@@ -121,7 +121,6 @@ class Request(Section, frozen=True):
             yet read count, too. All but bodies may exceed the limit by the length of the longest message. At
             least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
-        default_output_tokens: assumed answer length when a request sets no limit, for context checks.
         assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
             or ``buffered``.
         read_bodies: ``needed`` leaves a body where it is when nobody asks what is in it: the policy needs
@@ -136,7 +135,6 @@ class Request(Section, frozen=True):
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     max_held_body_bytes: PositiveInt = 1024 * 1024 * 1024
     tenant_header: HeaderName = ""
-    default_output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
     read_bodies: Literal["needed", "always"] = "needed"
     inject_usage: Literal["never", "always"] = "never"
@@ -206,7 +204,6 @@ class Prefix(Section, frozen=True):
         secret_file: file whose bytes key all block hashes; a random key of the process when empty.
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: tokens believed to fit an endpoint's KV cache until the engine reports a size.
-        max_tokens: tokens indexed over all endpoints, a bound on memory.
         state_slots: recurrent states that an engine of a hybrid model keeps, those of running requests
             included; with 0 every token of a prompt can be taken up again.
         chunk_tokens: most tokens of one prefill of such an engine: it copies a state at the end of each.
@@ -215,7 +212,6 @@ class Prefix(Section, frozen=True):
     secret_file: str = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     capacity_tokens: PositiveInt = 500_000
-    max_tokens: PositiveInt = 200_000_000
     state_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     chunk_tokens: PositiveInt = 4096
 
@@ -249,7 +245,6 @@ class Probe(Section, frozen=True):
         path: path asked for; any HTTP answer below 500 counts as alive.
         failures_to_eject: consecutive failures that eject an endpoint.
         eject_s: first ejection; doubles to ten times this.
-        panic_share: share of ejected endpoints above which ejection is ignored.
     """
 
     interval_s: NotNegative = 2.0
@@ -257,7 +252,6 @@ class Probe(Section, frozen=True):
     path: RequestPath = "/health"
     failures_to_eject: PositiveInt = 3
     eject_s: Positive = 5.0
-    panic_share: Share = 0.8
 
 
 class CapabilitySection(Section, frozen=True):
@@ -279,11 +273,9 @@ class Leases(Section, frozen=True):
 
     Attributes:
         ttl_s: a lease not ended by then expires and is counted.
-        max_count: leases held at once.
     """
 
     ttl_s: Positive = 1800.0
-    max_count: PositiveInt = 100_000
 
 
 ObserveMode = Annotated[
@@ -322,7 +314,6 @@ class Records(Section, frozen=True):
     Attributes:
         folder: where decisions and outcomes are written, nowhere when empty. Pickers may share one.
         max_bytes: size of all files of the folder together; the oldest go first.
-        file_bytes: size at which a new file is begun; a quarter of ``max_bytes`` where that is less.
         compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
         sample: share of the requests that is recorded, drawn by decision id.
         restore_s: seconds of records from which the prefix index is rebuilt at start, 0 for not at all;
@@ -331,7 +322,6 @@ class Records(Section, frozen=True):
 
     folder: str = ""
     max_bytes: PositiveInt = 1024 * 1024 * 1024
-    file_bytes: PositiveInt = 64 * 1024 * 1024
     compress: Literal["none", "zstd"] = "none"
     sample: Share = 1.0
     restore_s: NotNegative = 900.0
@@ -347,7 +337,6 @@ class Config(Section, frozen=True):
         observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
             a section.
         shadow: policies that score live decisions without a say in them (docs/lodestar.md).
-        shadow_per_s: decisions a second that they score, at most.
         drain_s: seconds that streams may go on after SIGTERM (or SIGINT, or SIGHUP unless it is ignored).
         drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
             picker is leaving.
@@ -372,6 +361,5 @@ class Config(Section, frozen=True):
     records: Records = Records()
     saturation: Saturation = Saturation()
     shadow: list[str] = []
-    shadow_per_s: Positive = 20.0
     drain_s: NotNegative = 30.0
     drain_accept_s: NotNegative = 0.0

@@ -54,7 +54,6 @@ class PickerSettings:
     seed: int = 0
     fallbacks: int = 2
     warmup_s: float = 30.0
-    default_output_tokens: int = 0
 
 
 class Picker:
@@ -139,8 +138,7 @@ class Picker:
         """
         settings, fleet = self._settings, self.fleet
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
-        output = settings.default_output_tokens if ask.max_output_tokens is None else ask.max_output_tokens
-        wants = Wants(ask.model, tokens + output, ask.regions, ask.subset)
+        wants = Wants(ask.model, tokens + (ask.max_output_tokens or 0), ask.regions, ask.subset)
         found = self._eligibility.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None

@@ -84,12 +84,17 @@ class NoRecorder:
         """Nothing to do."""
 
 
+#: Size at which a new file is begun.
+FILE_BYTES = 64 * 1024 * 1024
+
+
 class FileRecorder:
     """Appends records to files of its own in a folder.
 
     Args:
         folder: created when missing.
         settings: bounds, compression and sampling.
+        file_bytes: size at which a new file is begun; a quarter of ``settings.max_bytes`` where that is less.
         hasher: names blocks as they may be recorded.
         on_drop: called with a number of records that were lost, from any thread.
         on_restart: called when the writer's thread failed and starts again, from that thread.
@@ -106,6 +111,7 @@ class FileRecorder:
         hasher: BlockHasher,
         on_drop: Callable[[int], None],
         on_restart: Callable[[], None] = lambda: None,
+        file_bytes: int = FILE_BYTES,
     ) -> None:
         self._hasher, self._on_drop, self._on_restart, self._folder = hasher, on_drop, on_restart, folder
         self._sample = settings.sample
@@ -114,7 +120,7 @@ class FileRecorder:
             folder,
             header=self._header(),
             max_bytes=settings.max_bytes,
-            file_bytes=settings.file_bytes,
+            file_bytes=file_bytes,
             compress=settings.compress == "zstd",
         )
         self._entries: deque[_Entry] = deque()

@@ -18,30 +18,34 @@ Envoy's names for it: `Http2ProtocolOptions`, `KeepaliveSettings`, `SocketOption
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from epp.config.relays import STREAM_WINDOW_BYTES
 from epp.envoy import messages as api
-
-if TYPE_CHECKING:
-    from epp.config.relays import Relays
 
 CONNECTION_BUFFER_BYTES = 4 * 1024 * 1024
 """Room for some fifty long prompts of one connection."""
+
+CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
+"""What of all requests of a connection may be on its way unacknowledged."""
+MAX_STREAMS = 1000
+"""Requests at once on one connection; more open another one."""
+PING_S, PING_TIMEOUT_S = 2.0, 4.0
+"""How often a sign of life is asked for, and when a connection is given up without one: more than a round
+trip and a lost packet's repeat."""
 
 # <netinet/tcp.h>
 _IPPROTO_TCP, _TCP_CONGESTION = 6, 13
 
 
-def http2(relays: Relays) -> api.core.Http2ProtocolOptions:
+def http2() -> api.core.Http2ProtocolOptions:
     """HTTP/2 between the tiers, for either side."""
     return api.core.Http2ProtocolOptions(
         allow_connect=True,  # WebSockets over HTTP/2 (RFC 8441)
-        max_concurrent_streams=relays.max_streams,
-        initial_stream_window_size=relays.stream_window_bytes,
-        initial_connection_window_size=relays.connection_window_bytes,
+        max_concurrent_streams=MAX_STREAMS,
+        initial_stream_window_size=STREAM_WINDOW_BYTES,
+        initial_connection_window_size=CONNECTION_WINDOW_BYTES,
         connection_keepalive=api.core.KeepaliveSettings(
-            interval=api.seconds(relays.ping_s),
-            timeout=api.seconds(relays.ping_timeout_s),
+            interval=api.seconds(PING_S),
+            timeout=api.seconds(PING_TIMEOUT_S),
             # Many connections opened in one burst would be asked in one burst.
             interval_jitter=api.envoy_type.Percent(value=15),
         ),

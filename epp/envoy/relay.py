@@ -106,7 +106,7 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
         preserve_external_request_id=True,
         generate_request_id=False,
         common_http_protocol_options=api.core.HttpProtocolOptions(idle_timeout=api.seconds(0)),
-        http2_protocol_options=http2(relays),
+        http2_protocol_options=http2(),
         upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         max_request_headers_kb=96,
         stream_idle_timeout=api.seconds(settings.stream_idle_timeout_s),

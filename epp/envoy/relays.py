@@ -24,7 +24,7 @@ from epp.envoy.clusters import (
 )
 from epp.envoy.compression import compressors
 from epp.envoy.filters import DECISION_NAMESPACE
-from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, congestion_control, http2
+from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, PING_TIMEOUT_S, congestion_control, http2
 from epp.envoy.settings import TlsFiles
 from epp.envoy.sockets import upstream_tls
 from epp.errors import ConfigError
@@ -61,11 +61,9 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
     hosts = [split(address)[0] for region in relays.regions for address in relays.addresses(region)]
     options = api.upstream_http.HttpProtocolOptions(
         # 0 is never: an idle connection costs a ping now and then, a new one several round trips.
-        common_http_protocol_options=api.core.HttpProtocolOptions(
-            idle_timeout=api.seconds(relays.idle_timeout_s)
-        ),
+        common_http_protocol_options=api.core.HttpProtocolOptions(idle_timeout=api.seconds(0)),
         explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=http2(relays)
+            http2_protocol_options=http2()
         ),
     )
     sockets = congestion_control(relays.congestion_control)
@@ -89,7 +87,7 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
         circuit_breakers=limits(settings.max_requests),
         # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
         outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
-        health_checks=[_health_check(relays)],
+        health_checks=[_health_check()],
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         upstream_bind_config=api.core.BindConfig(socket_options=sockets) if sockets else None,
         transport_socket=upstream_tls(
@@ -130,10 +128,10 @@ def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.Cluster
     )
 
 
-def _health_check(relays: Relays) -> api.core.HealthCheck:
+def _health_check() -> api.core.HealthCheck:
     """Says when a region is back; that it is gone, its connections' pings find as well."""
     return api.core.HealthCheck(
-        timeout=api.seconds(relays.ping_timeout_s),
+        timeout=api.seconds(PING_TIMEOUT_S),
         interval=api.seconds(_CHECK_S),
         no_traffic_interval=api.seconds(_CHECK_S),
         unhealthy_threshold=2,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from epp.config.relays import MOST_S
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ class Variant(StrEnum):
 
 #: First version of Envoy with all that we configure.
 FULL_FEATURED = (1, 38)
+
+#: Longest time that Envoy is told, in seconds: it refuses durations over 292 years.
+MOST_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,6 @@ class App:
         self._recorder = self._build_recorder(hasher)
         self._index = WarmIndex(
             capacity_tokens=config.prefix.capacity_tokens,
-            max_tokens=config.prefix.max_tokens,
             name_block=hasher.export_id,
             coarse_blocks=hasher.coarse_blocks,
             states=StateSlots.of(config.prefix),
@@ -222,7 +221,6 @@ class App:
                 seed=config.policy.seed,
                 fallbacks=config.policy.fallbacks,
                 warmup_s=config.pool.warmup_s,
-                default_output_tokens=config.request.default_output_tokens,
             ),
             new_id=self._decision_ids,
             name_block=hasher.export_id,

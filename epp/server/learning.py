@@ -55,7 +55,6 @@ class Learning:
         self.feed: ModelFeed | None = None
         self._shadow = Shadow(
             shadows(config.shadow, source),
-            config.shadow_per_s,
             lambda: self.feed.model if self.feed is not None else None,
             tie_band=config.policy.tie_band,
         )

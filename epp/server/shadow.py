@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Decisions a second that are scored, at most.
+PER_S = 20.0
 #: Decisions that wait: a burst is sampled, not stored.
 _WAITING = 8
 #: The mean of differences fades over so many decisions.
@@ -77,7 +79,6 @@ class Shadow:
 
     Args:
         policies: that are asked.
-        per_s: decisions a second that are scored, at most.
         model: the reward model in force, None while there is none.
         tie_band: relative band of equals, of policies that have one.
     """
@@ -85,14 +86,13 @@ class Shadow:
     def __init__(
         self,
         policies: Iterable[Policy],
-        per_s: float,
         model: Callable[[], RewardModel | None] = lambda: None,
         *,
         tie_band: float = 0.0,
     ) -> None:
         self._tie_band = tie_band
         self.accounts = [Account(quiet(policy)) for policy in policies]
-        self._pause_s, self._model = 1.0 / per_s, model
+        self._model = model
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
         self._told = False
 
@@ -116,7 +116,7 @@ class Shadow:
     async def run(self) -> None:
         """Score for ever, one policy of one decision at a time, so that requests come in between."""
         while True:
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(1.0 / PER_S)
             if not self._waiting:
                 continue
             decision = self._waiting.pop()

@@ -116,7 +116,7 @@ class Fleet:
         probe, leases = settings.probe, settings.leases
         return cls(
             index,
-            ledger=LoadLedger(leases.ttl_s, leases.max_count),
+            ledger=LoadLedger(leases.ttl_s),
             rtt=RttTable(stale_after_s=max(60.0, 10.0 * probe.interval_s)),
             engine=EngineMetrics(settings.scrape.stale_after_s),
             health=HealthTracker(
@@ -124,7 +124,6 @@ class Fleet:
                     probe_failures=probe.failures_to_eject,
                     eject_s=probe.eject_s,
                     max_eject_s=10.0 * probe.eject_s,
-                    panic_share=probe.panic_share,
                 )
             ),
         )

@@ -32,7 +32,7 @@ class ScrapeSettings(Protocol):
 
 
 class ProbeSettings(Protocol):
-    """Ejection: failures in a row, first length, panic share; see `HealthSettings`."""
+    """Ejection: failures in a row, first length; see `HealthSettings`."""
 
     @property
     def interval_s(self) -> float: ...  # noqa: D102 - the class says it
@@ -40,8 +40,6 @@ class ProbeSettings(Protocol):
     def failures_to_eject(self) -> int: ...  # noqa: D102 - the class says it
     @property
     def eject_s(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def panic_share(self) -> float: ...  # noqa: D102 - the class says it
 
 
 class LeaseSettings(Protocol):
@@ -49,5 +47,3 @@ class LeaseSettings(Protocol):
 
     @property
     def ttl_s(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def max_count(self) -> int: ...  # noqa: D102 - the class says it

@@ -64,7 +64,7 @@ class HealthSettings:
     outcome_window_s: float = 15.0
     eject_s: float = 5.0
     max_eject_s: float = 50.0
-    panic_share: float = 0.5
+    panic_share: float = 0.8
 
 
 @dataclass(slots=True)

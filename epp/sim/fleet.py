@@ -200,7 +200,6 @@ class FleetSim:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
             capacity_tokens=config.prefix.capacity_tokens,
-            max_tokens=config.prefix.max_tokens,
             states=StateSlots.of(config.prefix),
         )
         book = WeightBook(
@@ -220,7 +219,6 @@ class FleetSim:
                 seed=self.seed,
                 fallbacks=config.policy.fallbacks,
                 warmup_s=config.pool.warmup_s,
-                default_output_tokens=config.request.default_output_tokens,
             ),
             new_id=lambda: self._next_id,
         )

@@ -154,7 +154,7 @@ def test_where_nothing_can_be_read_nothing_is_found() -> None:
         (paths(0.05), False, []),
         (paths(0.6, requests=20), False, []),
         (paths(0.6), False, ["60%", "630 ms", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]),
-        (paths(0.6), True, ["60%", "idle_timeout_s"]),
+        (paths(0.6), True, ["60%", "firewalls"]),
     ],
 )
 def test_cold_requests_are_seen(series: dict[str, float], relayed: bool, words: list[str]) -> None:

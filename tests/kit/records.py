@@ -11,7 +11,7 @@ from epp.config.schema import Records
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.record_files import read_records
 from epp.decide.record_schema import join
-from epp.decide.recorder import FileRecorder
+from epp.decide.recorder import FILE_BYTES, FileRecorder
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
@@ -108,7 +108,10 @@ def outcome_of(decision: Decision, **fields: Any) -> Outcome:
 def recorder_to(folder: Path, **settings: Any) -> Iterator[tuple[FileRecorder, list[int]]]:
     """A recorder and what it has dropped; at the end everything is written."""
     dropped: list[int] = []
-    recorder = FileRecorder(folder, settings=Records(**settings), hasher=HASHER, on_drop=dropped.append)
+    file_bytes = settings.pop("file_bytes", FILE_BYTES)
+    recorder = FileRecorder(
+        folder, settings=Records(**settings), hasher=HASHER, on_drop=dropped.append, file_bytes=file_bytes
+    )
     try:
         yield recorder, dropped
     finally:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from epp.view import FleetView, Ranking, RequestView
 
 
-def shadow(*names: str, per_s: float = 1000.0, **options: Any) -> Shadow:
-    return Shadow([create(name) for name in names], per_s, **options)
+def shadow(*names: str, **options: Any) -> Shadow:
+    return Shadow([create(name) for name in names], **options)
 
 
 def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
@@ -75,7 +75,7 @@ def test_the_reward_model_judges_where_it_knows_both() -> None:
         ("model", Lodestar(linear_model({"rtt_ms": -1.0}, high={"rtt_ms": 42.0}, low={"rtt_ms": 0.0})), 0.04),
         ("gorgo-ms", Lodestar(far), None),
     ):
-        scoring = Shadow([policy], 1.0, lambda: model)
+        scoring = Shadow([policy], lambda: model)
         scoring.score(decision)
         difference = difference_s(scoring, "lodestar", judge)
         if seconds is not None:
@@ -116,7 +116,10 @@ def test_a_judge_that_fails_spoils_no_score() -> None:
     assert counts(scoring, "gorgo")[0] == 1
 
 
-async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note() -> None:
+async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("epp.server.shadow.PER_S", 1000.0)
     scoring = shadow("gorgo")
     decisions = [decision for decision, _ in decided(100)]
     for decision in decisions:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, is_loopback, split_address
+from epp.config.relays import STREAM_WINDOW_BYTES
 from epp.server.doctor.envoy_tree import Tree, clusters_of, find_types, listeners_of
 from epp.view import FIRST_FLIGHT_BYTES
 
@@ -36,7 +37,7 @@ _INITIAL_SEGMENTS, _WIDE_SEGMENTS = 10, 64
 _SEGMENT_BYTES = FIRST_FLIGHT_BYTES // _INITIAL_SEGMENTS
 #: Loss at which controls that halve their window are judged (Mathis et al. 1997, the macroscopic behaviour).
 _LOSS = 0.005
-_RELAYED_FIX = "keep idle_timeout_s of relays at 0 and ping_s below what firewalls on the way forget"
+_RELAYED_FIX = "let firewalls on the way keep connections on which a ping passes every two seconds"
 _DIRECT_FIX = (
     "put a relay into the region (docs/multi-region.md); or let idle connections live longer, first at"
     " engines (vLLM: VLLM_HTTP_TIMEOUT_KEEP_ALIVE=75, 5 s without), then in Envoy's cluster of them"
@@ -153,7 +154,7 @@ def _congestion(
 
 def _window_bytes(config: Config) -> int:
     """What should be on its way at once: a long body; with relays what their windows let through."""
-    return max(BODY_BYTES, config.relays.stream_window_bytes if config.relays.regions else 0)
+    return max(BODY_BYTES, STREAM_WINDOW_BYTES if config.relays.regions else 0)
 
 
 def _buffers(report: Report, kernel: Kernel, window_bytes: int) -> None:
