@@ -95,8 +95,8 @@ lint: setup ## ruff and mypy
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
-demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze, into demo-tuner-out/tuner.html (minutes)
-	$(BIN)/python -m epp.demo.tuner --out demo-tuner-out/tuner.html
+demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze (minutes)
+	$(BIN)/python -m epp.demo.tuner
 
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
 	$(BIN)/python -m epp.demo.wan $(WAN)

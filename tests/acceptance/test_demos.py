@@ -75,11 +75,11 @@ def test_a_learner_runs_beside_the_picker(tmp_path: Path) -> None:
 
 
 def test_a_tuner_freezes_on_good_weights(tmp_path: Path) -> None:
-    page = tmp_path / "tuner.html"
-    words = ("--start", "defaults", "--measurements", "1", "--recorded", "1200", "--out", str(page))
-    text = demo("epp.demo.tuner", *words)
+    words = ("--start", "defaults", "--measurements", "1", "--recorded", "1200")
+    text = demo("epp.demo.tuner", *words, "--out", str(tmp_path / "out"))
     assert "0 promoted, 0 demoted; frozen; weights in force: " in text
-    assert "<svg" in page.read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "out" / "tuner.json").read_text())["history"]
+    assert "TTFT p95" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
