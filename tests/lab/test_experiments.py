@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLEETS = (*conditions.SIZED_FLEETS, *conditions.SIZED_FLEETS)
-#: Cell and entries of the smoke run; the first of the experiment if not here.
+#: Cell and entries of the smoke run.
 SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "policies": (
         "mooncake / three regions / one fails",
@@ -28,6 +28,11 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         ("lodestar", "prefix-cache-and-load engine counts"),
     ),
     "laar": ("ja 4K shared", ("laar", "session-affinity")),
+    "policy-knowledge": (
+        "art-chat ts 1 / three regions / steady",
+        ("gorgo-ms", "knows which hits are lost", "oracle"),
+    ),
+    "wan": ("three regions", ("gorgo", "gorgo-ms")),
 }
 
 
@@ -37,14 +42,18 @@ def experiment(name: str) -> Experiment:
 
 
 @pytest.mark.parametrize("name", names())
+def test_an_experiment_has_its_module_s_name(name: str) -> None:
+    assert experiment(name).name == name
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_runs_and_names_each_of_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
     monkeypatch.setattr(lodestar, "USUAL_SIZE", lodestar.Size(20.0, 1_000, 1_000))
     found = experiment(name)
-    assert found.name == name
-    cell, entries = SMALL.get(name, (found.cells[0], tuple(found.entries)))
+    cell, entries = SMALL[name]
     runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)
     assert [run.entry for run in runs] == list(entries)
     for run in runs:
