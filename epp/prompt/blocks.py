@@ -18,7 +18,8 @@ import xxhash
 from epp.prompt.types import MeasuredPrompt
 
 if TYPE_CHECKING:
-    from epp.prompt.types import CountedPrompt, ParsedRequest, TokenCounter
+    from epp.prompt.tokens import EstimateCounter
+    from epp.prompt.types import CountedPrompt, ParsedRequest
 
 
 #: Canonical bytes that one exported id stands for, as near as whole blocks come: 256 to 512 tokens at 3 to 6
@@ -67,7 +68,7 @@ class BlockHasher:
     def measure(
         self,
         request: ParsedRequest,
-        counter: TokenCounter,
+        counter: EstimateCounter,
         tenant: str = "",
         counted: CountedPrompt | None = None,
     ) -> MeasuredPrompt:

@@ -11,7 +11,7 @@ import math
 import re
 from collections import OrderedDict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN, exact_tokens, media_bytes
 
@@ -52,8 +52,6 @@ class EstimateCounter:
     Args:
         max_models: models whose ratios are remembered.
     """
-
-    name = "estimate"
 
     def __init__(self, max_models: int = 256) -> None:
         if max_models < 1:
@@ -101,20 +99,3 @@ class EstimateCounter:
         self._learned.move_to_end(model)
         if len(self._learned) > self._max_models:
             self._learned.popitem(last=False)
-
-    def observe_window(self, told: TokenRatio) -> None:
-        """What an engine's counters tell of many requests together."""
-        self.observe(told.model, told.text_bytes, told.prompt_tokens, told.requests)
-
-
-class TokenRatio(Protocol):
-    """Tokens that an engine counted in the canonical bytes of requests for one model."""
-
-    @property
-    def model(self) -> str: ...  # noqa: D102 - the class says it
-    @property
-    def text_bytes(self) -> int: ...  # noqa: D102 - the class says it
-    @property
-    def prompt_tokens(self) -> float: ...  # noqa: D102 - the class says it
-    @property
-    def requests(self) -> int: ...  # noqa: D102 - the class says it

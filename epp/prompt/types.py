@@ -107,16 +107,3 @@ class CountedPrompt(Struct, frozen=True):
 
 class NotCountableError(Exception):
     """A prompt that its model's tokenizer cannot count, and why in one word."""
-
-
-class TokenCounter(Protocol):
-    """Tokens of a canonical prompt."""
-
-    @property
-    def name(self) -> str:
-        """Name in records and metrics."""
-        ...
-
-    def count(self, request: ParsedRequest) -> int:
-        """Prompt tokens of the request, at least 1 for a non-empty prompt."""
-        ...

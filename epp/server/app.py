@@ -156,7 +156,7 @@ class App:
                 self.picker.fleet,
                 self.metrics,
                 self._index.process_started,
-                counter.observe_window,
+                counter.observe,
                 self._served_tokenizers.look_for,
             ),
             tasks=self.tasks,

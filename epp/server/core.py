@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from epp.decide.saturation import Admit
     from epp.extproc.types import HttpRequest, Pick, Refusal
     from epp.prompt.blocks import BlockHasher
-    from epp.prompt.types import CountedPrompt, ParsedRequest, Parser, TokenCounter
+    from epp.prompt.tokens import EstimateCounter
+    from epp.prompt.types import CountedPrompt, ParsedRequest, Parser
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
@@ -135,7 +136,7 @@ class Core:
         self,
         *,
         picker: Picker,
-        counter: TokenCounter,
+        counter: EstimateCounter,
         hasher: BlockHasher,
         regions: Sequence[RegionRule],
         tenant_header: str,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from epp.server.listed import ListedModel
     from epp.server.metrics import Metrics
-    from epp.signals.calibration import TokenRatio
     from epp.signals.engine_sample import EngineSample
     from epp.signals.fleet import Fleet
 
@@ -30,7 +29,7 @@ class SignalFeed:
         fleet: the stores.
         metrics: counted into.
         process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
-        learn: told of bytes and tokens of a model, where the engine's counters tell of them.
+        learn: told a model, bytes, tokens and requests, where the engine's counters tell of them.
         serve: told of what public names are served from, at every listing: a hub id or a folder by name.
     """
 
@@ -39,7 +38,7 @@ class SignalFeed:
         fleet: Fleet,
         metrics: Metrics,
         process_started: Callable[[int, float], None] | None = None,
-        learn: Callable[[TokenRatio], None] | None = None,
+        learn: Callable[[str, int, float, int], None] | None = None,
         serve: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._fleet, self._metrics = fleet, metrics
@@ -82,7 +81,7 @@ class SignalFeed:
         running = float(self._fleet.ledger.running_requests[slot])
         ratio = self._fleet.calibration.scraped(slot, sample, running, now_s)
         if ratio is not None and self._learn is not None:
-            self._learn(ratio)
+            self._learn(ratio.model, ratio.text_bytes, ratio.prompt_tokens, ratio.requests)
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
         """An engine lists its models: say once which names it is asked for and does not know."""
