@@ -17,7 +17,7 @@ from epp.sidecar.lock import holder_of
 from epp.tuner.settings import TunerSettings
 from epp.tuner.status import status
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
-from epp.tuner.verdict import judge_probation, judge_switchback, margins
+from epp.tuner.verdict import judge_switchback, log_e_regret, margins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -124,9 +124,9 @@ def evidence(state: State, settings: TunerSettings, told: Status | None = None) 
         return [f"split at {share:.0%}: {told.enough}, {slices}", *_latencies(settings, told)]
     if phase == "switchback":
         return [*_switchback(state, settings, told), *_latencies(settings, told)]
-    verdict, need = judge_probation(state.record, settings), -math.log(settings.evidence.guard_level)
-    regret = verdict.figures.get("log_e_regret", math.nan)
-    words = verdict.reason if math.isnan(regret) else f"evidence of regret e^{regret:.2f} of e^{need:.2f}"
+    need = -math.log(settings.evidence.guard_level)
+    regret = log_e_regret(state.record, settings)
+    words = f"evidence of regret e^{regret:.2f} of e^{need:.2f}"
     return [f"probation: {told.enough}; {words}", *_latencies(settings, told)]
 
 

@@ -224,7 +224,7 @@ class Run:
             self._nothing_better(f"the candidate was refused: {why}")
             return
         state.candidate, state.number, state.unwell = weights, state.number + 1, 0
-        self.note(f"candidate {state.number}: {event.reason}", weights)
+        self.note(f"candidate {state.number}: {event.reason}")
         if self._stale():
             self.go("baseline", f"candidate {state.number} waits for a fresh baseline")
         else:
@@ -237,7 +237,7 @@ class Run:
 
     def _nothing_better(self, reason: str) -> None:
         if self.state.phase == "search":
-            self.fruitless(reason, {})
+            self.fruitless(reason)
 
     def _pinned(self, pins: dict[str, float]) -> None:
         state = self.state
@@ -308,10 +308,10 @@ class Run:
 
     # -- words of the machine -----------------------------------------------------------------------------
 
-    def go(self, phase: Phase, reason: str, figures: Mapping[str, float] | None = None) -> None:
+    def go(self, phase: Phase, reason: str) -> None:
         """Enter a phase; evidence of the one before is dropped."""
         state = self.state
-        self.actions.append(Note(self.now_wall_s, state.phase, phase, reason, figures or {}))
+        self.actions.append(Note(self.now_wall_s, state.phase, phase, reason))
         state.phase, state.since_wall_s, state.reason = phase, self.now_wall_s, reason
         state.record, state.trial, state.paused = Record(), None, ""
         if phase == "screen":
@@ -321,10 +321,10 @@ class Run:
         if phase == "search":
             self.actions.append(Rehearse(reason))
 
-    def note(self, reason: str, figures: Mapping[str, float] | None = None) -> None:
+    def note(self, reason: str) -> None:
         """Something that is not a transition."""
         phase = self.state.phase
-        self.actions.append(Note(self.now_wall_s, phase, phase, reason, figures or {}))
+        self.actions.append(Note(self.now_wall_s, phase, phase, reason))
 
     def adopt(self, weights: Mapping[str, float], how: str, reason: str) -> None:
         """Make weights the incumbent and remember them."""
@@ -347,7 +347,7 @@ class Run:
         """Nothing is on trial."""
         self.state.candidate, self.state.previous = None, None
 
-    def fruitless(self, reason: str, figures: Mapping[str, float]) -> None:
+    def fruitless(self, reason: str) -> None:
         """A candidate came to nothing: go on searching, or freeze when that happened too often."""
         state = self.state
         self.drop_candidate()
@@ -355,9 +355,9 @@ class Run:
         limit = self.settings.stages.freeze_after
         if limit and state.fruitless >= limit:
             state.held = False
-            self.go("frozen", f"{reason}; {state.fruitless} in a row without a promotion", figures)
+            self.go("frozen", f"{reason}; {state.fruitless} in a row without a promotion")
         else:
-            self.go("baseline", reason, figures)
+            self.go("baseline", reason)
 
     def thaw(self, reason: str) -> None:
         """Search again."""

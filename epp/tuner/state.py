@@ -278,14 +278,12 @@ class Note:
         before: phase.
         after: phase, possibly the same.
         reason: in words.
-        figures: evidence behind it.
     """
 
     at_wall_s: float
     before: str
     after: str
     reason: str
-    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 Action = Publish | Rehearse | Note

@@ -29,8 +29,6 @@ from epp.tuner.verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.tuner.machine import Run
     from epp.tuner.samples import Sample
     from epp.tuner.settings import Stages, TunerSettings
@@ -159,7 +157,7 @@ def watch_fleet(run: Run) -> None:
     if reason:
         state.ended_for_fleet += 1
         state.cool_until_wall_s = run.now_wall_s + settings.stages.cooldown_s
-        _ended(run, Verdict(END, reason, state.watch.figures()))
+        _ended(run, Verdict(END, reason))
 
 
 def judge(run: Run) -> None:
@@ -225,11 +223,11 @@ def _doubted(run: Run) -> bool:
 def _ended(run: Run, verdict: Verdict) -> None:
     state = run.state
     if state.phase != "probation":
-        run.fruitless(f"candidate {state.number} ended in {state.phase}: {verdict.reason}", verdict.figures)
+        run.fruitless(f"candidate {state.number} ended in {state.phase}: {verdict.reason}")
         return
     reason = f"candidate {state.number} demoted: {verdict.reason}"
     run.adopt(state.previous or state.incumbent, "demoted", reason)
-    run.fruitless(reason, verdict.figures)
+    run.fruitless(reason)
 
 
 def _split(run: Run, added: int) -> None:
@@ -244,11 +242,11 @@ def _split(run: Run, added: int) -> None:
         reason = f"candidate {state.number}: {verdict.reason} in {served.requests} requests"
         if state.stage < len(stages.ramp_shares):
             stage = state.stage + 1
-            run.go("ramp", f"{reason}; to {stages.ramp_shares[stage - 1]:.0%}", verdict.figures)
+            run.go("ramp", f"{reason}; to {stages.ramp_shares[stage - 1]:.0%}")
             state.stage = stage
         else:
             state.tests += 1
-            run.go("switchback", reason, verdict.figures)
+            run.go("switchback", reason)
     elif lasted_s > stages.stage_max_s:
         _ended(run, Verdict(END, f"too little traffic: {served.requests if served else 0} requests"))
 
@@ -260,7 +258,7 @@ def _switchback(run: Run, added: int) -> None:
         needed = level(evidence.false_promotions, max(1, state.tests), state.promotions)
         verdict = judge_switchback(state.record, run.settings, needed)
         if verdict.kind == PASS:
-            _promoted(run, verdict.reason, verdict.figures)
+            _promoted(run, verdict.reason)
             return
         if verdict.kind == END:
             _ended(run, verdict)
@@ -270,14 +268,14 @@ def _switchback(run: Run, added: int) -> None:
         _ended(run, Verdict(END, f"too little traffic: {len(state.record.units)} pairs in all this time"))
 
 
-def _promoted(run: Run, reason: str, figures: Mapping[str, float]) -> None:
+def _promoted(run: Run, reason: str) -> None:
     state = run.state
     old = state.incumbent
     run.adopt({**old, **(state.candidate or {})}, "promoted", f"candidate {state.number}: {reason}")
     state.previous, state.candidate = old, None
     state.promotions += 1
     state.fruitless = 0
-    run.go("probation", f"candidate {state.number} promoted: {reason}", figures)
+    run.go("probation", f"candidate {state.number} promoted: {reason}")
 
 
 def _probation(run: Run, added: int) -> None:
@@ -294,7 +292,7 @@ def _probation(run: Run, added: int) -> None:
 def _settled(run: Run, verdict: Verdict) -> None:
     reason = f"candidate {run.state.number} stays: {verdict.reason}"
     run.drop_candidate()
-    run.go("baseline", reason, verdict.figures)
+    run.go("baseline", reason)
 
 
 def watch(run: Run) -> None:

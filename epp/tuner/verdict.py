@@ -19,7 +19,7 @@ Rules
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -54,11 +54,10 @@ _SPAN_MARGINS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do, why, and the figures behind it."""
+    """What to do, and why."""
 
     kind: str
     reason: str
-    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def margins(goal: Goal) -> dict[str, float]:
@@ -130,7 +129,7 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
 
 def _plain(measure: str, found: float) -> Verdict:
     reason = f"share of {_WORDS[measure]} is {_points(found)} above the other arm's"
-    return Verdict(END, reason, {measure: found})
+    return Verdict(END, reason)
 
 
 def _slower(tally: Tally, against: Tally) -> float:
@@ -190,12 +189,11 @@ def _slow_again(record: Record, newer: str, against: Tally) -> bool:
 def judge_split(record: Record, settings: TunerSettings) -> Verdict:
     """Whether a split shows harm. It cannot show a benefit: arms of one fleet share what harm one does."""
     goal = settings.goal
-    figures: dict[str, float] = {"units": len(record.units)}
     if (low := _concentrated(record)) > goal.concentration_margin:
-        return Verdict(END, _harm(CONCENTRATION, low, goal.concentration_margin), figures)
+        return Verdict(END, _harm(CONCENTRATION, low, goal.concentration_margin))
     limits = {SLOW: goal.slow_margin, E2E: goal.e2e_margin, ERRORS: goal.error_margin}
     ended = _harmed(record, limits, settings, bound=1.0)
-    return ended or Verdict(PASS, "no harm shown", figures)
+    return ended or Verdict(PASS, "no harm shown")
 
 
 def _harmed(
@@ -207,8 +205,7 @@ def _harmed(
         values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
         if shown_above(values, margin, alpha=alpha, bound=span):
             low = lower_bound(values, alpha=alpha, bound=span)
-            figures = {"units": float(len(record.units)), f"{measure}_low": low}
-            return Verdict(END, _harm(measure, low, margin), figures)
+            return Verdict(END, _harm(measure, low, margin))
     return None
 
 
@@ -243,7 +240,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     slow = record.values(SLOW)
     merged = uncorrelated(slow)
     if shown_above(merged, 0.0, alpha=half, bound=bound):
-        return Verdict(END, "shown to be worse: more slow requests", figures(record, settings, level))
+        return Verdict(END, "shown to be worse: more slow requests")
     ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
@@ -251,7 +248,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
         return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
     if shown_above(merged, -goal.worth, alpha=half, bound=bound):
         found = figures(record, settings, level)
-        return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most", found)
+        return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most")
     better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
     doubts = [] if better else ["the objective"]
     for measure, margin in margins(goal).items():
@@ -267,13 +264,9 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     if not doubts:
         found = figures(record, settings, level)
         low, high = _points(-found["slow_high"]), _points(-found["slow_low"])
-        return Verdict(PASS, f"slow requests {low} to {high} down, no harm", found)
+        return Verdict(PASS, f"slow requests {low} to {high} down, no harm")
     words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
-    return (
-        Verdict(END, words, figures(record, settings, level))
-        if n >= evidence.max_pairs
-        else Verdict(GO_ON, words)
-    )
+    return Verdict(END if n >= evidence.max_pairs else GO_ON, words)
 
 
 def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
@@ -306,21 +299,25 @@ def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, 
     return out
 
 
+def log_e_regret(record: Record, settings: TunerSettings) -> float:
+    """Logarithm of the e-value that slow requests have risen against the old weights."""
+    slow = record.values(SLOW)
+    bound = settings.evidence.block_bound
+    return min(log_e_above(part, bound=bound) for part in (slow, uncorrelated(slow)))
+
+
 def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
     """Whether a promoted candidate is to be regretted."""
     evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
     bound = evidence.block_bound
-    slow = record.values(SLOW)
-    log_e = min(log_e_above(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    found = {"units": float(n), "log_e_regret": log_e}
-    if log_e >= -math.log(evidence.guard_level):
-        return Verdict(END, "slow requests shown to have risen against the old weights", found)
+    if log_e_regret(record, settings) >= -math.log(evidence.guard_level):
+        return Verdict(END, "slow requests shown to have risen against the old weights")
     ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n >= wanted:
-        return Verdict(PASS, f"nothing to regret in {n} pairs", found)
-    return Verdict(GO_ON, f"{n} pairs of {wanted}", found)
+        return Verdict(PASS, f"nothing to regret in {n} pairs")
+    return Verdict(GO_ON, f"{n} pairs of {wanted}")
 
 
 _WORDS = {
