@@ -1,1 +1,0 @@
-"""The report: a document drawn as one self-contained page."""
