@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.demo.child import Child
+from epp.demo.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.sim.http import SimReplica
@@ -51,7 +51,7 @@ class PickerProcess:
         config: sections laid over `CONFIG`.
     """
 
-    def __init__(self, folder: Path, *, program: tuple[str, ...] = (), **config: Any) -> None:
+    def __init__(self, folder: Path, *, program: tuple[str, ...] = EPP, **config: Any) -> None:
         self.folder, self._program = folder, program
         self._config: dict[str, Any] = {**CONFIG, **config}
         self._child: Child | None = None
@@ -177,7 +177,7 @@ class Serving:
         replicas: Sequence[SimConfig] = (quick_config("a"), quick_config("b"), quick_config("c")),
         variant: Variant = Variant.STANDALONE,
         envoy: dict[str, Any] | None = None,
-        program: tuple[str, ...] = (),
+        program: tuple[str, ...] = EPP,
         **config: Any,
     ) -> None:
         self._folder, self._variant, self._changes = folder, variant, envoy or {}
