@@ -101,7 +101,7 @@ def test_imports_point_one_way(path: Path) -> None:
     part = part_of(path)
     if part in COMPOSERS:
         return
-    assert part in ALLOWED, f"{part} has no level: add it to the table and to docs/architecture.md"
+    assert part in ALLOWED, f"{part} has no level: add it to the table and to ARCHITECTURE.md"
     for name in imports(path):
         if name.startswith("epp."):
             target = name.split(".")[1]
