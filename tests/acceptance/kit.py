@@ -251,7 +251,7 @@ class Stack:
         body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": text}], **fields}
         return http(f"{self.url}/v1/chat/completions", body, headers=headers)
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Add up a metric's samples with these labels."""
         text = http(f"{self.picker_url}/metrics").text
         total = 0.0

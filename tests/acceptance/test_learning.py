@@ -45,7 +45,7 @@ def test_a_tuner_publishes_weights_searches_and_obeys_operators(tmp_path: Path) 
     with serving(tmp_path, "a", policy={"name": "gorgo"}) as stack:
         stack.write("tune.json", TUNER)
         tuner = begin(stack, "tune")
-        until(lambda: stack.metric("epp_tuner_written_timestamp_seconds") > 0)  # the picker has read it
+        until(lambda: stack.metric("epp_weights_written_timestamp_seconds") > 0)  # the picker has read it
         assert "a tuner runs on this file already" in stack.epp("tune", *CONFIG, status=2)
         until(lambda: stack.chat() and "baseline -> search" in tuner.log())
         until(lambda: "not enough evidence" in tuner.log())  # a rehearsal wants 400 requests
@@ -59,7 +59,7 @@ def test_a_tuner_publishes_weights_searches_and_obeys_operators(tmp_path: Path) 
         stack.epp("tune", "thaw", *CONFIG)
         assert "rtt_weight=0.11 (pinned)" in status(stack, "tune")
         again = begin(stack, "tune")
-        until(lambda: "tuning gorgo" in again.log())
+        until(lambda: again.log().count("tuning gorgo") == 2)  # the log of both
         stack.epp("weights", "rollback", "0", *CONFIG)
         until(lambda: "back to number 0 by request" in again.log())
         again.signal(signal.SIGTERM)
@@ -72,12 +72,12 @@ def test_a_learner_fits_a_model_which_the_picker_takes_and_a_trial_tries(tmp_pat
     with serving(tmp_path, "a", "b", policy=policy) as stack:
         stack.write("learn.json", LEARNER)
         learner = begin(stack, "learn")
-        until(lambda: stack.metric("epp_tuner_written_timestamp_seconds") > 0)
+        until(lambda: stack.metric("epp_weights_written_timestamp_seconds") > 0)
         until(lambda: stack.chat() and "baseline -> search" in learner.log())
         until(lambda: stack.chat() and "-> screen" in learner.log(), 60)
-        until(lambda: stack.metric("epp_trial_share") > 0)
+        until(lambda: stack.metric("epp_weight", name="use_model", arm="candidate") == 1)
         assert "use_model = 0" in stack.epp("weights", "show", *CONFIG)  # the heuristic, but for the trial
-        until(lambda: stack.metric("epp_reward_model_info") == 1)
+        until(lambda: stack.metric("epp_reward_model_age_seconds") > 0)
         assert "a learner runs on this file already" in stack.epp("learn", *CONFIG, status=2)
         learner.signal(signal.SIGTERM)
         assert learner.wait() == 0, learner.log()
