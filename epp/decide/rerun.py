@@ -29,7 +29,7 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
     if policy.name == decision.policy:
         weights, band = decision.weights, decision.tie_band
     else:
-        weights, band = _defaults(policy), tie_band if policy.ties is Ties.BAND else 0.0
+        weights, band = policy.default_weights(), tie_band if policy.ties is Ties.BAND else 0.0
     ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
     selection = select(
         ranking.costs,
@@ -53,7 +53,3 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         tied=selection.tied,
         held_back=selection.held_back,
     )
-
-
-def _defaults(policy: Policy) -> dict[str, float]:
-    return {name: spec.default for name, spec in policy.weight_specs.items()}

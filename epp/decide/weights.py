@@ -92,10 +92,8 @@ class WeightBook:
         errors: list[ConfigError] = []
         self.bounds = effective_bounds(specs, bounds, source, errors)
         base = {name: spec.default for name, spec in specs.items()}
-        for (
-            name,
-            value,
-        ) in base.items():  # a default outside tightened bounds moves to the nearest allowed value
+        for name, value in base.items():
+            # A default outside of tightened bounds moves to the nearest allowed value.
             base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
         self._base = base
         with gather(errors):

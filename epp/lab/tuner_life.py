@@ -280,4 +280,4 @@ def rules_of(policy: str, settings: TunerSettings | None = None) -> Rules:
 
 def defaults_of(policy: str) -> dict[str, float]:
     """Return a policy's default weights."""
-    return {name: spec.default for name, spec in create(policy, None).weight_specs.items()}
+    return create(policy).default_weights()

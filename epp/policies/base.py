@@ -70,6 +70,11 @@ class Policy:
     ties: ClassVar[Ties] = Ties.EXACT
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
 
+    @classmethod
+    def default_weights(cls) -> dict[str, float]:
+        """Return the weights that the policy starts with."""
+        return {name: spec.default for name, spec in cls.weight_specs.items()}
+
     def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.kit.fleets import default_weights, fleet_view, request
+from tests.kit.fleets import fleet_view, request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def burst(
             prefix_key=prefix,
             sequence=number,
         )
-        costs = policy.rank(ask, fleet, {**default_weights(policy), **(weights or {})}, 0).costs
+        costs = policy.rank(ask, fleet, {**policy.default_weights(), **(weights or {})}, 0).costs
         pick = int(tie.choice(np.flatnonzero(costs == costs.min())))
         live[pick] += 1
         held[pick].add(prefix)

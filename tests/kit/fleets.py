@@ -90,11 +90,6 @@ def register(patch: pytest.MonkeyPatch, policy: type[Policy]) -> None:
     patch.setitem(POLICIES, policy.name, point)
 
 
-def default_weights(policy: Policy) -> dict[str, float]:
-    """The weights that a policy starts with."""
-    return {name: spec.default for name, spec in policy.weight_specs.items()}
-
-
 def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
     """Different fleets of four with values as in life, the same ones every time."""
     random = np.random.default_rng(4)

@@ -156,7 +156,7 @@ def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chos
     found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
     assert not found.learned
-    weights = {name: spec.default for name, spec in PrefixCacheAndLoad.weight_specs.items()}
+    weights = PrefixCacheAndLoad.default_weights()
     costs = PrefixCacheAndLoad().rank(decision.request, decision.fleet, weights, 0).costs
     assert found.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
     for code in (0.0, 5.0):

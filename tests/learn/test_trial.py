@@ -95,7 +95,7 @@ def test_after_a_trial_that_came_to_nothing_it_waits_and_a_settled_one_is_left_a
 
 def test_a_model_below_the_weight_does_not_decide() -> None:
     policy = Lodestar(model=linear_model({"running_requests": 1.0}), min_samples=0)
-    weights = {name: spec.default for name, spec in Lodestar.weight_specs.items()}
+    weights = Lodestar.default_weights()
     assert policy.usable({**weights, WEIGHT: 1.0})[0] is not None
     assert policy.usable({**weights, WEIGHT: 0.0}) == (None, "switched-off")
 

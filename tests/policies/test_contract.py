@@ -17,7 +17,6 @@ from epp.policies.registry import POLICIES, create
 from epp.view import NUMERIC_COLUMNS
 from tests.kit.fleets import (
     copied,
-    default_weights,
     fleet_view,
     fleets,
     permuted,
@@ -65,7 +64,7 @@ def is_sum(policy: Policy) -> bool:
 
 
 def rank(policy: Policy, ask: RequestView, fleet: FleetView, seed: int = 7) -> Ranking:
-    return policy.rank(ask, fleet, default_weights(policy), seed)
+    return policy.rank(ask, fleet, policy.default_weights(), seed)
 
 
 def last_bits(policy: Policy, fleet: FleetView) -> float:
@@ -99,11 +98,11 @@ def test_same_inputs_same_answer_and_inputs_untouched(
     policy: Policy, ask: RequestView, fleet: FleetView
 ) -> None:
     before = copied(fleet)
-    weights = default_weights(policy)
+    weights = policy.default_weights()
     first = policy.rank(ask, fleet, weights, 3)
     again = policy.rank(ask, fleet, weights, 3)
     assert first.costs.tolist() == again.costs.tolist()
-    assert weights == default_weights(policy)
+    assert weights == policy.default_weights()
     for name, column in before.items():
         assert getattr(fleet, name).tolist() == column.tolist(), name
 
@@ -180,7 +179,7 @@ def test_every_weight_moves_some_cost_and_holds_at_its_bounds(policy: Policy) ->
             continue  # there is none to use
         answers = set()
         for value in (spec.low, spec.default, spec.high):
-            weights = {**default_weights(policy), name: value}
+            weights = {**policy.default_weights(), name: value}
             costs = [policy.rank(ask, fleet, weights, 1).costs for fleet in seen]
             assert all(np.isfinite(column).all() for column in costs), name
             answers.add(tuple(tuple(column.tolist()) for column in costs))
@@ -190,7 +189,7 @@ def test_every_weight_moves_some_cost_and_holds_at_its_bounds(policy: Policy) ->
 @every_policy
 def test_weights_that_a_policy_does_not_name_mean_nothing_to_it(policy: Policy) -> None:
     fleet = fleet_view(3, rtt_ms=[1, 2, 3], uncached_tokens=[5, 0, 1], queued_tokens=[0, 9, 0])
-    more = {**default_weights(policy), "rtt_wieght": 99.0}
+    more = {**policy.default_weights(), "rtt_wieght": 99.0}
     ask = request(affinity_key="s")
     assert policy.rank(ask, fleet, more, 1).costs.tolist() == rank(policy, ask, fleet, 1).costs.tolist()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.policies.gorgo_ms import GorgoMs
-from tests.kit.fleets import default_weights, fleet_view, request
+from tests.kit.fleets import fleet_view, request
 
 TERMS = ("network", "prefill", "waiting", "stall", "decode")
 RATES: dict[str, float] = {
@@ -24,7 +24,7 @@ def _terms(policy: GorgoMs, columns: dict[str, list[float]], **asked: Any) -> di
     values: dict[str, Any] = {name: [value] * count for name, value in RATES.items()} | columns
     fleet = fleet_view(count, **values)
     ask = request(**{"prompt_tokens": 4000, "body_bytes": 14_600, "expected_output_tokens": 100.0} | asked)
-    ranking = policy.rank(ask, fleet, default_weights(policy), 0)
+    ranking = policy.rank(ask, fleet, policy.default_weights(), 0)
     return {**{name: term.tolist() for name, term in ranking.terms.items()}, "cost": ranking.costs.tolist()}
 
 
@@ -82,7 +82,7 @@ def test_who_waits_long_anyway_pays_more_for_the_time_to_the_first_token() -> No
 def test_the_least_time_to_a_first_token_is_told_at_weight_one() -> None:
     columns: dict[str, Any] = {name: [value] * 2 for name, value in RATES.items()} | URGENT
     ask = request(prompt_tokens=4000, body_bytes=14_600, usual_first_token_ms=5.0)
-    weights = {name: 2.0 * value for name, value in default_weights(GorgoMs()).items()}
+    weights = {name: 2.0 * value for name, value in GorgoMs.default_weights().items()}
     ranking = GorgoMs().rank(ask, fleet_view(2, **columns), weights, 0)
     assert ranking.least_first_token_ms == pytest.approx(170.0 + 0.06 * 3000 + 80)
 

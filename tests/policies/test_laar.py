@@ -11,14 +11,14 @@ from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.laar import Laar
 from epp.policies.laar_paper import LaarPaper
 from epp.view import length_bucket
-from tests.kit.fleets import default_weights, fleet_view, plausible_fleets, request
+from tests.kit.fleets import fleet_view, plausible_fleets, request
 
 BOTH = pytest.mark.parametrize("policy", [Laar(), LaarPaper()], ids=lambda policy: policy.name)
 
 
 def order(policy: Any, fleet: Any, **asked: Any) -> list[int]:
     ask = request(**{"prompt_tokens": 4000, "expected_output_tokens": 40.0} | asked)
-    costs = policy.rank(ask, fleet, default_weights(policy), 0).costs
+    costs = policy.rank(ask, fleet, policy.default_weights(), 0).costs
     found: list[int] = np.argsort(costs, kind="stable").tolist()
     return found
 
@@ -55,7 +55,7 @@ def test_without_chances_laar_is_gorgo_ms() -> None:
             prefill_ms_per_token=fleet.prefill_ms_per_token,
         )
         ask = request(prompt_tokens=4000)
-        weights = default_weights(Laar())
+        weights = Laar.default_weights()
         ours = Laar().rank(ask, even, weights, 0)
         plain = GorgoMs().rank(ask, even, weights, 0)
         assert ours.costs.tolist() == plain.costs.tolist()
@@ -64,7 +64,7 @@ def test_without_chances_laar_is_gorgo_ms() -> None:
 def test_laar_adds_what_a_wrong_answer_costs() -> None:
     for fleet in plausible_fleets(10):
         ask = request(prompt_tokens=4000, expected_output_tokens=40.0, tried_models=("m-1",))
-        weights = {**default_weights(Laar()), "tried_penalty": 1.0}
+        weights = {**Laar.default_weights(), "tried_penalty": 1.0}
         terms = Laar().rank(ask, fleet, weights, 0).terms
         ranking = Laar().rank(ask, fleet, {**weights, "retry_weight": 3.0, "tried_penalty": 100.0}, 0)
         own = terms["network"] + terms["prefill"] + terms["decode"]
@@ -97,7 +97,7 @@ def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
     )
     ask = request(prompt_tokens=64_000, expected_output_tokens=0.0)
     policy = Laar(patience_s=patience_s)
-    terms = policy.rank(ask, fleet, default_weights(policy), 0).terms
+    terms = policy.rank(ask, fleet, policy.default_weights(), 0).terms
     assert terms["worth"].tolist() == worth
 
 
@@ -127,10 +127,10 @@ def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_a
     )
     ask = request(prompt_tokens=64_000, expected_output_tokens=0.0, tried_models=tried)
     policy = Laar(patience_s=1.0, reach=reach)
-    terms = policy.rank(ask, fleet, default_weights(policy), 0).terms
+    terms = policy.rank(ask, fleet, policy.default_weights(), 0).terms
     assert terms["worth"].tolist() == worth
     quick = Laar(patience_s=25.0, reach=reach)  # 6.4 s over 0.3
-    first, second = quick.rank(ask, fleet, default_weights(quick), 0).terms["worth"][:2].tolist()
+    first, second = quick.rank(ask, fleet, quick.default_weights(), 0).terms["worth"][:2].tolist()
     assert (first, second) == (1, 1)
 
 

@@ -16,7 +16,6 @@ from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create, params_of
 from epp.policies.session_affinity import session_places
 from tests.kit.fleets import (
-    default_weights,
     fleet_view,
     fleets,
     permuted,
@@ -36,7 +35,7 @@ UP_TO_TEN = linear_model({"engine_running": 10.0}, low={"engine_running": 0.0}, 
 
 
 def ranked(policy: Lodestar, fleet: FleetView, ask: RequestView | None = None, **weights: float) -> Ranking:
-    return policy.rank(ask or request(), fleet, {**default_weights(policy), **weights}, 7)
+    return policy.rank(ask or request(), fleet, {**policy.default_weights(), **weights}, 7)
 
 
 def best(ranking: Ranking) -> list[int]:
@@ -49,7 +48,7 @@ def reasons(ranking: Ranking) -> list[str]:
 
 def heuristic(fleet: FleetView, ask: RequestView | None = None) -> list[float]:
     policy = create("prefix-cache-and-load")
-    costs: list[float] = policy.rank(ask or request(), fleet, default_weights(policy), 7).costs.tolist()
+    costs: list[float] = policy.rank(ask or request(), fleet, policy.default_weights(), 7).costs.tolist()
     return costs
 
 

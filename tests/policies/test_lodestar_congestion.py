@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.policies.lodestar import Lodestar
-from tests.kit.fleets import default_weights, fleet_view, request
+from tests.kit.fleets import fleet_view, request
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ranked(policy: Lodestar, fleet: FleetView) -> Ranking:
-    return policy.rank(ASK, fleet, default_weights(policy), 7)
+    return policy.rank(ASK, fleet, policy.default_weights(), 7)
 
 
 ASK = request(prompt_tokens=1000)

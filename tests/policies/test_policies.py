@@ -14,7 +14,7 @@ from epp.policies.least_request import LeastRequest
 from epp.policies.random import Random
 from epp.policies.round_robin import RoundRobin
 from epp.policies.session_affinity import SessionAffinity
-from tests.kit.fleets import default_weights, fleet_view, permuted, request
+from tests.kit.fleets import fleet_view, permuted, request
 
 if TYPE_CHECKING:
     from epp.view import FleetView
@@ -34,7 +34,7 @@ def test_gorgo_is_the_published_sum_with_the_published_weights() -> None:
         engine_waiting=[5, 0, 0],
     )
     policy = Gorgo()
-    ranking = policy.rank(request(), fleet, default_weights(policy), 0)
+    ranking = policy.rank(request(), fleet, policy.default_weights(), 0)
     expected = [
         0.276 * 20 + 1.0 * 18_000 + 0.5 * 0,
         0.276 * 102 + 1.0 * 1_000 + 0.5 * 40_000,

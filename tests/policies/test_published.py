@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from epp.policies.registry import POLICIES, create
-from tests.kit.fleets import default_weights, fleet_view, request
+from tests.kit.fleets import fleet_view, request
 
 FOLDER = Path(__file__).parent / "fixtures"
 #: Policies whose published behaviour needs no snapshot: they are proved by sequences and counts elsewhere.
@@ -48,7 +48,7 @@ def test_does_what_the_original_does(case: dict[str, Any]) -> None:
         engine_classes=case.get("engine_classes", ()),
         **columns,
     )
-    weights = {**default_weights(policy), **case.get("weights", {})}
+    weights = {**policy.default_weights(), **case.get("weights", {})}
     assert weights.keys() == policy.weight_specs.keys(), "a weight that the policy does not have"
     ranking = policy.rank(request(prompt_tokens=case.get("prompt_tokens", 0)), fleet, weights, 0)
     tolerance = case.get("tolerance", 1e-9)

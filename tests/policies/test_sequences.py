@@ -21,7 +21,7 @@ from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBou
 from epp.policies.session_affinity_hash256 import SessionAffinityHash256
 from epp.policies.sglang_cache_aware import SglangCacheAware
 from tests.kit.arrivals import burst
-from tests.kit.fleets import default_weights, fleet_view, permuted, request
+from tests.kit.fleets import fleet_view, permuted, request
 
 DIFFERENT = [f"prompt {i}" for i in range(60)]
 SAME = ["system prompt"] * 60
@@ -99,7 +99,7 @@ def test_bounded_affinity_keeps_everybody_under_the_bound_at_every_step(overflow
 def test_bounded_affinity_is_plain_affinity_while_there_is_room() -> None:
     ask = request(affinity_key="chat")
     fleet = fleet_view(4, running_requests=[10, 10, 10, 10])
-    weights = default_weights(SessionAffinityBounded())
+    weights = SessionAffinityBounded.default_weights()
     bounded = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
     plain = SessionAffinity().rank(ask, fleet, {}, 0).costs
     assert bounded.tolist() == plain.tolist()
@@ -111,7 +111,7 @@ def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> N
     running = np.zeros(4)
     running[order] = [30, 6, 5, 4]  # the home is full; the session's next place is the busiest of the others
     fleet = fleet_view(4, running_requests=running)
-    weights = default_weights(SessionAffinityBounded())
+    weights = SessionAffinityBounded.default_weights()
     following = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
     assert np.argsort(following).tolist() == [order[1], order[2], order[3], order[0]]
     for balancing in (SessionAffinityBounded(overflow="least"), PrefixHash()):
@@ -152,7 +152,7 @@ def test_equal_pairs_tie() -> None:
 def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:
     policy = Dynamo()
     fleet = fleet_view(3, uncached_tokens=[160, 160, 160], queued_tokens=[0, 160, 320])
-    weights = {**default_weights(policy), "temperature": 0.7}
+    weights = {**policy.default_weights(), "temperature": 0.7}
     picks = Counter(
         int(policy.rank(request(f"d-{i}", prompt_tokens=160), fleet, weights, 0).costs.argmin())
         for i in range(6000)
@@ -163,6 +163,6 @@ def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:
     for index, share in enumerate(shares.tolist()):
         deviation = math.sqrt(6000 * share * (1 - share))
         assert abs(picks[index] - 6000 * share) < 5 * deviation
-    cold = policy.rank(request(prompt_tokens=160), fleet, default_weights(policy), 0)
+    cold = policy.rank(request(prompt_tokens=160), fleet, policy.default_weights(), 0)
     assert cold.costs.tolist() == [20, 30, 40]
     assert not cold.terms["noise"].any()
