@@ -72,11 +72,8 @@ def create(
     raise_all(errors)
     try:
         return factory(**(params or {}))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(source, _PARAMS, f"policy {name}: {error}") from error
-    except TypeError as error:
-        problem = f"policy {name}: {_of_wrong_type(factory, params or {})}: {error}"
-        raise ConfigError(source, _PARAMS, problem) from error
 
 
 def params_of(policy: Policy) -> dict[str, object]:
@@ -96,17 +93,6 @@ def params_of(policy: Policy) -> dict[str, object]:
         elif value != default:
             changed[field.name] = dict(value) if isinstance(value, Mapping) else value
     return changed
-
-
-def _of_wrong_type(factory: Callable[..., Policy], params: Mapping[str, object]) -> str:
-    for param, value in params.items():
-        try:
-            factory(**{param: value})
-        except TypeError:
-            return param
-        except ValueError:  # a right type, if not a right value without the others
-            continue
-    return ", ".join(params)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
