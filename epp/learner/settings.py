@@ -190,11 +190,10 @@ class Guard(GuardKeys, frozen=True):
     rest_s: float = 600.0
 
 
-class LearnerSettings(Section, frozen=True):
+class LearnerSettings(LearnerKeys, frozen=True):
     """Everything about the learner's judgement: keys and constants.
 
     Attributes:
-        reward, congestion_price, promotion: as in `LearnerKeys`.
         network: the network.
         data: the samples.
         gate: before promotion.
@@ -206,9 +205,6 @@ class LearnerSettings(Section, frozen=True):
         seed: of all draws.
     """
 
-    reward: Literal["ttft", "felt"] = "ttft"
-    congestion_price: NotNegative = 2.0
-    promotion: Literal["switchback", "screen"] = "switchback"
     network: Network = Network()
     data: Data = Data()
     gate: Gate = Gate()

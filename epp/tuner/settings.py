@@ -174,7 +174,7 @@ class Drift(Section, frozen=True):
     min_requests: int = 500
 
 
-class TunerSettings(Section, frozen=True):
+class TunerSettings(TunerKeys, frozen=True):
     """Everything about the tuner's judgement: keys and constants.
 
     Attributes:
