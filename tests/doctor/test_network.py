@@ -44,7 +44,7 @@ def relays() -> Config:
 
 def page(rtts: dict[str, float], series: dict[str, float] | None = None) -> Page:
     lines = {f'epp_endpoint_rtt_seconds{{endpoint="{address}"}}': rtt_s for address, rtt_s in rtts.items()}
-    lines |= {f'epp_endpoint_ejected{{endpoint="{address}"}}': 0 for address in rtts}
+    lines |= {f'epp_endpoint_unavailable{{endpoint="{address}",reason="ejected"}}': 0 for address in rtts}
     lines |= {f'epp_endpoint_engine_age_seconds{{endpoint="{address}"}}': 0 for address in rtts}
     lines |= {name.replace("'", '"'): value for name, value in (series or {}).items()}
     return Page("".join(f"{name} {value}\n" for name, value in lines.items()))
