@@ -159,8 +159,8 @@ class Acceptor(Generic[P]):
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
             if not self._has_room(peer):
-                accepted.close()
                 self._on_refused()
+                accepted.close()
                 log.warning("a connection was closed at once: no place was left for its peer", extra=REPEATED)
                 continue
             accepted.setblocking(False)
