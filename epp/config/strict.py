@@ -31,32 +31,10 @@ _FIXES = {
 _MISSING = "Object missing required field"
 
 _MERGE = "tag:yaml.org,2002:merge"
-#: Sections within sections. Composing descends on the process's stack, and far enough down ends the process.
-_MAX_DEPTH = 1000
-#: The words of libyaml, which has a bound of its own from 0.2.6 on.
-_TOO_DEEP = "exceeded maximum nesting depth"
 
 
 class _Loader(yaml.CSafeLoader):
     """YAML 1.1 safe loader that refuses duplicate keys: the last one winning silently hides a mistake."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Bring what ``<<`` names before a mapping's own keys; of a list, the first that has a key wins.
-
-        PyYAML 6.0.4 lets the last of a list win, against the definition of the merge key.
-        """
-        merges = [value for key, value in node.value if key.tag == _MERGE]
-        own = node.value = [(key, value) for key, value in node.value if key.tag != _MERGE]
-        brought: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        for merge in merges:
-            for source in merge.value if isinstance(merge, yaml.SequenceNode) else (merge,):
-                if not isinstance(source, yaml.MappingNode):
-                    problem = f"expected a mapping or list of mappings for merging, but found {source.id}"
-                    raise yaml.constructor.ConstructorError(None, None, problem, source.start_mark)
-                self.flatten_mapping(source)
-                for pair in source.value:
-                    brought.setdefault(str(pair[0].value), pair)
-        node.value = [*brought.values(), *own]
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
@@ -88,37 +66,16 @@ def load_yaml(text: str | bytes, source: str) -> object:
         ConfigError: the text is not YAML, or repeats a key.
     """
     try:
-        _check_depth(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # a subclass of the safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        problem = problem.replace(_TOO_DEEP, "nested too deeply")
         raise ConfigError(source, "", f"{where}{problem}", "the file must be valid YAML") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             source, "", str(error) or "nested too deeply", "the file must be valid YAML"
         ) from error
-
-
-def _check_depth(text: str | bytes) -> None:
-    """Refuse what is nested too deeply to be read.
-
-    Raises:
-        RecursionError: it is.
-        yaml.YAMLError: the text is not YAML.
-    """
-    if len(text) <= _MAX_DEPTH:  # a level takes a character at least
-        return
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _MAX_DEPTH:
-                raise RecursionError("nested too deeply")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
 
 
 def decode(text: str | bytes, kind: type[T], source: str) -> T:

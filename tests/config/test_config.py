@@ -70,9 +70,6 @@ from epp.policies.registry import create, params_of
         ("regions: {allow: x}", "regions", "got 'object' (a list, e.g. [a, b])"),
         ("relays: {regions: {eu: x}}", "relays", "regions.eu: 'x' is not host:port"),
         ("1: 2", "", "key 1 is not text"),
-        ("a: " + "[" * 3000, "", "valid YAML"),
-        ("a: " + "[" * 1_000_000, "", "nested too deeply"),
-        ("- " * 1_000_000, "", "nested too deeply"),
     ],
 )
 def test_a_mistake_is_told_by_file_key_and_fix(text: str, key: str, words: str) -> None:
@@ -192,11 +189,9 @@ def test_entries_may_share_keys_by_yaml_s_merge() -> None:
 endpoints:
   - &gpu {address: "a:1", region: eu, tls: true}
   - {<<: *gpu, address: "b:1"}
-  - <<: [{region: us, tls: false}, *gpu]
-    address: "c:1"
 """
     told = {address: (spec.region, spec.tls) for address, spec in parse_pool(text, "endpoints.yaml").items()}
-    assert told == {"a:1": ("eu", True), "b:1": ("eu", True), "c:1": ("us", False)}
+    assert told == {"a:1": ("eu", True), "b:1": ("eu", True)}
     with pytest.raises(ConfigError, match="duplicate key 'address'"):
         parse_pool(
             "endpoints: [&gpu {address: 'a:1'}, {<<: *gpu, address: 'b:1', address: 'c:1'}]", "endpoints.yaml"
