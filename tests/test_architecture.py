@@ -63,7 +63,6 @@ PURE_FILES = {
     "decide/picker.py",
     "decide/records.py",
     "kube/keys.py",
-    "kube/objectives.py",
     "kube/objects.py",
     "kube/reconcile.py",
     "kube/slices.py",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from epp.config.section import Port, Section
 from epp.config.selector import check_selector
 
-#: API groups that an InferencePool may be of, and the version that is followed.
-POOL_VERSIONS = {"inference.networking.k8s.io": "v1", "inference.networking.x-k8s.io": "v1alpha2"}
+#: API group of InferencePools.
+POOL_GROUP = "inference.networking.k8s.io"
 
 
 class Kubernetes(Section, frozen=True):
@@ -19,44 +19,34 @@ class Kubernetes(Section, frozen=True):
     Attributes:
         pool_name: InferencePool whose selector and target ports are followed, and whose InferenceObjectives
             give requests their priority.
-        pool_group: API group of the InferencePool: v1 of the first, v1alpha2 of the second.
         selector: label selector of the pods, for clusters without the CRDs; needs `target_ports`.
         service: Service whose EndpointSlices are followed, for clusters without the CRDs.
         target_ports: with `selector`, the ports that each pod serves on, one endpoint each; with `service`,
             the ports to take where it has several.
         namespace: namespace of all of them; when empty, ``$NAMESPACE``, the picker's own, or ``default``.
-        ip_family: which address of a dual-stack pod is used; the pod's primary one when empty.
-        region_label: key of the region, looked for in the pod's annotations and labels, then in its node's
-            labels, after ``gorgo-epp/region``.
-        engine_class_label: the same for the engine class, after ``gorgo-epp/engine-class``.
+        engine_class_label: key of the engine class, looked for in the pod's annotations and labels, then in
+            its node's labels, after ``gorgo-epp/engine-class``.
         watch_nodes: whether nodes' labels are read; needs a ClusterRole on nodes.
         tls: whether the pods speak TLS.
         kubeconfig: credentials file; when empty, the pod's service account, else ``$KUBECONFIG``, else
             ``~/.kube/config``.
-        context: context of that file, its current one when empty.
     """
 
     pool_name: str = ""
-    pool_group: str = "inference.networking.k8s.io"
     selector: str = ""
     service: str = ""
     target_ports: Annotated[list[Port], msgspec.Meta(max_length=8)] = []
     namespace: str = ""
-    ip_family: Literal["", "ipv4", "ipv6"] = ""
-    region_label: str = "topology.kubernetes.io/region"
     engine_class_label: str = "nvidia.com/gpu.product"
     watch_nodes: bool = True
     tls: bool = False
     kubeconfig: str = ""
-    context: str = ""
 
     def __post_init__(self) -> None:
         """One source, complete, and a selector that the API server would accept."""
         wrong = []
         if sum(map(bool, (self.pool_name, self.selector, self.service))) != 1:
             wrong.append("set exactly one of pool_name, selector and service")
-        if self.pool_group not in POOL_VERSIONS:
-            wrong.append(f"pool_group is {self.pool_group!r}; write one of {', '.join(POOL_VERSIONS)}")
         if self.selector:
             try:
                 check_selector(self.selector)

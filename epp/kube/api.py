@@ -15,10 +15,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 
 from epp import __version__
 from epp.kube.credentials import load
-from epp.kube.objects import Decoder, Status
+from epp.kube.objects import Status
 from epp.kube.problems import KubeError, Reason, reason_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _METADATA = {
     True: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
 }
 
-_status = Decoder(Status)
+_status = msgspec.json.Decoder(Status).decode
 
 
 class KubeApi:
@@ -106,7 +107,7 @@ class KubeApi:
                 _preload_content=False,
                 _request_timeout=limits,
             )
-            if response is None or response.status != 200:
+            if response.status != 200:
                 raise await _refused(response)
             yield response
         except (ssl.SSLError, aiohttp.ClientSSLError) as error:
@@ -175,9 +176,7 @@ async def _line(response: aiohttp.ClientResponse) -> bytes:
         raise KubeError(Reason.MALFORMED, "an event of the watch is too long") from error
 
 
-async def _refused(response: aiohttp.ClientResponse | None) -> KubeError:
-    if response is None:
-        return KubeError(Reason.MALFORMED, "the client library gave no answer")
+async def _refused(response: aiohttp.ClientResponse) -> KubeError:
     body = await response.read()
     try:
         message = _status(body).message

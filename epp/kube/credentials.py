@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,22 +30,9 @@ T = TypeVar("T")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: How often a kubeconfig's credentials are looked at again; exec plugins run only when theirs expire.
 REFRESH_S = 60.0
-#: Longest time that credentials may take, and a plugin of it: one that hangs would hold every call for ever.
-LOAD_S, PLUGIN_S = 60.0, 45.0
+#: Longest time that credentials may take: a plugin that hangs would hold every call for ever.
+LOAD_S = 60.0
 _AUTH = "BearerToken"
-#: Runs a plugin and ends it, with whatever it began, when its time is over: the library does neither.
-_LIMITED = """
-import os, signal, subprocess, sys
-limit_s, *plugin = sys.argv[1:]
-try:
-    process = subprocess.Popen(plugin, start_new_session=True)
-    sys.exit(process.wait(float(limit_s)))
-except subprocess.TimeoutExpired:
-    os.killpg(process.pid, signal.SIGKILL)
-    sys.exit(f"the plugin {plugin[0]} did not answer within {limit_s} s")
-except OSError as error:
-    sys.exit(str(error))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +122,7 @@ async def _from_kubeconfig(
     )
 
     merged: Any = KubeConfigMerger(_kubeconfig_files(settings, around)).config
-    for user in merged.value["users"]:
-        _limit_plugin((user.value.get("user") or {}).get("exec"))
-    loader = KubeConfigLoader(merged, active_context=settings.context or None, config_base_path=None)
+    loader = KubeConfigLoader(merged, config_base_path=None)
     await loader.load_and_set(configuration)
     fresh_until_s = clock.mono_s() + REFRESH_S
 
@@ -149,16 +133,6 @@ async def _from_kubeconfig(
             await loader.load_and_set(configuration)
 
     configuration.refresh_api_key_hook = refresh
-
-
-def _limit_plugin(plugin: Any) -> None:
-    """Let a kubeconfig's exec plugin end in time; what is none is the library's to refuse."""
-    if not isinstance(plugin, dict) or not plugin.get("command"):
-        return
-    words = plugin.get("args") or []
-    if isinstance(words, list):
-        plugin["args"] = ["-c", _LIMITED, f"{PLUGIN_S:g}", str(plugin["command"]), *words]
-        plugin["command"] = sys.executable
 
 
 def _kubeconfig_files(settings: Kubernetes, around: Surroundings) -> str:

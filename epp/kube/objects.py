@@ -6,11 +6,7 @@ decoded, so that one odd object costs itself and not the list. Never talks to a 
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 import msgspec
-
-K = TypeVar("K")
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -112,26 +108,17 @@ class TargetPort(_Object, frozen=True):
     number: int
 
 
+class Selector(_Object, frozen=True):
+    """Labels that the pool's pods have."""
+
+    match_labels: dict[str, str] = {}
+
+
 class InferencePoolSpec(_Object, frozen=True):
-    """`spec` of an InferencePool, v1 or v1alpha2; the latter's selector is the mapping itself."""
+    """`spec` of an InferencePool; every pod serves on all ports, in order of rank."""
 
-    selector: dict[str, str | dict[str, str] | list[object] | None]
-    target_ports: list[TargetPort] | None = None
-    target_port_number: int | None = None
-
-    @property
-    def match_labels(self) -> dict[str, str]:
-        """Labels that the pool's pods have."""
-        nested = self.selector.get("matchLabels")
-        labels = nested if isinstance(nested, dict) else self.selector
-        return {key: value for key, value in labels.items() if isinstance(value, str)}
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """Ports that every pod serves on, in order of rank."""
-        if self.target_ports:
-            return tuple(port.number for port in self.target_ports)
-        return () if self.target_port_number is None else (self.target_port_number,)
+    selector: Selector
+    target_ports: list[TargetPort] = []
 
 
 class InferencePool(Named, frozen=True, kw_only=True):
@@ -226,18 +213,3 @@ class Status(_Object, frozen=True):
     code: int = 0
     reason: str = ""
     message: str = ""
-
-
-class Decoder(Generic[K]):
-    """JSON to one kind of object; made once, because building one costs more than using it."""
-
-    def __init__(self, kind: type[K]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def __call__(self, text: bytes | msgspec.Raw) -> K:
-        """Decode.
-
-        Raises:
-            ValueError: not JSON, or not of the kind (`msgspec.ValidationError` is one).
-        """
-        return self._decoder.decode(text)

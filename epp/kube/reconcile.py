@@ -76,29 +76,12 @@ def settle(offers: Iterable[Offer], problems: Sequence[str]) -> Discovered:
     )
 
 
-class Memory:
-    """What was made of pods that have not changed since: a rollout changes few of a thousand at a time."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, _Made] = {}
-
-    def recall(self, pod: Pod, node: Named | None, ports: tuple[int, ...]) -> _Made | None:
-        """What was made of exactly this, None when it was never."""
-        made = self._made.get(id(pod))
-        if made is None or made.pod is not pod or made.ports != ports or made.node_labels != _labels(node):
-            return None
-        return made
-
-    def keep(self, made: Iterable[_Made]) -> None:
-        """Remember these and nothing else."""
-        self._made = {id(each.pod): each for each in made}
-
-
 @dataclass(frozen=True, slots=True)
-class _Made:
+class Made:
+    """What was made of one pod, of its node's labels and the pool's ports."""
+
     pod: Pod
-    node_labels: Mapping[str, str]
-    ports: tuple[int, ...]
+    given: tuple[Mapping[str, str], tuple[int, ...]]
     offers: tuple[Offer, ...]
     problems: tuple[str, ...]
 
@@ -114,7 +97,7 @@ def reconcile_pods(
     settings: Kubernetes,
     known: Mapping[str, EndpointSpec],
     *,
-    memory: Memory | None = None,
+    memory: dict[int, Made] | None = None,
 ) -> Discovered:
     """The pool of these pods.
 
@@ -122,27 +105,28 @@ def reconcile_pods(
         pods: pods that the selector matches.
         nodes: nodes by name, as far as they can be read.
         ports: target ports, in order of rank.
-        settings: address family and keys of labels.
+        settings: TLS and the key of the engine class.
         known: the endpoints before, by address.
-        memory: of earlier calls with the same settings.
+        memory: of earlier calls with the same settings: a rollout changes few of a thousand pods at a time.
     """
-    memory = memory or Memory()
+    memory = {} if memory is None else memory
+    kept: dict[int, Made] = {}
     offers: list[Offer] = []
     problems: list[str] = []
-    kept: list[_Made] = []
     for pod in sorted(pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name)):
         node = nodes.get(pod.spec.node_name)
-        made = memory.recall(pod, node, ports)
-        if made is None:
-            told: list[str] = []
-            found = _offers(pod, node=node, ports=ports, settings=settings, known=known, problems=told)
-            offered = tuple(found)
-            made = _Made(pod, _labels(node), ports, offered, tuple(told))
+        given = (_labels(node), ports)
+        made = memory.get(id(pod))
+        if made is None or made.pod is not pod or made.given != given:
+            wrong: list[str] = []
+            found = _offers(pod, node=node, ports=ports, settings=settings, known=known, problems=wrong)
+            made = Made(pod, given, tuple(found), tuple(wrong))
         if is_serving(pod):  # what becomes of the others depends on what was before
-            kept.append(made)
+            kept[id(pod)] = made
         offers.extend(made.offers)
         problems.extend(made.problems)
-    memory.keep(kept)
+    memory.clear()
+    memory.update(kept)
     return settle(offers, problems)
 
 
@@ -155,7 +139,7 @@ def _offers(
     known: Mapping[str, EndpointSpec],
     problems: list[str],
 ) -> Iterable[Offer]:
-    ip, others = addresses_of(pod, settings.ip_family)
+    ip, others = addresses_of(pod)
     if not ip or pod.status.phase in _ENDED:
         return
     serving = is_serving(pod)
@@ -163,7 +147,10 @@ def _offers(
         return  # most pods that are not ready have never been: spare them the rest
     fields = stated(pod.metadata, problems)
     draining = fields.pop("draining", False)
-    place = place_of(pod, node, settings)
+    places = [pod.metadata.annotations, pod.metadata.labels, _labels(node)]
+    topology = {key: value for key, value in _labels(node).items() if key in (ZONE, REGION)}
+    if pod.spec.node_name:
+        topology[HOSTNAME] = _labels(node).get(HOSTNAME, pod.spec.node_name)
     active = active_ports(pod.metadata, ports, problems)
     for rank, port in enumerate(ports):
         if port not in active:
@@ -173,15 +160,15 @@ def _offers(
             continue
         labels = {
             **(pod.metadata.labels or {}),
-            **place.labels,
+            **topology,
             f"{PREFIX}namespace": pod.metadata.namespace,
             f"{PREFIX}name": f"{pod.metadata.name}-rank-{rank}",
         }
         spec = EndpointSpec(
             address=address,
             uid=uid,
-            region=place.region,
-            engine_class=place.engine_class,
+            region=first(places, [f"{PREFIX}region", REGION]),
+            engine_class=first(places, [f"{PREFIX}engine-class", settings.engine_class_label]),
             labels=labels,
             draining=draining or not serving,
             **{"tls": settings.tls, **fields},
@@ -190,41 +177,13 @@ def _offers(
         yield Offer((serving, pod.metadata.creation_timestamp or ""), spec, aliases)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a pod runs and on what."""
-
-    region: str
-    engine_class: str
-    labels: Mapping[str, str]
-
-
-def place_of(pod: Pod, node: Named | None, settings: Kubernetes) -> Place:
-    """Region, engine class and topology labels: the pod's own word first, then its node's."""
-    node_labels = _labels(node)
-    places = [pod.metadata.annotations, pod.metadata.labels, node_labels]
-    topology = {key: node_labels[key] for key in (ZONE, REGION) if key in node_labels}
-    if pod.spec.node_name:
-        topology[HOSTNAME] = node_labels.get(HOSTNAME, pod.spec.node_name)
-    return Place(
-        region=first(places, [f"{PREFIX}region", settings.region_label]),
-        engine_class=first(places, [f"{PREFIX}engine-class", settings.engine_class_label]),
-        labels=topology,
-    )
-
-
-def addresses_of(pod: Pod, family: str) -> tuple[str, tuple[str, ...]]:
-    """The pod's address in the family wanted (its primary one for ``""``), and its others.
-
-    ``("", ...)`` when it has none: single-stack pods have no choice, so a wanted family that is missing is
-    no address.
-    """
+def addresses_of(pod: Pod) -> tuple[str, tuple[str, ...]]:
+    """The pod's primary address, ``""`` when it has none, and its others."""
     ips = [entry.ip for entry in pod.status.pod_ips or ()]
     if pod.status.pod_ip and pod.status.pod_ip not in ips:
         ips.insert(0, pod.status.pod_ip)
-    ips = [ip for ip in ips if is_ip(ip)]
-    chosen = next((ip for ip in ips if not family or (":" in ip) == (family == "ipv6")), "")
-    return chosen, tuple(ip for ip in ips if ip != chosen)
+    primary, *others = [ip for ip in ips if is_ip(ip)] or [""]
+    return primary, tuple(others)
 
 
 def is_serving(pod: Pod) -> bool:

@@ -17,16 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from epp.kube.backoff import BackOff
-from epp.kube.objects import Decoder, Named, ObjectList, Status, WatchEvent
+import msgspec
+
+from epp.keyed_uniform import keyed_uniform
+from epp.kube.objects import Named, ObjectList, Status, WatchEvent
 from epp.kube.problems import KubeError, Reason, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping
     from contextlib import AbstractAsyncContextManager
     from typing import Protocol
-
-    import msgspec
 
     from epp.clock import Clock
 
@@ -62,10 +62,14 @@ SHORT_S = 1.0
 #: Cuts in a row from which on they are worth a warning.
 _PASSING = 3
 
-_list = Decoder(ObjectList)
-_event = Decoder(WatchEvent)
-_bookmark = Decoder(Named)
-_status = Decoder(Status)
+_list = msgspec.json.Decoder(ObjectList).decode
+_event = msgspec.json.Decoder(WatchEvent).decode
+_bookmark = msgspec.json.Decoder(Named).decode
+_status = msgspec.json.Decoder(Status).decode
+
+
+#: Shortest and longest bound of a wait.
+FIRST_S, LONGEST_S = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,34 @@ class Tools:
     clock: Clock
     sleep: Sleep
     seed: int
+
+
+class BackOff:
+    """Waits of one caller: doubling, bounded and drawn, so that pickers do not march in step.
+
+    Args:
+        seed: seed of the draws, another one in every process.
+        key: the caller's name.
+
+    Attributes:
+        failures: waits in a row; 0 once it worked.
+    """
+
+    def __init__(self, seed: int, key: str) -> None:
+        self._seed, self._key = seed, key
+        self.failures = 0
+        self._draws = 0
+
+    def next_s(self) -> float:
+        """Seconds to wait now: between half and all of a bound that doubles."""
+        bound = min(LONGEST_S, FIRST_S * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+        return bound * (0.5 + 0.5 * self.spread("retry"))
+
+    def spread(self, salt: str) -> float:
+        """A number in [0, 1) for anything else that should not march in step."""
+        self._draws += 1
+        return keyed_uniform(self._seed, f"{self._key}/{self._draws}", salt)
 
 
 class Reflector(Generic[T]):
@@ -185,7 +217,7 @@ class Reflector(Generic[T]):
             now_s = clock.mono_s()
             # One that was never opened has not worked, however long that took.
             if events or (opened and now_s - began_s >= SHORT_S):
-                self._backoff.reset()
+                self._backoff.failures = 0
                 self._warned = False
             if now_s - self._listed_s >= RELIST_S:  # however it ended: a proxy may cut every watch
                 self._version = ""

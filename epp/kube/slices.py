@@ -34,7 +34,7 @@ def reconcile_slices(
     Args:
         slices: the Service's slices.
         nodes: nodes by name, as far as they can be read.
-        settings: address family, ports to take, keys of labels.
+        settings: ports to take, key of the engine class.
         known: the endpoints before, by address.
     """
     problems: list[str] = []
@@ -55,7 +55,7 @@ def reconcile_slices(
                 replicas.setdefault(replica, []).append(_Entry(family, ip, ports, created, said))
     offers: list[Offer] = []
     for entries in replicas.values():
-        wanted: str = settings.ip_family or min(entry.family for entry in entries)
+        wanted = min(entry.family for entry in entries)
         others = [entry.ip for entry in entries if entry.family != wanted]
         for entry in entries:
             if entry.family == wanted:
@@ -119,7 +119,7 @@ def _offers(
             address=address,
             uid=uid,
             tls=settings.tls,
-            region=first([node_labels], [f"{PREFIX}region", settings.region_label]),
+            region=first([node_labels], [f"{PREFIX}region", REGION]),
             engine_class=first([node_labels], [f"{PREFIX}engine-class", settings.engine_class_label]),
             labels={**labels, **name},
             draining=not serving,

@@ -15,17 +15,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from epp.config.kubernetes import POOL_VERSIONS
-from epp.kube.objectives import priorities
-from epp.kube.objects import Decoder, EndpointSlice, InferencePool, Named, Objective, Pod
-from epp.kube.problems import Reason
-from epp.kube.reconcile import Discovered, Memory, reconcile_pods
+import msgspec
+
+from epp.config.kubernetes import POOL_GROUP
+from epp.kube.objects import EndpointSlice, InferencePool, Named, Objective, Pod
+from epp.kube.problems import Reason, advice
+from epp.kube.reconcile import Discovered, Made, reconcile_pods
 from epp.kube.reflector import Reflector, Resource
 from epp.kube.slices import reconcile_slices
-from epp.kube.words import advice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.config.kubernetes import Kubernetes
     from epp.kube.reflector import Tools
@@ -43,6 +43,19 @@ _OBJECTIVES = {
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
+def priorities(objectives: Iterable[Objective], settings: Kubernetes) -> Mapping[str, int]:
+    """Priority by the objective's name, of those that are for our pool; 0 where none is stated.
+
+    A reference without a group means the pool of that name.
+    """
+    return {
+        objective.metadata.name: objective.spec.priority or 0
+        for objective in objectives
+        if objective.spec.pool_ref.name == settings.pool_name
+        and objective.spec.pool_ref.group in {"", POOL_GROUP}
+    }
+
+
 class KubeSource:
     """Follows a cluster while `run` runs.
 
@@ -58,19 +71,20 @@ class KubeSource:
     ) -> None:
         self._settings, self._namespace, self._tools, self._apply = settings, namespace, tools, apply
         self._dirty = asyncio.Event()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[Reflector[Any], asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._current = Discovered()
-        self._memory = Memory()
-        self._told: frozenset[str] = frozenset()
-        self._applied, self._fault = False, ""
+        self._memory: dict[int, Made] = {}
+        self._reported: frozenset[str] = frozenset()
+        self._applied = False
         self._priorities: Mapping[str, int] = {}
         self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
         self._pool = self._objectives = self._old_objectives = None
         if settings.pool_name:
             name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
-            group = f"{settings.pool_group}/{POOL_VERSIONS[settings.pool_group]}"
-            self._pool = self._mirror("inferencepools", self._collection(group), InferencePool, name)
+            self._pool = self._mirror(
+                "inferencepools", self._collection(f"{POOL_GROUP}/v1"), InferencePool, name
+            )
             new, old = (
                 self._mirror(
                     "inferenceobjectives",
@@ -97,15 +111,18 @@ class KubeSource:
         if self._settings.watch_nodes:
             fixed.append(self._nodes)
         async with asyncio.TaskGroup() as self._group:
-            for position, mirror in enumerate(fixed):
+            for mirror in fixed:
                 if mirror is not None:
-                    self._start(f"{mirror.resource.name} {position}", mirror.run())
+                    self._start(mirror)
             while True:
                 await self._dirty.wait()
                 await self._tools.sleep(GATHER_S)
                 self._dirty.clear()
-                self._tell_ok()
-                self._try_to_reconcile()
+                self._report_ok()
+                try:
+                    self._reconcile()
+                except Exception:  # a fault of ours; the next change is another try
+                    log.exception("the pool cannot be taken; the last one stays in force")
 
     def not_ready(self) -> str:
         """Why requests cannot be placed, ``""`` once a pool is in force that is not empty by a mistake."""
@@ -113,25 +130,15 @@ class KubeSource:
             return f"InferencePool {self._namespace}/{self._settings.pool_name} does not exist"
         if self._applied:
             # Without a problem an empty pool may be scaled from nothing.
-            return "" if self._current.specs else min(self._told, default="")
+            return "" if self._current.specs else min(self._reported, default="")
         for mirror in self._needed():
             if mirror.problem is not None:
-                return self.words(mirror)
-        return self._fault or "waiting for the cluster's first answers"
-
-    def problems(self) -> list[str]:
-        """What an operator should mend, whether or not requests can be placed."""
-        found = [self.words(mirror) for mirror in self._all() if mirror.problem is not None]
-        return [*found, *self._told, *filter(None, [self._fault])]
+                return advice(mirror.resource, self._settings, self._namespace, mirror.problem)
+        return "waiting for the cluster's first answers"
 
     def priority(self, objective: str) -> int:
         """Priority of an InferenceObjective by name, 0 for one that does not exist."""
         return self._priorities.get(objective, 0)
-
-    def words(self, mirror: Reflector[Any]) -> str:
-        """What is wrong with a mirror and what to do."""
-        problem = mirror.problem
-        return advice(mirror.resource, self._settings, self._namespace, problem) if problem else ""
 
     def _collection(self, group: str, plural: str = "inferencepools") -> str:
         return f"/apis/{group}/namespaces/{self._namespace}/{plural}"
@@ -147,7 +154,12 @@ class KubeSource:
         spared: frozenset[Reason] = frozenset(),
     ) -> Reflector[Any]:
         resource = Resource(
-            name, path, Decoder(kind), params or {}, metadata_only=metadata_only, spared=spared
+            name,
+            path,
+            msgspec.json.Decoder(kind).decode,
+            params or {},
+            metadata_only=metadata_only,
+            spared=spared,
         )
         return Reflector(
             resource,
@@ -171,31 +183,18 @@ class KubeSource:
         mirrors = (self._pool, self._members or self._next_members, self._slices)
         return [mirror for mirror in mirrors if mirror is not None]
 
-    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, mirror: Reflector[Any]) -> None:
         if self._group is not None:
-            self._running[name] = self._group.create_task(work, name=name)
+            self._running[mirror] = self._group.create_task(mirror.run(), name=mirror.resource.name)
 
-    def _tell_ok(self) -> None:
-        """One word on each resource, of all mirrors of it once each has heard of the server."""
+    def _report_ok(self) -> None:
+        """Report each resource once all mirrors of it have heard of the server."""
         mirrors: dict[str, list[Reflector[Any]]] = {}
         for mirror in self._all():
             mirrors.setdefault(mirror.resource.name, []).append(mirror)
         for name, each in mirrors.items():
             if all(mirror.synced or mirror.problem is not None for mirror in each):
                 self._tools.observer.ok(name, ok=all(mirror.problem is None for mirror in each))
-
-    def _try_to_reconcile(self) -> None:
-        """A pool that cannot be made or taken changes nothing; the cluster's next change is another try."""
-        try:
-            self._reconcile()
-        except Exception as error:  # a fault of ours, which must not end the following for good
-            fault = f"the pool cannot be taken, by a fault of the picker: {error!r}"
-            if fault != self._fault:
-                log.exception("%s; the last one stays in force", fault)
-            self._fault = fault
-            self._tools.observer.failed("pool", Reason.FAULT.value)
-        else:
-            self._fault = ""
 
     def _reconcile(self) -> None:
         if self._objectives is not None and self._old_objectives is not None:
@@ -209,9 +208,9 @@ class KubeSource:
         found = self._discover()
         if found is None:
             return
-        for words in sorted(set(found.problems) - self._told):
+        for words in sorted(set(found.problems) - self._reported):
             log.warning("%s", words)
-        self._told = frozenset(found.problems)
+        self._reported = frozenset(found.problems)
         if not self._applied or (found.specs, found.aliases) != (self._current.specs, self._current.aliases):
             self._apply(found)
             self._applied, self._current = True, found
@@ -221,21 +220,21 @@ class KubeSource:
         pool = self._pool_object()
         if pool is None:
             return
-        labels = pool.spec.match_labels
+        labels = pool.spec.selector.match_labels
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
         if self._next_members is not None and not _selects(self._next_members, selector):
             self._stop(self._next_members)
             self._next_members = None
         if self._next_members is None and not _selects(self._members, selector):
             self._next_members = self._pods(selector)
-            self._start(_task(self._next_members), self._next_members.run())
+            self._start(self._next_members)
         if self._next_members is not None and self._next_members.synced:
             if self._members is not None:
                 self._stop(self._members)
             self._members, self._next_members = self._next_members, None
 
     def _stop(self, mirror: Reflector[Any]) -> None:
-        task = self._running.pop(_task(mirror), None)
+        task = self._running.pop(mirror, None)
         if task is not None:
             task.cancel()
 
@@ -257,7 +256,7 @@ class KubeSource:
             pool = self._pool_object()
             if pool is None:
                 return Discovered()
-            ports = pool.spec.ports
+            ports = tuple(port.number for port in pool.spec.target_ports)
         if self._members is None or not self._members.synced or self._next_members is not None:
             return None
         return reconcile_pods(
@@ -273,7 +272,3 @@ def _spared(mirror: Reflector[Any]) -> bool:
 
 def _selects(mirror: Reflector[Any] | None, selector: str) -> bool:
     return mirror is not None and mirror.resource.params["labelSelector"] == selector
-
-
-def _task(mirror: Reflector[Any]) -> str:
-    return f"{mirror.resource.name} {mirror.resource.params.get('labelSelector', '')}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from epp.config.kubernetes import POOL_GROUP
 from epp.errors import ConfigError
 from epp.llmd import values
 
@@ -90,7 +91,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("metrics-port", 9090, _P, "port of /metrics, /readyz, /livez and /decisions/ID"),
     Flag("pool-name", "", _text, "name of the InferencePool"),
     Flag("pool-namespace", "", _text, "its namespace; $NAMESPACE, then 'default', when not given"),
-    Flag("pool-group", "inference.networking.k8s.io", _text, "its API group"),
+    Flag("pool-group", POOL_GROUP, _text, "its API group", _R, "InferencePools of v1 are followed", (POOL_GROUP,), "install the CRD of inference.networking.k8s.io/v1"),
     Flag("endpoint-selector", "", _text, "label selector of the pods, instead of an InferencePool"),
     Flag("endpoint-target-ports", (), _text, "1 to 8 ports of every pod, with --endpoint-selector"),
     Flag("disable-endpoint-subset-filter", False, _B, "ignore the gateway's subset hint"),

@@ -156,7 +156,7 @@ def _pool(flags: Flags, environment: Mapping[str, str]) -> dict[str, Any]:
         "namespace": flags["pool-namespace"] or environment.get("NAMESPACE", ""),
     }
     if flags["pool-name"]:
-        return {**pool, "pool_name": flags["pool-name"], "pool_group": flags["pool-group"]}
+        return {**pool, "pool_name": flags["pool-name"]}
     return {**pool, "selector": flags["endpoint-selector"], "target_ports": flags["endpoint-target-ports"]}
 
 

@@ -27,7 +27,7 @@ RIGHTS = {
     "": ["pods", "nodes"],
     "discovery.k8s.io": ["endpointslices"],
     objects.GROUP: ["inferencepools"],
-    objects.OLD_GROUP: ["inferencepools", "inferenceobjectives"],
+    objects.OLD_GROUP: ["inferenceobjectives"],
     "llm-d.ai": ["inferenceobjectives"],
 }
 

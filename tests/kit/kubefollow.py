@@ -98,9 +98,7 @@ class Following:
         deadline_s = time.monotonic() + PATIENCE_S
         while not holds():
             pool = list(self.pools[-1].specs) if self.pools else None
-            words = (
-                f"{what}: {pool} {self.source.not_ready()!r} {self.source.problems()} {self.seen.failures}"
-            )
+            words = f"{what}: {pool} {self.source.not_ready()!r} {self.seen.failures}"
             assert time.monotonic() < deadline_s, words
             await asyncio.sleep(0.01)
 

@@ -84,16 +84,6 @@ def pool(
     return {"apiVersion": f"{GROUP}/v1", "kind": "InferencePool", "metadata": {"name": name}, "spec": spec}
 
 
-def old_pool(name: str = "pool") -> Object:
-    spec = {"selector": {"app": "llm"}, "targetPortNumber": 8000, "extensionRef": {"name": "epp"}}
-    return {
-        "apiVersion": f"{OLD_GROUP}/v1alpha2",
-        "kind": "InferencePool",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
 def objective(name: str, priority: int | None, *, group: str = "llm-d.ai", pool_name: str = "pool") -> Object:
     spec: Object = {"poolRef": {"group": GROUP, "kind": "InferencePool", "name": pool_name}}
     if priority is not None:
@@ -127,7 +117,6 @@ def crd(group: str, version: str, plural: str, kind: str) -> Object:
 
 
 POOL_CRD = crd(GROUP, "v1", "inferencepools", "InferencePool")
-OLD_POOL_CRD = crd(OLD_GROUP, "v1alpha2", "inferencepools", "InferencePool")
 OBJECTIVE_CRD = crd("llm-d.ai", "v1alpha2", "inferenceobjectives", "InferenceObjective")
 OLD_OBJECTIVE_CRD = crd(OLD_GROUP, "v1alpha2", "inferenceobjectives", "InferenceObjective")
 

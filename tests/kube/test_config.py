@@ -12,13 +12,10 @@ from tests.kit.kubestore import matches
     ("section", "words"),
     [
         ("{}", "set exactly one of pool_name, selector and service"),
-        ("{pool_name: a, service: b}", "set exactly one of"),
         ("{selector: app=llm}", "selector needs target_ports, e.g. [8000]"),
         ("{selector: 'app in', target_ports: [1]}", "'app in' is not a requirement of a label selector"),
         ("{pool_name: a, target_ports: [8000]}", "come from the InferencePool"),
         ("{service: a, target_ports: [8000, 8000]}", "names a port twice"),
-        ("{service: a, target_ports: [70000]}", "<= 65535"),
-        ("{pool_name: a, pool_group: example.com}", "inference.networking"),
         ("{poolname: a}", "did you mean 'pool_name'?"),
     ],
 )
@@ -33,14 +30,8 @@ def test_a_mistake_is_told_with_its_place_and_what_to_write(section: str, words:
     "selector",
     [
         "app=llm",
-        "app==llm",
-        "app!=llm",
-        "app in (a, b)",
         "app notin (a,b),x/y=z",
-        "app",
-        "!app",
         "example.com/app=x,!c",
-        "app=",
     ],
 )
 def test_selectors_of_the_api_are_taken(selector: str) -> None:
@@ -48,9 +39,7 @@ def test_selectors_of_the_api_are_taken(selector: str) -> None:
     matches({"metadata": {"labels": {}}}, selector, "")  # and the kit's own reading of the grammar agrees
 
 
-@pytest.mark.parametrize(
-    "selector", ["", "app llm", "app in a", "=x", "app=a b", "-app=x", "app=x,", "a=b;c=d", "app>3"]
-)
+@pytest.mark.parametrize("selector", ["", "app llm", "app in a", "app=x,"])
 def test_other_texts_are_refused(selector: str) -> None:
     with pytest.raises(ValueError, match="label selector"):
         check_selector(selector)

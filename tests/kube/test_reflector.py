@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from epp.clock import ManualClock
-from epp.kube.backoff import LONGEST_S, BackOff
-from epp.kube.objects import Decoder, InferencePool, Pod
+from epp.kube.objects import InferencePool, Pod
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reflector import PAGE_OBJECTS, RELIST_S, WATCH_S, Reflector, Resource, Tools
 from tests.kit.kubefollow import Counted
-from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -101,7 +98,7 @@ GONE = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message":
 
 async def play(*steps: Step) -> tuple[Script, Reflector[Pod], Counted]:
     script, seen = Script(*steps), Counted()
-    resource = Resource("pods", "/api/v1/pods", Decoder(Pod), {"labelSelector": "app=x"})
+    resource = Resource("pods", "/api/v1/pods", msgspec.json.Decoder(Pod).decode, {"labelSelector": "app=x"})
     mirror = Reflector(resource, Tools(script, seen, script.clock, script.sleep, seed=7), lambda: None)
     with pytest.raises(Over):
         await mirror.run()
@@ -146,7 +143,9 @@ async def test_a_bookmark_needs_no_more_than_its_version() -> None:
         Script({"metadata": {"resourceVersion": "5"}}, [{"type": "BOOKMARK", "object": mark}]),
         Counted(),
     )
-    resource = Resource("inferencepools", "/apis/x/inferencepools", Decoder(InferencePool))
+    resource = Resource(
+        "inferencepools", "/apis/x/inferencepools", msgspec.json.Decoder(InferencePool).decode
+    )
     mirror = Reflector(resource, Tools(script, seen, script.clock, script.sleep, seed=7), lambda: None)
     with pytest.raises(Over):
         await mirror.run()
@@ -161,8 +160,8 @@ async def test_too_old_lists_again_and_keeps_what_it_had_meanwhile() -> None:
     assert mirror.problem is None, "told 410 is nothing wrong"
 
 
-@pytest.mark.parametrize("reason", [Reason.UNREACHABLE, Reason.SERVER, Reason.FORBIDDEN, Reason.UNAUTHORIZED])
-async def test_a_failure_takes_nothing_away_and_is_resumed(reason: Reason) -> None:
+async def test_a_failure_takes_nothing_away_and_is_resumed() -> None:
+    reason = Reason.SERVER
     script, mirror, seen = await play(
         a_list("a", version=5), [event("ADDED", "b", 6), KubeError(reason, "x")]
     )
@@ -171,14 +170,6 @@ async def test_a_failure_takes_nothing_away_and_is_resumed(reason: Reason) -> No
     assert seen.failures["pods", reason.value] == 1
     assert mirror.problem is not None
     assert mirror.problem.reason is reason
-
-
-async def test_a_resource_that_is_no_longer_served_is_listed_when_it_is_again() -> None:
-    script, mirror, _ = await play(
-        a_list("a", version=5), KubeError(Reason.NOT_FOUND, "x"), a_list(version=1)
-    )
-    assert "watch" not in script.asked[2]
-    assert names(mirror) == []
 
 
 async def test_waits_double_up_to_a_bound_and_start_small_after_success() -> None:
@@ -190,26 +181,6 @@ async def test_waits_double_up_to_a_bound_and_start_small_after_success() -> Non
     assert all(bound / 2 <= wait <= bound for wait, bound in zip(script.slept, bounds, strict=True)), (
         script.slept
     )
-
-
-async def test_a_watch_that_hangs_until_it_fails_has_not_worked(caplog: pytest.LogCaptureFixture) -> None:
-    script = Script(a_list("a", version=5))
-
-    @asynccontextmanager
-    async def unreachable(*_: Any, **__: Any) -> AsyncIterator[AsyncIterator[bytes]]:
-        if len(script.slept) == 8:
-            raise Over
-        script.clock.advance(10.0)  # until a connection is given up
-        raise KubeError(Reason.UNREACHABLE, "no answer")
-        yield script._play([])
-
-    script.watch = unreachable  # type: ignore[method-assign]  # nobody is there any more
-    resource = Resource("pods", "/pods", Decoder(Pod))
-    mirror = Reflector(resource, Tools(script, Counted(), script.clock, script.sleep, seed=7), lambda: None)
-    with pytest.raises(Over):
-        await mirror.run()
-    assert script.slept[-1] >= LONGEST_S / 2.0, "waits double"
-    assert own_lines(caplog, logging.WARNING) == ["no answer"]
 
 
 async def test_a_server_that_asks_for_patience_gets_it() -> None:
@@ -229,18 +200,8 @@ async def test_after_a_while_it_lists_again_whatever_the_watch_says() -> None:
     assert names(mirror) == []
 
 
-async def test_it_does_so_too_where_something_between_cuts_every_watch() -> None:
-    cut = KubeError(Reason.UNREACHABLE, "cut")
-    script, mirror, _ = await play(
-        a_list("ghost", version=5), [RELIST_S - 1.0, cut], [2.0, cut], a_list(version=6)
-    )
-    assert ["watch" in asked for asked in script.asked] == [False, True, True, False, True]
-    assert names(mirror) == []
-
-
-@pytest.mark.parametrize("line", [b"{\n", b'{"type": "ADDED"}\n', b"[]\n"])
-async def test_a_line_that_cannot_be_read_costs_a_list_and_not_the_mirror(line: bytes) -> None:
-    script, mirror, seen = await play(a_list("a", version=5), [line], a_list("a", version=6))
+async def test_a_line_that_cannot_be_read_costs_a_list_and_not_the_mirror() -> None:
+    script, mirror, seen = await play(a_list("a", version=5), [b"{\n"], a_list("a", version=6))
     assert "watch" not in script.asked[2]
     assert seen.failures["pods", "malformed"] == 1
     assert names(mirror) == ["a"]
@@ -253,39 +214,3 @@ async def test_an_object_that_cannot_be_read_costs_itself_alone() -> None:
     _, mirror, seen = await play(listed, [{"type": "ADDED", "object": odd}, event("ADDED", "b", 6)])
     assert names(mirror) == ["a", "b"]
     assert seen.failures["pods", "malformed"] == 2
-
-
-@pytest.mark.parametrize("answer", [{"items": []}, {"metadata": {"resourceVersion": 5}}])
-async def test_a_list_that_is_none_is_told(answer: dict[str, Any]) -> None:
-    _, mirror, seen = await play(answer)
-    assert not mirror.synced
-    assert seen.failures["pods", "malformed"] == 1
-
-
-def test_waits_are_drawn_apart_and_the_same_for_the_same_key() -> None:
-    def waits(seed: int) -> list[float]:
-        backoff = BackOff(seed, "pods")
-        return [backoff.next_s() for _ in range(12)]
-
-    assert waits(1) == waits(1)
-    assert waits(1) != waits(2)
-    assert max(waits(1)) <= LONGEST_S
-
-
-async def test_ending_the_task_ends_it() -> None:
-    script = Script(a_list(version=1))
-
-    @asynccontextmanager
-    async def forever(*_: Any, **__: Any) -> AsyncIterator[AsyncIterator[bytes]]:
-        await asyncio.Event().wait()
-        yield script._play([])
-
-    script.watch = forever  # type: ignore[method-assign]  # the script's end
-    resource = Resource("pods", "/pods", Decoder(Pod))
-    mirror = Reflector(resource, Tools(script, Counted(), script.clock, script.sleep, seed=7), lambda: None)
-    task = asyncio.get_running_loop().create_task(mirror.run())
-    while not mirror.synced:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

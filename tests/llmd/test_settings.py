@@ -47,7 +47,7 @@ def test_llm_ds_defaults() -> None:
     assert config.listen.health == "[::]:9003"
     assert config.listen.http == "[::]:9090"
     assert config.listen.tls == ServerTls(self_signed=True)
-    assert config.pool.kubernetes == Kubernetes(pool_name="vllm", pool_group="inference.networking.k8s.io")
+    assert config.pool.kubernetes == Kubernetes(pool_name="vllm")
     assert config.policy.name == "llm-d"
     assert config.policy.weights == {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
     assert config.policy.fallbacks == 0, "some gateways take a single endpoint"
@@ -102,7 +102,6 @@ def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
             ["--metrics-cert-dir=/m", "--metrics-client-ca-file=/ca"],
             lambda c: c.listen.http_tls.client_ca_file == "/ca",
         ),
-        (["--pool-group=inference.networking.x-k8s.io"], lambda c: c.pool.kubernetes.pool_group.endswith("x-k8s.io")),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
