@@ -90,11 +90,19 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     folder: Path = tmp_path_factory.mktemp("protocol")
     self_signed(folder / "cert.pem", folder / "key.pem", "picker", algorithm=EC)
     listen = {**CONFIG["listen"], "tls": {"cert_file": "cert.pem", "key_file": "key.pem"}}
-    envoy = {"variant": Variant.FULL_DUPLEX, "picker_tls": TlsFiles(ca_file=str(folder / "cert.pem"))}
+    envoy = {
+        "variant": Variant.FULL_DUPLEX,
+        "picker_tls": TlsFiles(ca_file=str(folder / "cert.pem")),
+        # Envoy passes a picker by that misses one health check, which a busy machine's may.
+        "picker_keepalive_s": 10.0,
+    }
     protocol = {"errors": "llm-d", "conformance": True, "emit_scores": True}
     with pytest.MonkeyPatch.context() as patch:
         edit_envoy(patch, hinting)
         async with Gateway(folder, envoy=envoy, listen=listen, protocol=protocol) as made:
+            # Until its health check has seen the picker, Envoy balances by itself.
+            while not await made.picker.metric("epp_decisions_total", basis="policy"):
+                await made.ask()
             yield made
 
 
