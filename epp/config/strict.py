@@ -87,13 +87,19 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
     return convert(_loaded(text, source), kind, source)
 
 
-def convert(value: object, kind: type[T], source: str) -> T:
+def convert(value: object, kind: type[T], source: str, key: str = "") -> T:
     """Plain values, as a file spells them, to a value of a msgspec type.
+
+    Args:
+        value: plain values.
+        kind: the msgspec type.
+        source: name of the file, for errors.
+        key: where they stand in it.
 
     Raises:
         ConfigError: naming the file, the key and the fix of each error.
     """
-    found = Salvaged(value, kind, source)
+    found = Salvaged(value, kind, source, key)
     raise_all(found.errors)
     assert found.value is not None  # noqa: S101  # nothing was left out
     return found.value
@@ -124,6 +130,7 @@ class Salvaged(Generic[T]):
         value: plain values, as a file spells them.
         kind: the msgspec type.
         source: name of the file, for errors.
+        key: where they stand in it.
 
     Attributes:
         value: what is left, None when that is not of the type.
@@ -131,11 +138,11 @@ class Salvaged(Generic[T]):
         left_out: dotted keys of the values that `value` lacks; unknown keys are not among them.
     """
 
-    def __init__(self, value: object, kind: type[T], source: str) -> None:
+    def __init__(self, value: object, kind: type[T], source: str, key: str = "") -> None:
         self._source = source
         self.errors: list[ConfigError] = []
         self.left_out: set[str] = set()
-        left = self._part(value, kind, "")
+        left = self._part(value, kind, key)
         self.value: T | None = None if left is _Wrong else msgspec.convert(left, kind)
 
     def _part(self, value: object, kind: object, key: str) -> object:

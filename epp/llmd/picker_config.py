@@ -5,12 +5,15 @@ Owns the shape alone; `plugins` says what the plugins mean here. Source [E].
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from epp.config.strict import decode
 from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 KIND = "EndpointPickerConfig"
 #: llm-d's group, and the one that it replaces.
@@ -105,31 +108,22 @@ def parse_picker_config(text: str | bytes, source: str) -> EndpointPickerConfig:
             raise ConfigError(
                 source, f"plugins[{position}]", f"a second plugin named {name!r}", "give it a name"
             )
-    for key, reference in _references(config):
+    for key, reference in _references(msgspec.to_builtins(config), ""):
         if reference not in names:
             known = ", ".join(names) or "the file has none"
             raise ConfigError(source, key, f"no plugin is named {reference!r}", f"plugins: {known}")
     return config
 
 
-def _references(config: EndpointPickerConfig) -> list[tuple[str, str]]:
-    found = [
-        (f"schedulingProfiles[{index}].plugins[{place}].pluginRef", entry.plugin_ref)
-        for index, profile in enumerate(config.scheduling_profiles)
-        for place, entry in enumerate(profile.plugins)
-    ]
-    found += [
-        (f"requestHandler.parsers[{index}].pluginRef", entry.plugin_ref)
-        for index, entry in enumerate(config.request_handler.parsers)
-    ]
-    for index, source in enumerate(config.data_layer.sources):
-        key = f"dataLayer.sources[{index}]"
-        found.append((f"{key}.pluginRef", source.plugin_ref))
-        found += [(f"{key}.extractors", entry.plugin_ref) for entry in source.extractors]
-    single = {
-        "parser": config.parser,
-        "saturationDetector": config.saturation_detector,
-        "dataLayer.discovery": config.data_layer.discovery,
-        "dataLayer.peerDiscovery": config.data_layer.peer_discovery,
-    }
-    return found + [(key, entry.plugin_ref) for key, entry in single.items() if entry is not None]
+def _references(value: object, key: str) -> Iterator[tuple[str, str]]:
+    """Every `pluginRef`, with its place."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        parts = ((f"{key}.{name}".removeprefix("."), part) for name, part in value.items())
+    elif isinstance(value, list):
+        parts = ((f"{key}[{place}]", part) for place, part in enumerate(value))
+    for inner, part in parts:
+        if inner.endswith(".pluginRef"):
+            yield inner, str(part)
+        elif not inner.endswith(".parameters"):
+            yield from _references(part, inner)

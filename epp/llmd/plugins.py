@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
+from epp.config.strict import convert
 from epp.errors import ConfigError
 from epp.llmd.catalogue import ALTERNATIVES
-from epp.llmd.parameters import Parameters
 from epp.llmd.picker_config import Reference
+from epp.llmd.values import duration_s
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from epp.llmd.picker_config import EndpointPickerConfig, Plugin
 
@@ -39,7 +42,6 @@ _LARGEST_WEIGHT = 10.0
 _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlugins"})
 #: What a policy's plugin may say besides the policy's parameters.
 _POLICY_KEYS = ("weights", "bounds", "tie_band", "seed", "fallbacks")
-_CONFORMANCE = "for the conformance suite alone: clients choose their endpoint by a header"
 
 
 @dataclass(slots=True)
@@ -84,14 +86,11 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     if config.scheduling_profiles:
         key, references = "schedulingProfiles[0]", config.scheduling_profiles[0].plugins
     else:  # without profiles every plugin belongs to one
-        key, references = "plugins", _every(config)
+        key = "plugins"
+        references = [Reference(plugin_ref=plugin.known_as) for plugin in config.plugins]
     entries = [(by_name[reference.plugin_ref], reference.weight) for reference in references]
     _policy(entries, key, source, meaning)
     return meaning
-
-
-def _every(config: EndpointPickerConfig) -> list[Reference]:
-    return [Reference(plugin_ref=plugin.known_as) for plugin in config.plugins]
 
 
 def _refuse_sections(config: EndpointPickerConfig, source: str) -> None:
@@ -124,57 +123,50 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> None:
         return
     if kind in POLICIES:
         return
-    take = _TAKERS.get(kind)
-    if take is None:
-        alternative = ALTERNATIVES.get(kind)
-        if alternative is not None:
+    if kind not in KINDS:
+        if alternative := ALTERNATIVES.get(kind):
             raise ConfigError(source, key, f"plugin {kind!r} has no counterpart here", alternative)
-        known = [*_TAKERS, *POLICIES, *ALTERNATIVES, SETTINGS]
-        near = difflib.get_close_matches(kind, known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(kind, [*KINDS, *POLICIES, *ALTERNATIVES, SETTINGS], n=1)
         fix = f"did you mean {near[0]!r}?" if near else "docs/llm-d.md lists the plugins"
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
-    parameters = Parameters(plugin.parameters or {}, kind, source, f"{key}.parameters", meaning.warnings)
-    take(parameters, meaning)
-    parameters.done()
+    given, key = plugin.parameters or {}, f"{key}.parameters"
+    parameters = convert(given, KINDS[kind], source, key)
+    for name in given:
+        if refusal := _REFUSED.get(name):
+            raise ConfigError(source, f"{key}.{name}", f"{kind}: {refusal[0]}", refusal[1])
+        if note := _NOTED.get(name):
+            meaning.warnings.append(f"{kind} {name}: {note}")
+    try:
+        parameters.put(meaning)
+    except ValueError as error:
+        raise ConfigError(source, key, f"{kind}: {error}") from None
 
 
 def _policy(entries: list[tuple[Plugin, float | None]], key: str, source: str, meaning: Meaning) -> None:
-    kinds = [plugin.type for plugin, _ in entries]
-    ours = [plugin for plugin, _ in entries if plugin.type in POLICIES]
-    if any(weight not in (None, 1.0) for plugin, weight in entries if plugin.type in POLICIES):
-        raise ConfigError(
-            source, key, "a policy has no weight beside others", "put 'weights' into its parameters"
-        )
+    ours = [(plugin, weight) for plugin, weight in entries if plugin.type in POLICIES]
     scorers = [(plugin.type, weight) for plugin, weight in entries if plugin.type in SCORERS]
-    pickers = [kind for kind in kinds if kind in PICKERS]
-    for kind in kinds:
-        if kinds.count(kind) > 1 and (kind in SCORERS or kind in POLICIES):
-            raise ConfigError(source, key, f"{kind!r} stands there twice", "once is enough")
-    if len(pickers) > 1:
-        raise ConfigError(source, key, f"two pickers: {', '.join(pickers)}", "keep one")
-    if len(ours) > 1:
-        names = ", ".join(plugin.type for plugin in ours)
-        raise ConfigError(
-            source, key, f"several policies: {names}", "a policy is the whole formula: keep one"
-        )
+    pickers = [plugin.type for plugin, _ in entries if plugin.type in PICKERS]
+    if len(pickers) > 1 or len(dict(scorers)) < len(scorers):
+        raise ConfigError(source, key, "several pickers, or a scorer twice", "keep one")
+    if len(ours) > 1 or (ours and scorers):
+        names = ", ".join([*(plugin.type for plugin, _ in ours), *dict(scorers)])
+        fix = "a policy is the whole formula: keep one, and drop the scorers"
+        raise ConfigError(source, key, f"a policy beside others: {names}", fix)
     meaning.sections.setdefault("policy", {}).setdefault("fallbacks", 0)
     if ours:
-        if scorers:
-            problem = f"policy {ours[0].type!r} beside {scorers[0][0]!r}"
-            raise ConfigError(source, key, problem, "a policy is the whole formula: drop the scorers")
-        _own_policy(ours[0], meaning)
+        [(policy, weight)] = ours
+        if weight not in (None, 1.0):
+            problem = "a policy has no weight beside others"
+            raise ConfigError(source, key, problem, "put 'weights' into its parameters")
+        params = dict(policy.parameters or {})
+        own = {name: params.pop(name) for name in _POLICY_KEYS if name in params}
+        meaning.put("policy", name=policy.type, params=params, **own)
     elif "random-picker" in pickers or not any(weight != 0 for _, weight in scorers):
         meaning.put("policy", name="random")
         if scorers:
             meaning.warnings.append("random-picker: the scorers beside it decide nothing")
     else:
         _scored(scorers, key, source, meaning)
-
-
-def _own_policy(plugin: Plugin, meaning: Meaning) -> None:
-    given = dict(plugin.parameters or {})
-    said = {name: given.pop(name) for name in _POLICY_KEYS if name in given}
-    meaning.put("policy", name=plugin.type, params=given, **said)
 
 
 def _scored(scorers: list[tuple[str, float | None]], key: str, source: str, meaning: Meaning) -> None:
@@ -191,118 +183,161 @@ def _scored(scorers: list[tuple[str, float | None]], key: str, source: str, mean
     meaning.put("policy", name="llm-d", weights=weights)
 
 
-def _nothing(_parameters: Parameters, _meaning: Meaning) -> None:
-    """A plugin that means the same here, without parameters."""
+class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
+    """Parameters of a plugin; a field of type `object` is in `_NOTED` or `_REFUSED`. A plugin without any."""
+
+    def put(self, _meaning: Meaning) -> None:
+        """Say what they mean here."""
 
 
-def _picker(parameters: Parameters, meaning: Meaning) -> None:
-    endpoints = parameters.number("maxNumOfEndpoints", 1, low=1, high=17)
-    meaning.put("policy", fallbacks=int(endpoints) - 1)
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Threshold = Annotated[float, msgspec.Meta(gt=0)]
 
 
-def _prefix_scorer(parameters: Parameters, meaning: Meaning) -> None:
-    share = parameters.number("matchLengthWeight", 0.0, low=0.0, high=1.0)
-    scale = parameters.number("matchLengthScaleTokens", 8192.0, low=1.0)
-    if share:
-        params = {"match_length_weight": share, "match_length_scale_tokens": scale}
-        meaning.put("policy", params=params)
-    _prefix_index(parameters, meaning)
-    parameters.noted("prefixMatchInfoProducerName", "there is one prefix index, whatever it is called")
+class _Picker(_Parameters, frozen=True):
+    max_num_of_endpoints: Annotated[int, msgspec.Meta(ge=1, le=17)] = 1
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("policy", fallbacks=self.max_num_of_endpoints - 1)
 
 
-def _prefix_index(parameters: Parameters, meaning: Meaning) -> None:
-    """The approximate index: block size and capacity; the whole prompt is matched, whatever the caps say."""
-    # What `blockSizeTokens` was called, which wins. It counted characters once; llm-d reads it so today.
-    before = parameters.number("blockSize", 0, low=0)
-    said = parameters.number("blockSizeTokens", 0, low=0)
-    tokens = said or before
-    if before and not said:
-        parameters.say("blockSize", "is in tokens, as in today's llm-d; in old files it was in characters")
-    blocks = parameters.number("lruCapacityPerServer", 0, low=0)
-    block_tokens = max(tokens, 64.0) if tokens else 64.0  # llm-d raises smaller ones to 64, too
-    if tokens:
-        meaning.put("prefix", block_bytes=int(min(block_tokens * BYTES_PER_TOKEN, 65536)))
-        if tokens < 64:
-            parameters.say("blockSizeTokens", "blocks are of 64 tokens at least, as in llm-d")
-    if blocks:
-        meaning.put("prefix", capacity_tokens=int(blocks * block_tokens))
-        parameters.say("lruCapacityPerServer", "holds until an engine reports the size of its KV cache")
-    for name in ("maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"):
-        parameters.noted(name, "prompts are matched to their end")
-    if not parameters.flag("autoTune", default=True):
-        parameters.say("autoTune", "the size of the KV cache that an engine reports is always believed")
+class _Prefix(_Parameters, frozen=True):
+    """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
+
+    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    match_length_scale_tokens: Annotated[float, msgspec.Meta(ge=1)] = 8192.0
+    block_size_tokens: _Count = 0
+    #: What `block_size_tokens` was called, which wins.
+    block_size: _Count = 0
+    lru_capacity_per_server: _Count = 0
+    auto_tune: object = None
+    max_prefix_blocks_to_match: object = None
+    max_prefix_tokens_to_match: object = None
+    prefix_match_info_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        if self.match_length_weight:
+            meaning.put(
+                "policy",
+                params={
+                    "match_length_weight": self.match_length_weight,
+                    "match_length_scale_tokens": self.match_length_scale_tokens,
+                },
+            )
+        stated = self.block_size_tokens or self.block_size
+        block_tokens = max(stated, 64)
+        if stated:
+            meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
+        if self.lru_capacity_per_server:
+            meaning.put("prefix", capacity_tokens=self.lru_capacity_per_server * block_tokens)
 
 
-def _token_producer(parameters: Parameters, _meaning: Meaning) -> None:
-    parameters.noted("estimate", "tokens are estimated from bytes, by a ratio for each model")
-    for name in ("vllm", "udsTokenizerConfig"):
-        fix = "name the model's tokenizer under tokens.models of epp-settings: it is counted in process"
-        parameters.refused(name, "no other service is asked for tokens", fix)
+class _TokenProducer(_Parameters, frozen=True):
+    estimate: object = None
+    vllm: object = None
+    uds_tokenizer_config: object = None
 
 
-def _data_source(parameters: Parameters, meaning: Meaning) -> None:
-    path = parameters.text("path", "/metrics")
-    meaning.put("scrape", path=path)
-    if parameters.text("scheme", "http") == "https":
-        parameters.say("scheme", "an endpoint is scraped over TLS where the pool says that it speaks TLS")
-    interval_s = parameters.duration_s("interval")
-    if interval_s:
-        meaning.put("scrape", interval_s=interval_s)
-    if ca_file := parameters.text("caCertPath", ""):
-        meaning.put("scrape", ca_file=ca_file)
-    elif parameters.text("scheme", "http") == "https" and parameters.flag("insecureSkipVerify", default=True):
-        parameters.say("insecureSkipVerify", "certificates are verified; give caCertPath")
-    parameters.flag("insecureSkipVerify", default=True)
-    why = "metrics are read where the endpoint serves"
-    parameters.refused("port", why, "leave it out, or serve metrics on the endpoint's port")
-    for name in ("clientCertPath", "clientKeyPath"):
-        parameters.refused(
-            name, "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
+class _DataSource(_Parameters, frozen=True):
+    path: str = "/metrics"
+    interval: str = "0"
+    ca_cert_path: str = ""
+    scheme: object = None
+    insecure_skip_verify: object = None
+    port: object = None
+    client_cert_path: object = None
+    client_key_path: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("scrape", path=self.path)
+        if interval_s := duration_s(self.interval):
+            meaning.put("scrape", interval_s=interval_s)
+        if self.ca_cert_path:
+            meaning.put("scrape", ca_file=self.ca_cert_path)
+
+
+class _Extractor(_Parameters, frozen=True):
+    engine_label_key: object = None
+    default_engine: object = None
+    engine_configs: object = None
+    custom_metrics: object = None
+
+
+class _Saturation(_Parameters, frozen=True):
+    queue_depth_threshold: _Threshold = 5.0
+    kv_cache_util_threshold: _Threshold = 0.8
+    metrics_staleness_threshold: object = None
+    headroom: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put(
+            "saturation", queue_requests=self.queue_depth_threshold, kv_usage=self.kv_cache_util_threshold
         )
 
 
-def _extractor(parameters: Parameters, _meaning: Meaning) -> None:
-    for name in ("engineLabelKey", "defaultEngine"):
-        parameters.noted(name, "an engine is recognised by the names of its metrics")
-    for name in ("engineConfigs", "customMetrics"):
-        fix = "leave it out for vLLM, SGLang and TensorRT-LLM"
-        parameters.refused(name, "metric names are built in", fix)
+class _Conformance(_Parameters, frozen=True):
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("protocol", conformance=True)
+        meaning.warnings.append("for the conformance suite alone: clients choose their endpoint by a header")
 
 
-def _saturation(parameters: Parameters, meaning: Meaning) -> None:
-    queue = parameters.number("queueDepthThreshold", 5.0, low=1e-9)
-    usage = parameters.number("kvCacheUtilThreshold", 0.8, low=1e-9)
-    meaning.put("saturation", queue_requests=queue, kv_usage=usage)
-    parameters.noted(
-        "metricsStalenessThreshold", "scrape.stale_after_s holds for all that is read of metrics"
-    )
-    parameters.noted("headroom", "there is none")
+KINDS: Mapping[str, type[_Parameters]] = {
+    "single-profile-handler": _Parameters,
+    "queue-scorer": _Parameters,
+    "kv-cache-utilization-scorer": _Parameters,
+    "prefix-cache-scorer": _Prefix,
+    "max-score-picker": _Picker,
+    "random-picker": _Picker,
+    "approx-prefix-cache-producer": _Prefix,
+    "token-producer": _TokenProducer,
+    "tokenizer": _TokenProducer,
+    "inflight-load-producer": _Parameters,
+    "openai-parser": _Parameters,
+    "anthropic-parser": _Parameters,
+    "vllmhttp-parser": _Parameters,
+    "sglanghttp-parser": _Parameters,
+    "passthrough-parser": _Parameters,
+    "metrics-data-source": _DataSource,
+    "core-metrics-extractor": _Extractor,
+    "utilization-detector": _Saturation,
+    "header-based-testing-filter": _Conformance,
+    "destination-endpoint-served-verifier": _Conformance,
+}
 
-
-def _conformance(parameters: Parameters, meaning: Meaning) -> None:
-    meaning.put("protocol", conformance=True)
-    parameters.warn(_CONFORMANCE)
-
-
-_TAKERS: Mapping[str, Callable[[Parameters, Meaning], None]] = {
-    "single-profile-handler": _nothing,
-    "queue-scorer": _nothing,
-    "kv-cache-utilization-scorer": _nothing,
-    "prefix-cache-scorer": _prefix_scorer,
-    "max-score-picker": _picker,
-    "random-picker": _picker,
-    "approx-prefix-cache-producer": _prefix_index,
-    "token-producer": _token_producer,
-    "tokenizer": _token_producer,
-    "inflight-load-producer": _nothing,
-    "openai-parser": _nothing,
-    "anthropic-parser": _nothing,
-    "vllmhttp-parser": _nothing,
-    "sglanghttp-parser": _nothing,
-    "passthrough-parser": _nothing,
-    "metrics-data-source": _data_source,
-    "core-metrics-extractor": _extractor,
-    "utilization-detector": _saturation,
-    "header-based-testing-filter": _conformance,
-    "destination-endpoint-served-verifier": _conformance,
+_MATCHED = "prompts are matched to their end"
+_BY_METRICS = "an engine is recognised by the names of its metrics"
+#: Parameters that are accepted, and the warning that says what they mean here.
+_NOTED = {
+    "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
+    "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",
+    "autoTune": "the size of the KV cache that an engine reports is always believed",
+    "maxPrefixBlocksToMatch": _MATCHED,
+    "maxPrefixTokensToMatch": _MATCHED,
+    "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
+    "estimate": "tokens are estimated from bytes, by a ratio for each model",
+    "scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
+    "insecureSkipVerify": "certificates are verified; give caCertPath",
+    "engineLabelKey": _BY_METRICS,
+    "defaultEngine": _BY_METRICS,
+    "metricsStalenessThreshold": "scrape.stale_after_s holds for all that is read of metrics",
+    "headroom": "there is none",
+}
+_NO_SERVICE = (
+    "no other service is asked for tokens",
+    "name the model's tokenizer under tokens.models of epp-settings: it is counted in process",
+)
+_NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
+_BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
+#: Parameters that are refused: why, and what to do instead.
+_REFUSED = {
+    "vllm": _NO_SERVICE,
+    "udsTokenizerConfig": _NO_SERVICE,
+    "port": (
+        "metrics are read where the endpoint serves",
+        "leave it out, or serve metrics on the endpoint's port",
+    ),
+    "clientCertPath": _NO_CERTIFICATE,
+    "clientKeyPath": _NO_CERTIFICATE,
+    "engineConfigs": _BUILT_IN,
+    "customMetrics": _BUILT_IN,
 }

@@ -10,7 +10,7 @@ from epp.cli import build_parser
 from epp.config.kubernetes import Kubernetes
 from epp.config.listen import ServerTls
 from epp.errors import ConfigError
-from epp.llmd.flags import FLAGS, LOG_FLAGS, Stance, read_flags
+from epp.llmd.flags import FLAGS, Stance, read_flags
 from epp.llmd.settings import Translation, translate
 from epp.server.command import Setup, read_setup
 
@@ -63,20 +63,6 @@ def test_llm_ds_defaults() -> None:
     )
 
 
-def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
-    file = tmp_path / "plugins.yaml"
-    file.write_text(CONFIG)
-    made = setup(
-        *POOL, "--pool-group", "inference.networking.k8s.io", "--zap-encoder", "json",
-        "--config-file", str(file), "--grpc-health-port", "9003", "--tracing=false",
-    )  # fmt: skip
-    assert made.config.policy.name == "gorgo"
-    assert made.log.json
-    assert made.source == str(file)
-    assert made.config.pool.kubernetes is not None
-    assert made.config.pool.kubernetes.namespace == "serving"
-
-
 @pytest.mark.parametrize(
     ("words", "read"),
     [
@@ -84,8 +70,6 @@ def test_the_command_line_that_charts_render(tmp_path: Path) -> None:
         (["--grpc-health-port", "0"], lambda c: c.listen.health == "[::]:0"),
         (["--metrics-port", "9999"], lambda c: c.listen.http == "[::]:9999"),
         (["--secure-serving=false"], lambda c: c.listen.tls is None),
-        (["--secure-serving", "false"], lambda c: c.listen.tls is None),
-        (["--secure-serving"], lambda c: c.listen.tls.self_signed),
         (["--cert-path", "/certs/"], lambda c: c.listen.tls.key_file == "/certs/tls.key" and not c.listen.tls.reload),
         (["--cert-path=/certs", "--enable-cert-reload"], lambda c: c.listen.tls.reload),
         (["--disable-endpoint-subset-filter"], lambda c: not c.protocol.subset_hint),
@@ -120,24 +104,12 @@ def test_pods_by_selector_without_a_pool() -> None:
     )
 
 
-def test_the_namespace_flag_goes_before_the_environment() -> None:
-    config = setup(*POOL, NAMESPACE="prod").config
-    assert config.pool.kubernetes is not None
-    assert config.pool.kubernetes.namespace == "serving"
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--ha-enable-leader-election"], "every replica serves"),
-        (["--allow-experimental-plugins"], "experimental"),
-        (["--refresh-prometheus-metrics-interval=5s"], "whenever Prometheus asks"),
         (["--refresh-metrics-interval=50ms"], "raised to 200 ms"),
         (["--tracing"], "no spans"),
-        (["--enable-pprof=true"], "py-spy"),
-        (["--zap-stacktrace-level=info"], "traceback"),
-        (["--health-checking=false"], "whatever this says"),
-        (["--enable-grpc-stream-metrics=false"], "always there"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -152,12 +124,10 @@ def test_flags_that_mean_something_else_are_told(words: list[str], says: str) ->
     ("words", "says"),
     [
         (["--tls-min-version=VersionTLS13"], "leave the flag out"),
-        (["--tls-min-version=TLS1"], "none of"),
         (["--tls-cipher-suites=TLS_AES_128_GCM_SHA256"], "GRPC_SSL_CIPHER_SUITES"),
         (["--metrics-endpoint-auth=true"], "NetworkPolicy"),
         (["--metrics-client-ca-file=/ca"], "--metrics-cert-dir"),
         (["--total-queued-requests-metric=x"], "recognised"),
-        (["--cache-info-metric=x"], "recognised"),
         (["--config-file=a", "--config-text=b"], "one of them"),
         (["--endpoint-selector=app=x", "--endpoint-target-ports=1"], "both are given"),
         (["--endpoint-target-ports=8000"], "--endpoint-selector"),
@@ -166,8 +136,6 @@ def test_flags_that_mean_something_else_are_told(words: list[str], says: str) ->
         (["--grpc-port=70000"], "not a port"),
         (["--drain-timeout=30"], "not a duration"),
         (["--zap-encoder=xml"], "json"),
-        (["--zap-log-level=--5"], "a number"),
-        (["--zap-log-level=²"], "a number"),
         (["--config=epp.yaml"], "does not go with --config"),
         (["--config-file=/nowhere.yaml"], "does not exist"),
     ],
@@ -179,27 +147,13 @@ def test_flags_that_are_refused_say_why(words: list[str], says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_without_anything_the_two_ways_are_told() -> None:
-    with pytest.raises(ConfigError, match="or llm-d's flags"):
-        setup()
-
-
-def test_a_flag_that_nobody_knows_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        arguments(*POOL, "--pool-nam", "x")
-    assert "--pool-nam" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "level", "json", "time"),
     [
         ([], "INFO", False, "rfc3339"),
         (["-v=4"], "DEBUG", False, "rfc3339"),
-        (["-v", "5"], "DEBUG", False, "rfc3339"),
-        (["--v=3"], "INFO", False, "rfc3339"),
         (["--v=5", "--zap-log-level=error"], "ERROR", False, "rfc3339"),
         (["--zap-log-level=5"], "DEBUG", False, "rfc3339"),
-        (["--zap-devel"], "DEBUG", False, "rfc3339"),
         (["--zap-encoder=json", "--zap-time-encoding=epoch"], "INFO", True, "epoch"),
         (["--log-level=warning"], "WARNING", False, "rfc3339"),
     ],
@@ -217,13 +171,6 @@ def test_log_flags_go_with_our_configuration_too(tmp_path: Path) -> None:
     assert made.log.level == "DEBUG"
     assert made.base == tmp_path
     assert made.config.policy.name == "random"
-
-
-def test_no_flag_is_without_a_word() -> None:
-    for flag in FLAGS:
-        assert flag.help or flag.says, flag.name
-        assert (flag.stance is Stance.HONOURED) == (not flag.says), flag.name
-    assert {flag.name for flag in FLAGS} >= LOG_FLAGS
 
 
 def test_a_default_is_harmless_or_told() -> None:

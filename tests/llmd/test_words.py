@@ -12,10 +12,6 @@ from epp.llmd import words
     ("status", "rule", "body", "reason"),
     [
         (400, "client", b"inference error: BadRequest - no model", ""),
-        (401, "client", b"inference error: Unauthorized - no model", ""),
-        (403, "client", b"inference error: Forbidden - no model", ""),
-        (404, "model", b"inference error: NotFound - no model", ""),
-        (412, "client", b"inference error: PreconditionFailed - no model", ""),
         (413, "client", b"inference error: BadRequest - no model", ""),
         (
             429,
@@ -23,7 +19,6 @@ from epp.llmd import words
             b"inference error: ResourceExhausted - system saturated, sheddable request dropped: no model",
             "rejected-saturated",
         ),
-        (500, "", b"inference error: Internal - no model", ""),
         (
             503,
             "pool-empty",
