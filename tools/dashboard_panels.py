@@ -253,7 +253,7 @@ LEARNED = (
         "Age of the reward model",
         "s",
         ((f"max by (instance) (epp_reward_model_age_seconds{WHO})", "{{instance}}"),),
-        "Above policy.model_max_age_s the heuristic decides.",
+        "Above six hours the heuristic decides.",
     ),
     Panel(
         "Shadow: share of agreement",

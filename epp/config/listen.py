@@ -9,26 +9,24 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.section import Positive, PositiveInt, Section
+from epp.config.section import PositiveInt, Section
 
 #: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
 
 
 class FileTls(Section, frozen=True):
-    """TLS of a listener whose clients verify. Files in PEM, read at start.
+    """TLS of a listener whose clients verify: files in PEM, read again when they change, for new connections.
 
     Attributes:
         cert_file: certificate chain.
         key_file: private key.
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
-        reload: read the files again when they change; new connections get the new certificate.
     """
 
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
-    reload: bool = False
 
     def __post_init__(self) -> None:
         """Both files, not half of them."""
@@ -45,15 +43,14 @@ class ServerTls(FileTls, frozen=True):
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
         self_signed: for this listener alone: make a certificate at start instead, for gateways that encrypt
             and do not verify; needs ``pip install 'gorgo-epp[tls]'``.
-        reload: read the files again when they change; new connections get the new certificate.
     """
 
     self_signed: bool = False
 
     def __post_init__(self) -> None:
         """Files, or a certificate of our own, not half of either."""
-        if self.self_signed and (self.cert_file or self.key_file or self.reload):
-            raise ValueError("self_signed needs no cert_file, key_file or reload")
+        if self.self_signed and (self.cert_file or self.key_file):
+            raise ValueError("self_signed needs no cert_file or key_file")
         if not self.self_signed and not (self.cert_file and self.key_file):
             raise ValueError("cert_file and key_file are needed, or self_signed")
 
@@ -79,9 +76,6 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
             loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP side, plaintext when absent.
-        stall_limit_s: when the event loop has stood still for so long, `/livez` fails, and the process logs
-            the loop's stack and ends with status 70. Readiness fails after half of it. Time in which the
-            whole process was stopped does not count.
         max_connections: connections to each listener at once, handshakes included; those beyond are closed as
             they come, and so are those to ``http`` and ``first_token`` on which nothing was heard for two
             minutes. On the ``builtin`` gRPC transport one address (or client certificate) has at most half of
@@ -90,7 +84,6 @@ class Listen(Section, frozen=True):
             (``ulimit -n``).
         max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
             its envelope.
-        max_send_bytes: longest gRPC message sent; 0 for the same.
     """
 
     grpc: str = "127.0.0.1:9002"
@@ -101,7 +94,5 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
-    stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0
-    max_send_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -16,6 +16,10 @@ MAX_CONNECTIONS = 64
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
 
 
+#: DNS names in the certificates of the global Envoy and of every relay.
+GLOBAL_NAME, RELAY_NAME = "global.epp.internal", "relay.epp.internal"
+
+
 class Relays(Section, frozen=True):
     """One relay per region, an Envoy or several at one address; the global Envoy reaches engines through it.
 
@@ -25,16 +29,12 @@ class Relays(Section, frozen=True):
             reaches engines itself.
         connections: HTTP/2 connections to a relay for each worker of the global Envoy. Each has a port of
             its own, from the relay's on upwards: Envoy keeps one connection per worker and address.
-        ca_file: who signs the certificates of both tiers, as a path that Envoy sees; so are the next two.
-        cert_file: certificate of the Envoy that reads it: the global one's or the relay's.
+        ca_file: who signs the certificates of both tiers, as a path that Envoy sees; so are the next two. The
+            picker reads them, too: it probes and scrapes endpoints through their relay.
+        cert_file: certificate of the Envoy that reads it, for the DNS name ``global.epp.internal`` or
+            ``relay.epp.internal``. A relay serves nobody but the global Envoy.
         key_file: its private key.
-        global_name: DNS name in the global Envoy's certificate. A relay serves nobody else.
-        relay_name: DNS name in every relay's certificate.
-        congestion_control: a congestion control of the kernel's for connections between the tiers, its
-            default when empty.
         compression: whether JSON bodies of requests are compressed between the tiers.
-        probes: whether the picker probes and scrapes endpoints through their region's ``relay``, as requests
-            go, for which it reads the files, too; or ``direct``.
     """
 
     regions: dict[str, str] = {}
@@ -42,11 +42,7 @@ class Relays(Section, frozen=True):
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    global_name: str = "global.epp.internal"
-    relay_name: str = "relay.epp.internal"
-    congestion_control: str = ""
     compression: Literal["none", "gzip"] = "none"
-    probes: Literal["direct", "relay"] = "relay"
 
     def __post_init__(self) -> None:
         """Addresses with room for the ports of all connections, and certificates, once there are relays."""
@@ -54,8 +50,6 @@ class Relays(Section, frozen=True):
         wrong = [text for region in self.regions if (text := self._wrong(region, taken))]
         if self.regions and not (self.ca_file and self.cert_file and self.key_file):
             wrong.append("ca_file, cert_file and key_file are needed: relays serve nobody without them")
-        if len(self.congestion_control) > 15:  # TCP_CA_NAME_MAX of the kernel, with its end
-            wrong.append("congestion_control is the short name of a kernel's, e.g. bbr")
         if wrong:
             raise ValueError("\n".join(wrong))
 

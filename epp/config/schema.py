@@ -34,15 +34,12 @@ class Pool(Section, frozen=True):
         eds_file: where the pool of `file` is written for Envoy, which follows it; `epp envoy render` tells
             Envoy this path, relative to the configuration file. Empty where Envoy does not read it: it
             shares no file system with the picker, or is of the `original-dst` variant.
-        eds_delay_s: seconds from writing a new endpoint to `eds_file` until it is picked, so that Envoy knows
-            it by then; one whose models no other endpoint serves is picked at once.
     """
 
     file: str = "endpoints.yaml"
     kubernetes: Kubernetes | None = None
     warmup_s: NotNegative = 30.0
     eds_file: str = "eds.json"
-    eds_delay_s: NotNegative = 1.0
 
 
 class Saturation(Section, frozen=True):
@@ -66,11 +63,9 @@ class PolicySection(Section, frozen=True):
         weights: starting weights; keys the policy does not know are errors.
         bounds: tighter ``[low, high]`` per weight; values from either shared file outside them are refused.
         tie_band: costs within this relative distance of the best count as equal and are drawn among.
-        seed: seed of every keyed draw.
         fallbacks: further endpoints sent after the picked one, in order of cost (0 for gateways that take
             a single endpoint).
         model_file: reward model of `lodestar`, as `epp learn` writes it, watched; none when empty.
-        model_max_age_s: after so long without a new one the heuristic decides.
     """
 
     name: str = "gorgo-ms"
@@ -78,10 +73,8 @@ class PolicySection(Section, frozen=True):
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     tie_band: Share = 0.01
-    seed: int = 0
     fallbacks: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
     model_file: str = ""
-    model_max_age_s: Positive = 21600.0
 
 
 class RegionRule(Section, frozen=True):
@@ -121,12 +114,6 @@ class Request(Section, frozen=True):
             yet read count, too. All but bodies may exceed the limit by the length of the longest message. At
             least `max_body_bytes`.
         tenant_header: header whose value separates cache namespaces, none when empty.
-        assume_mode: body mode of a gateway that does not tell its own (Envoy before 1.34): ``full-duplex``
-            or ``buffered``.
-        read_bodies: ``needed`` leaves a body where it is when nobody asks what is in it: the policy needs
-            neither prompt nor session, no endpoint names models or a context length, no region rule names a
-            model, `inject_usage` and the flight recorder are off. Envoy then neither buffers nor sends it;
-            models and token counts of such requests stay unknown. ``always`` reads them all the same.
         inject_usage: ``always`` asks for the usage of streamed chat completions and completions whose clients
             do not; they then see one more chunk at the end, with empty ``choices`` and ``usage``. A client
             that says ``include_usage: false`` is obeyed.
@@ -135,8 +122,6 @@ class Request(Section, frozen=True):
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     max_held_body_bytes: PositiveInt = 1024 * 1024 * 1024
     tenant_header: HeaderName = ""
-    assume_mode: Literal["full-duplex", "buffered"] = "full-duplex"
-    read_bodies: Literal["needed", "always"] = "needed"
     inject_usage: Literal["never", "always"] = "never"
 
     def __post_init__(self) -> None:
@@ -217,7 +202,6 @@ class Scrape(Section, frozen=True):
 
     Attributes:
         interval_s: seconds between scrapes of one endpoint; 0 turns scraping off.
-        timeout_s: longest wait for an answer.
         path: path of the exposition.
         stale_after_s: age at which a value counts as unknown.
         ca_file: CA bundle for endpoints with TLS, the system's when empty.
@@ -225,7 +209,6 @@ class Scrape(Section, frozen=True):
     """
 
     interval_s: NotNegative = 1.0
-    timeout_s: Positive = 2.0
     path: RequestPath = "/metrics"
     stale_after_s: Positive = 10.0
     ca_file: str = ""
@@ -237,16 +220,14 @@ class Probe(Section, frozen=True):
 
     Attributes:
         interval_s: seconds between probes of one endpoint; 0 turns probing off.
-        timeout_s: longest wait; a timeout counts as a failure.
+        timeout_s: longest wait for a probe's or a scrape's answer.
         path: path asked for; any HTTP answer below 500 counts as alive.
-        failures_to_eject: consecutive failures that eject an endpoint.
-        eject_s: first ejection; doubles to ten times this.
+        eject_s: first ejection, after three failures in a row; doubles to ten times this.
     """
 
     interval_s: NotNegative = 2.0
     timeout_s: Positive = 2.0
     path: RequestPath = "/health"
-    failures_to_eject: PositiveInt = 3
     eject_s: Positive = 5.0
 
 
@@ -262,16 +243,6 @@ class CapabilitySection(Section, frozen=True):
 
     file: str = ""
     tell_model: bool = False
-
-
-class Leases(Section, frozen=True):
-    """Reservations.
-
-    Attributes:
-        ttl_s: a lease not ended by then expires and is counted.
-    """
-
-    ttl_s: Positive = 1800.0
 
 
 ObserveMode = Annotated[
@@ -312,15 +283,12 @@ class Records(Section, frozen=True):
         max_bytes: size of all files of the folder together; the oldest go first.
         compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
         sample: share of the requests that is recorded, drawn by decision id.
-        restore_s: seconds of records from which the prefix index is rebuilt at start, 0 for not at all;
-            needs `prefix.secret_file`, because ids in records are keyed by it.
     """
 
     folder: str = ""
     max_bytes: PositiveInt = 1024 * 1024 * 1024
     compress: Literal["none", "zstd"] = "none"
     sample: Share = 1.0
-    restore_s: NotNegative = 900.0
 
 
 class Config(Section, frozen=True):
@@ -352,7 +320,6 @@ class Config(Section, frozen=True):
     capability: CapabilitySection = CapabilitySection()
     scrape: Scrape = Scrape()
     probe: Probe = Probe()
-    leases: Leases = Leases()
     observe: ObserveSection | ObserveMode = ObserveSection()
     records: Records = Records()
     saturation: Saturation = Saturation()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.config.pool import EndpointSpec
-from epp.config.relays import Relays
+from epp.config.relays import GLOBAL_NAME, RELAY_NAME, Relays
 from epp.demo.child import EPP, Child
 from epp.demo.stack import MODEL, REGIONS, Stack
 from epp.envoy.process import find_envoy, version_of
@@ -127,7 +127,7 @@ def make_certificate(relays: Relays) -> None:
     Raises:
         EppError: openssl is missing, or fails.
     """
-    names = f"subjectAltName=DNS:{relays.global_name},DNS:{relays.relay_name}"
+    names = f"subjectAltName=DNS:{GLOBAL_NAME},DNS:{RELAY_NAME}"
     files = ("-out", relays.cert_file, "-keyout", relays.key_file)
     algorithm = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     subject = ("-days", "2", "-subj", "/CN=demo", "-addext", names)

@@ -6,7 +6,6 @@ rename, which is also what Envoy watches for.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import tempfile
@@ -28,7 +27,7 @@ from epp.config.eds import (
     socket_name,
     split,
 )
-from epp.config.relays import STREAM_WINDOW_BYTES, Relays
+from epp.config.relays import GLOBAL_NAME, RELAY_NAME, STREAM_WINDOW_BYTES, Relays
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, EppError
 
@@ -138,9 +137,7 @@ def _fill(settings: EnvoySettings, relays: Relays | None, ports: Sequence[int], 
         values["region_weights"] = {name: max(1, sizes[name]) for name in relays.regions}
         files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
         values["relay_tls"] = (
-            _downstream_tls(files, relays.global_name)
-            if region
-            else _upstream_tls(files, relays.relay_name, "h2")
+            _downstream_tls(files, GLOBAL_NAME) if region else _upstream_tls(files, RELAY_NAME, "h2")
         )
     tree = yaml.load(_template().render(values), yaml.CSafeLoader)
     return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=120))
@@ -164,7 +161,6 @@ def _template() -> Any:
         ms=_duration,
         discovery=lambda hosts: "STATIC" if all(map(is_ip, hosts)) else "STRICT_DNS",
         socket_address=lambda address: dict(zip(("address", "port_value"), split(address), strict=True)),
-        congestion=_congestion_control,
     )
     return environment.get_template("bootstrap.yaml.j2")
 
@@ -172,12 +168,6 @@ def _template() -> Any:
 def _duration(value_ms: float) -> str:
     whole_s, rest_ms = divmod(round(value_ms), 1000)
     return f"{whole_s}.{rest_ms:03}s" if rest_ms else f"{whole_s}s"
-
-
-def _congestion_control(name: str) -> list[dict[str, object]]:
-    # IPPROTO_TCP and TCP_CONGESTION of <netinet/tcp.h>.
-    text = base64.b64encode(name.encode()).decode()
-    return [{"description": "congestion control", "level": "6", "name": "13", "buf_value": text}]
 
 
 def _check_original_dst(settings: EnvoySettings) -> None:

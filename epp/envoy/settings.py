@@ -110,8 +110,6 @@ class EnvoySettings:
         served_model_header: whether responses tell the client which model served it, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
-        congestion_control: one of the kernel's for connections to endpoints, its default when empty. Of the
-            relays' connections the relays' own setting tells.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -148,7 +146,6 @@ class EnvoySettings:
     restore_model: bool = True
     served_model_header: bool = False
     relays: Relays | None = None
-    congestion_control: str = ""
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property

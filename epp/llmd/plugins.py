@@ -41,7 +41,7 @@ BYTES_PER_TOKEN = 4
 _LARGEST_WEIGHT = 10.0
 _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlugins"})
 #: What a policy's plugin may say besides the policy's parameters.
-_POLICY_KEYS = ("weights", "bounds", "tie_band", "seed", "fallbacks")
+_POLICY_KEYS = ("weights", "bounds", "tie_band", "fallbacks")
 
 
 @dataclass(slots=True)

@@ -122,21 +122,14 @@ def _listen(flags: Flags) -> dict[str, Any]:
         # Gateways that others configure report no first tokens.
         "first_token": "",
         "max_receive_bytes": min(flags["grpc-max-recv-msg-size"] or 0, LONGEST_MESSAGE_BYTES),
-        "max_send_bytes": min(flags["grpc-max-send-msg-size"] or 0, LONGEST_MESSAGE_BYTES),
     }
-    folder, reload = flags["cert-path"], flags["enable-cert-reload"]
+    folder = flags["cert-path"]
     if not flags["secure-serving"]:
-        if folder or reload:
-            key = "--cert-path" if folder else "--enable-cert-reload"
-            raise ConfigError(
-                SOURCE, key, "goes with TLS, and --secure-serving=false is given", "one of them"
-            )
+        if folder:
+            problem = "goes with TLS, and --secure-serving=false is given"
+            raise ConfigError(SOURCE, "--cert-path", problem, "one of them")
     elif folder:
-        listen["tls"] = {**_pair(folder), "reload": reload}
-    elif reload:
-        raise ConfigError(
-            SOURCE, "--enable-cert-reload", "a self-signed certificate has no files", "--cert-path"
-        )
+        listen["tls"] = _pair(folder)
     else:
         listen["tls"] = {"self_signed": True}
     if flags["metrics-cert-dir"]:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.config.schema import Config
 
+#: How much of the newest records the prefix index is rebuilt from at start.
+RESTORE_S = 900.0
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
@@ -145,7 +147,7 @@ class App:
             tokenizers=self._tokenizers,
             relays=self._relays,
             observers=self._learning.observers,
-            read_bodies=config.request.read_bodies == "always" or bool(config.records.folder),
+            read_bodies=bool(config.records.folder),
         )
 
     def _build_pool(self, counter: EstimateCounter) -> PoolFeed:
@@ -224,7 +226,7 @@ class App:
             weights=weights,
             settings=PickerSettings(
                 tie_band=config.policy.tie_band,
-                seed=config.policy.seed,
+                seed=0,
                 fallbacks=config.policy.fallbacks,
                 warmup_s=config.pool.warmup_s,
             ),
@@ -248,14 +250,14 @@ class App:
     def _build_restore(self, hasher: BlockHasher) -> IndexRestore | None:
         records = self._config.records
         # Without a secret of the deployment nothing that an earlier process wrote can be understood.
-        if not (records.folder and records.restore_s and self._config.prefix.secret_file):
+        if not (records.folder and self._config.prefix.secret_file):
             return None
         return IndexRestore(
             self._base / records.folder,
             index=self._index,
             fleet=self.picker.fleet,
             key_id=hasher.key_id,
-            window_s=records.restore_s,
+            window_s=RESTORE_S,
             clock=self._clock,
         )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.modes import Assumption, BodyMode
+from epp.extproc.modes import Assumption
 from epp.extproc.stream import Stream, StreamLimits
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
@@ -89,7 +89,7 @@ class GrpcServer:
         longest = min(longest, LONGEST_MESSAGE_BYTES)
         self._max_connections, self._follow = max_connections, follow
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
-        self._max_send_bytes = config.listen.max_send_bytes or longest
+        self._max_send_bytes = longest
         self._bodies = BodyBudget(
             config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
         )
@@ -97,8 +97,6 @@ class GrpcServer:
         self._grpcio_share = self._bodies.share()
         metrics.show("bodies", self._bodies)
         self._assume = Assumption()
-        if config.request.assume_mode == "buffered":
-            self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()

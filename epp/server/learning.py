@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.tasks import Tasks
 
+#: After so long without a new reward model the heuristic decides.
+MODEL_MAX_AGE_S = 21_600.0
 log = logging.getLogger(__name__)
 
 
@@ -66,11 +68,10 @@ class Learning:
             self._shadow.policies, self._shadow.replace_policy
         )):  # fmt: skip
             takers += [(policy, take) for policy in policies if isinstance(policy, Lodestar)]
-        self._watch_model(config, takers, metrics, clock, source)
+        self._watch_model(takers, metrics, clock, source)
 
     def _watch_model(
         self,
-        config: Config,
         takers: list[tuple[Lodestar, Callable[[Lodestar], None]]],
         metrics: Metrics,
         clock: Clock,
@@ -83,7 +84,7 @@ class Learning:
             return
         if not self._model_file:
             log.warning("policy.model_file is not set: lodestar decides by its heuristic alone")
-        watch = ModelWatch(config.policy.model_max_age_s)
+        watch = ModelWatch(MODEL_MAX_AGE_S)
         self.feed = ModelFeed(takers, watch, metrics, clock, str(self._model_file or ""))
         self.observers += [self.feed.decided, count_by(metrics)]
         metrics.show("model", self.feed)

@@ -196,7 +196,7 @@ TABLE: tuple[Row, ...] = (
     _counter(
         "epp_leases_lost_total",
         "reason",
-        "Requests whose end was never reported: expired after leases.ttl_s, or evicted by newer ones.",
+        "Requests whose end was never reported: expired after half an hour, or evicted by newer ones.",
         "expired,evicted",
     ),
     _counter(

@@ -29,7 +29,7 @@ class Observation:
     """
 
     def __init__(self, config: Config, core: Core, metrics: Metrics, clock: Clock) -> None:
-        self.sampler = Sampler(section_of(config.observe), seed=config.policy.seed, clock=clock)
+        self.sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
         self.leases = UnobservedLeases(core.picker, core.outcomes, clock)
         metrics.show("sampler", self.sampler)
         metrics.show("leases", self.leases)

@@ -301,7 +301,7 @@ class Poller:
 
     async def _scrape_once(self, connection: Connection) -> None:
         try:
-            answer = await connection.get(self._scrape.path, self._headers(), self._scrape.timeout_s)
+            answer = await connection.get(self._scrape.path, self._headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError) as error:
             self._failed_scrape(_problem(error))
             return
@@ -323,7 +323,7 @@ class Poller:
     async def _listed(self, connection: Connection) -> dict[str, ListedModel] | None:
         """Models that the engine lists, none when it does not tell; None when it is not up."""
         try:
-            answer = await connection.get("/v1/models", self._headers(), self._scrape.timeout_s)
+            answer = await connection.get("/v1/models", self._headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError):
             return None
         connection.close()  # it is not asked again soon

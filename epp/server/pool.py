@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from epp.server.tasks import Tasks
     from epp.signals.endpoint import Endpoint
 
+#: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
+#: models no other endpoint serves is picked at once.
+EDS_DELAY_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -79,7 +82,7 @@ class PoolFeed:
         if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
             self._eds = EdsFile(
                 base / settings.eds_file,
-                delay_s=settings.eds_delay_s,
+                delay_s=EDS_DELAY_S,
                 resolver=resolver,
                 metrics=metrics,
                 on_known=self._offer,

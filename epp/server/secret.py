@@ -25,7 +25,7 @@ def hash_secret(config: Config, base: Path, source: str) -> bytes:
     key, name = "prefix.secret_file", config.prefix.secret_file
     if not name:
         lost = ["conversations move to other endpoints when it restarts, and between pickers"]
-        if config.records.folder and config.records.restore_s:
+        if config.records.folder:
             lost.append("the prefix index cannot be restored from records")
         log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
         return secrets.token_bytes(32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epp.config.relays import RELAY_NAME
 from epp.extproc.mutate import DESTINATION_HEADER
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
@@ -28,14 +29,12 @@ class Through:
 
     Attributes:
         address: ``host:port`` of the relay.
-        relay_name: name in its certificate.
-        ca_file: who signed that.
+        ca_file: who signed its certificate, for `RELAY_NAME`.
         cert_file: the global Envoy's certificate.
         key_file: its key.
     """
 
     address: str
-    relay_name: str
     ca_file: str
     cert_file: str
     key_file: str
@@ -51,11 +50,10 @@ class Through:
 
 def relay_to(region: str, relays: Relays) -> Through | None:
     """The relay that a region's endpoints are asked through, None where they are asked directly."""
-    if relays.probes != "relay" or region not in relays.regions:
+    if region not in relays.regions:
         return None
     return Through(
         address=relays.addresses(region)[0],
-        relay_name=relays.relay_name,
         ca_file=relays.ca_file,
         cert_file=relays.cert_file,
         key_file=relays.key_file,
@@ -80,7 +78,7 @@ class RelayedConnection:
     ) -> None:
         self._address, self._known_as = address, known_as
         self._connection = KeepAlive(
-            through.address, tls=through.tls(), server_name=through.relay_name, max_body_bytes=max_body_bytes
+            through.address, tls=through.tls(), server_name=RELAY_NAME, max_body_bytes=max_body_bytes
         )
 
     @property

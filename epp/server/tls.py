@@ -150,7 +150,7 @@ def grpc_credentials(
         tls: the listener's section.
         base: folder that relative names are relative to.
         source: name of the configuration file, for errors.
-        follow: takes the files that are to be watched, where ``tls.reload`` is set.
+        follow: takes the files that are to be watched.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -163,10 +163,6 @@ def grpc_credentials(
         ca, pem = _client_ca(tls, base, source), self_signed(dt.datetime.now(dt.UTC))
         return grpc.ssl_server_credentials([pem], root_certificates=ca, require_client_auth=ca is not None)
     pair, ca = _files(tls, base, source)
-    if not tls.reload:
-        return grpc.ssl_server_credentials(
-            [pair.pem], root_certificates=ca, require_client_auth=ca is not None
-        )
     follow(pair.files)
     given = pair.pem
 
@@ -222,11 +218,9 @@ def _presenting(
     section: str,
     follow: Follow,
 ) -> ssl.SSLContext:
-    """A context with a pair, and with the pairs that replace it where ``tls.reload`` is set."""
+    """A context with a pair, and with the pairs that replace it."""
     pair, ca = _files(tls, base, source, section)
     first = _filled(blank(), pair.pem, ca, source, section)
-    if not tls.reload:
-        return first
     follow(pair.files)
     pem, current = pair.pem, first
 

@@ -113,15 +113,14 @@ class Fleet:
 
         RTTs go stale after sixty seconds or ten probe intervals, whichever is longer.
         """
-        probe, leases = settings.probe, settings.leases
+        probe = settings.probe
         return cls(
             index,
-            ledger=LoadLedger(leases.ttl_s),
+            ledger=LoadLedger(),
             rtt=RttTable(stale_after_s=max(60.0, 10.0 * probe.interval_s)),
             engine=EngineMetrics(settings.scrape.stale_after_s),
             health=HealthTracker(
                 HealthSettings(
-                    probe_failures=probe.failures_to_eject,
                     eject_s=probe.eject_s,
                     max_eject_s=10.0 * probe.eject_s,
                 )

@@ -18,11 +18,6 @@ class Settings(Protocol):
         """Probes."""
         ...
 
-    @property
-    def leases(self) -> LeaseSettings:
-        """Reservations."""
-        ...
-
 
 class ScrapeSettings(Protocol):
     """`stale_after_s`: age at which a value is unknown."""
@@ -32,18 +27,9 @@ class ScrapeSettings(Protocol):
 
 
 class ProbeSettings(Protocol):
-    """Ejection: failures in a row, first length; see `HealthSettings`."""
+    """Ejection: its first length; see `HealthSettings`."""
 
     @property
     def interval_s(self) -> float: ...  # noqa: D102 - the class says it
     @property
-    def failures_to_eject(self) -> int: ...  # noqa: D102 - the class says it
-    @property
     def eject_s(self) -> float: ...  # noqa: D102 - the class says it
-
-
-class LeaseSettings(Protocol):
-    """See `LoadLedger`."""
-
-    @property
-    def ttl_s(self) -> float: ...  # noqa: D102 - the class says it

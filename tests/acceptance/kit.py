@@ -31,7 +31,7 @@ MODEL = "sim-model"
 #: Quick enough that a test need not wait for a probe, a scrape or a slow start.
 QUICK: dict[str, Any] = {
     "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
-    "probe": {"interval_s": 0.1, "timeout_s": 2.0, "failures_to_eject": 2, "eject_s": 0.5},
+    "probe": {"interval_s": 0.1, "timeout_s": 2.0, "eject_s": 0.5},
     "scrape": {"interval_s": 0.2},
     "weights_file": "weights.yaml",
     "overrides_file": "overrides.yaml",

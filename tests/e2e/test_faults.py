@@ -13,7 +13,7 @@ from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from epp.server.command import STALLED
 from tests.kit.hanging import HANGING
-from tests.kit.picker import CHAT, CONFIG, Serving
+from tests.kit.picker import CHAT, Serving
 from tests.kit.replicas import MODEL, QUICK, quick_config
 
 if TYPE_CHECKING:
@@ -183,10 +183,9 @@ async def test_a_hung_picker_costs_its_timeout_and_no_request(tmp_path: Path) ->
 async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
     tmp_path: Path, variant: Variant
 ) -> None:
-    listen = {**CONFIG["listen"], "stall_limit_s": 1}
     # As gateways have it: in full duplex nothing but the connection's end tells Envoy that the picker hangs.
     envoy = {"message_timeout_ms": 250, "picker_keepalive_s": 3600.0}
-    options: dict[str, Any] = {"variant": variant, "envoy": envoy, "listen": listen, "program": HANGING}
+    options: dict[str, Any] = {"variant": variant, "envoy": envoy, "program": HANGING}
     async with Serving(tmp_path, **options) as serving:
         serving.picker.hang()
         wanted = 500 if variant is Variant.FULL_DUPLEX else 200

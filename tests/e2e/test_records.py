@@ -129,8 +129,3 @@ async def test_after_a_crash_conversations_go_where_their_prefixes_are(tmp_path:
     stayed, cached = await restarted(tmp_path, compress=compress)
     assert stayed == 1.0
     assert cached > 0.6
-
-
-async def test_without_records_to_go_by_they_are_spread_anew(tmp_path: Path) -> None:
-    stayed, _ = await restarted(tmp_path, restore_s=0)
-    assert stayed < 0.8

@@ -29,7 +29,7 @@ async def test_each_endpoint_is_reached_through_its_relay_and_a_dead_one_is_not(
     folder = certificates(tmp_path)
     async with AsyncExitStack() as stack:
         living, dying = [await stack.enter_async_context(Replica()) for _ in range(2)]
-        known = relays(folder, ("far",), probes="relay")
+        known = relays(folder, ("far",))
         as_relay = msgspec.structs.replace(
             known, cert_file=str(folder / "relay.crt"), key_file=str(folder / "relay.key")
         )

@@ -9,7 +9,7 @@ import yaml
 
 from epp.cli import main
 from epp.config.load import parse_config
-from epp.config.relays import Relays
+from epp.config.relays import GLOBAL_NAME
 from epp.envoy.examples import REGIONAL_ENDPOINTS, RELAYS
 from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
@@ -74,7 +74,7 @@ def test_a_relay_asks_for_the_global_tiers_certificate() -> None:
     tls = chain["transport_socket"]["typed_config"]
     names = tls["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
     assert tls["require_client_certificate"] is True
-    assert [name["matcher"] for name in names] == [{"exact": RELAYS.global_name}]
+    assert [name["matcher"] for name in names] == [{"exact": GLOBAL_NAME}]
 
 
 def test_one_tier_is_as_it_was() -> None:
@@ -113,22 +113,12 @@ def test_a_relay_of_no_region_is_refused() -> None:
         f"regions: {{eu: '10.0.0.1:8443'}}, connections: 0, {CERTIFICATES}",
         f"regions: {{eu: '10.0.0.1:8443', us: '10.0.0.1:8450'}}, connections: 8, {CERTIFICATES}",  # one port is both's
         f"regions: {{eu: '[fd00::1]:8443', us: '[fd00:0::1]:8443'}}, {CERTIFICATES}",
-        "congestion_control: a-name-longer-than-kernels-take",
         "compression: zstd",
     ],
 )
 def test_wrong_sections_are_refused(section: str) -> None:
     with pytest.raises(ConfigError, match="relays"):
         parse_config(f"relays: {{{section}}}", "epp.yaml")
-
-
-def test_congestion_control_is_asked_of_sockets() -> None:
-    relays = Relays(
-        regions=RELAYS.regions, ca_file="/ca", cert_file="/c", key_file="/k", congestion_control="bbr"
-    )
-    settings = two_tiers(relays=relays)
-    assert cluster(render(settings))["upstream_bind_config"]["socket_options"][0]["name"] == "13"
-    assert tree(render_relay(settings, "eu-central"))["listeners"][0]["socket_options"][0]["name"] == "13"
 
 
 def test_the_command_renders_both_tiers_from_one_configuration(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ CHAT = "/v1/chat/completions"
 #: which replicas that share the test's event loop may answer late.
 CONFIG: dict[str, Any] = {
     "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
-    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2, "eds_delay_s": 0.1},
-    "probe": {"interval_s": 0.1, "timeout_s": 2.0, "failures_to_eject": 2, "eject_s": 0.5},
+    "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
+    "probe": {"interval_s": 0.1, "timeout_s": 2.0, "eject_s": 0.5},
     "scrape": {"interval_s": 0.2},
     "weights_file": "weights.yaml",
     "overrides_file": "overrides.yaml",

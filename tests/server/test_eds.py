@@ -34,10 +34,10 @@ class World:
         self._folder, self._apps = folder, list[App]()
 
     def picker(self, delay_s: float, eds_file: str = "eds.json") -> App:
-        text = json.dumps(
-            {"pool": {"eds_delay_s": delay_s, "eds_file": eds_file}, "probe": {"interval_s": 0}}
-        )
-        self.app = App(parse_config(text, "epp.yaml"), self._folder, "epp.yaml", ManualClock())
+        text = json.dumps({"pool": {"eds_file": eds_file}, "probe": {"interval_s": 0}})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("epp.server.pool.EDS_DELAY_S", delay_s)
+            self.app = App(parse_config(text, "epp.yaml"), self._folder, "epp.yaml", ManualClock())
         self._apps.append(self.app)
         self.app.tasks.start("resolve", self.app.core.resolver.run())
         return self.app

@@ -109,10 +109,12 @@ async def engine(status: int = 200, headers: list[dict[str, str]] | None = None)
 
 
 @asynccontextmanager
-async def polled(target: Target, scrape: Scrape, **changes: Any) -> AsyncIterator[Seen]:
+async def polled(
+    target: Target, scrape: Scrape, *, timeout_s: float = 0.5, **changes: Any
+) -> AsyncIterator[Seen]:
     """A poller at work; probes are as patient as scrapes."""
     seen = Seen()
-    probe = Probe(interval_s=0.02, timeout_s=scrape.timeout_s)
+    probe = Probe(interval_s=0.02, timeout_s=timeout_s)
     tasks = Tasks()
     token = TokenFile(target.bearer_token_file) if target.bearer_token_file else None
     if token is not None:
@@ -127,9 +129,10 @@ async def polled(target: Target, scrape: Scrape, **changes: Any) -> AsyncIterato
 
 @asynccontextmanager
 async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any) -> AsyncIterator[Seen]:
-    scrape = Scrape(**{"interval_s": 0.02, "timeout_s": 0.5, **changes})
+    timeout_s = changes.pop("timeout_s", 0.5)
+    scrape = Scrape(**{"interval_s": 0.02, **changes})
     target = target_of(address, spec or EndpointSpec(address=address), scrape)
-    async with polled(target, scrape) as seen:
+    async with polled(target, scrape, timeout_s=timeout_s) as seen:
         yield seen
 
 

@@ -21,6 +21,7 @@ from epp.policies.lodestar import FALLBACKS
 from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.learned import PER_CHECK
+from epp.server.learning import MODEL_MAX_AGE_S
 from epp.signals.endpoint import Endpoint
 from tests.kit.reward_models import linear_model
 
@@ -126,18 +127,18 @@ def test_a_file_that_is_gone_withdraws_the_model(tmp_path: Path) -> None:
 
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=NOW_S)
-    policy = {"name": "lodestar", "model_file": "reward.json", "model_max_age_s": 60}
+    policy = {"name": "lodestar", "model_file": "reward.json"}
     made = app(tmp_path, clock, policy={**policy, "params": {"explore": 0.0}})
     write(made, tmp_path, FAR)
-    clock.advance(59.0)
+    clock.advance(MODEL_MAX_AGE_S - 1.0)
     check(made)
     assert reason(ask(made)) == ""
     clock.advance(2.0)
     check(made)
     stale = ask(made)
     assert (reason(stale), stale.params["withdrawn"]) == ("stale", "stale")
-    assert metrics(made)["epp_reward_model_age_seconds", FAR.version, "stale"] == 61.0
-    write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + 60.0))
+    assert metrics(made)["epp_reward_model_age_seconds", FAR.version, "stale"] == MODEL_MAX_AGE_S + 1.0
+    write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + MODEL_MAX_AGE_S))
     fresh = ask(made)
     assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
 

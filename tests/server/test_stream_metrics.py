@@ -113,9 +113,10 @@ async def test_streams_are_counted_by_how_they_end(
 
 @pytest.mark.parametrize("transport", BOTH)
 async def test_a_stream_whose_pick_is_too_long_to_send_ends_with_that_and_holds_no_lease(
-    tmp_path: Path, transport: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
-    listen = {"transport": transport, "max_send_bytes": 2000}
+    monkeypatch.setattr("epp.server.grpc.LONGEST_MESSAGE_BYTES", 2000)
+    listen = {"transport": transport, "max_receive_bytes": 10_000}
     serving = await Serving.start(tmp_path, listen=listen, observe={"mode": "none"})
     body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
     async with grpc.aio.insecure_channel(serving.address) as channel:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import pytest
 from aiohttp import web
 
 from epp.config.pool import EndpointSpec
@@ -49,7 +47,7 @@ async def relay(folder: Path, asked: list[str], served: str | None = None) -> As
 
 @asynccontextmanager
 async def polling(configured: Relays, address: str = ENGINE, **changes: Any) -> AsyncIterator[Seen]:
-    scrape = Scrape(interval_s=0.02, timeout_s=10.0)
+    scrape = Scrape(interval_s=0.02)
     spec = EndpointSpec(address=address, region="far")
     async with polled(target_of(address, spec, scrape, configured), scrape, **changes) as seen:
         yield seen
@@ -61,7 +59,6 @@ def through(folder: Path, address: str) -> Relays:
         ca_file=str(folder / "ca.crt"),
         cert_file=str(folder / "global.crt"),
         key_file=str(folder / "global.key"),
-        probes="relay",
     )
 
 
@@ -106,9 +103,5 @@ async def test_a_relay_that_is_away_is_a_failure(tmp_path: Path) -> None:
     assert seen.rtts == []
 
 
-@pytest.mark.parametrize(("probes", "region"), [("direct", "far"), ("relay", "near")])
-def test_by_default_and_without_a_relay_endpoints_are_asked_directly(
-    tmp_path: Path, probes: Literal["direct", "relay"], region: str
-) -> None:
-    configured = msgspec.structs.replace(through(tmp_path, "127.0.0.1:9000"), probes=probes)
-    assert relay_to(region, configured) is None
+def test_without_a_relay_endpoints_are_asked_directly(tmp_path: Path) -> None:
+    assert relay_to("near", through(tmp_path, "127.0.0.1:9000")) is None

@@ -34,7 +34,7 @@ def write_pair(folder: Path, name: str) -> None:
     certificates.self_signed(folder / "tls.crt", folder / "tls.key", name, algorithm=certificates.EC)
 
 
-FILES = ServerTls(cert_file="tls.crt", key_file="tls.key", reload=True)
+FILES = ServerTls(cert_file="tls.crt", key_file="tls.key")
 
 
 def test_a_certificate_of_our_own_is_valid_now_and_belongs_to_its_key(tmp_path: Path) -> None:
@@ -91,7 +91,6 @@ def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
         {},
         {"cert_file": "x"},
         {"self_signed": True, "cert_file": "x", "key_file": "y"},
-        {"self_signed": True, "reload": True},
     ],
 )
 def test_half_a_configuration_is_refused(values: dict[str, object]) -> None:
@@ -127,7 +126,7 @@ async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
 async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last_good_one(
     tmp_path: Path,
 ) -> None:
-    tls = {"cert_file": "tls.crt", "key_file": "tls.key", "reload": True}
+    tls = {"cert_file": "tls.crt", "key_file": "tls.key"}
     listen: dict[str, object] = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
     listen |= dict.fromkeys(("tls", "http_tls", "first_token_tls"), tls)
     write_pair(tmp_path, "first")

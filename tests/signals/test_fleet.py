@@ -334,7 +334,7 @@ def test_is_built_from_the_configuration() -> None:
     fleet = Fleet.build(Config(), note)
     fleet.apply(pool("a"), 0.0)
     fleet.ledger.reserve("r", 0, 1, 1, 0.0)
-    ttl_s = Config().leases.ttl_s
+    ttl_s = 1800.0
     assert fleet.ledger.expire(ttl_s - 1.0) == []
     assert fleet.ledger.expire(ttl_s) == ["r"]
 

@@ -21,6 +21,7 @@ import msgspec
 
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
+from epp.config.relays import RELAY_NAME
 from epp.decide.record_check import whole_records
 from epp.decide.record_files import DAMAGED, record_files
 from epp.extproc.headers import SERVED_KEY
@@ -225,7 +226,7 @@ async def ask_endpoint(
         if target.through is not None:
             wanted = base_url.partition("://")[2]
             headers[DESTINATION_HEADER] = wanted
-            base_url, server_name = f"https://{target.through.address}", target.through.relay_name
+            base_url, server_name = f"https://{target.through.address}", RELAY_NAME
             tls = target.through.tls()
         elif base_url.startswith("https"):
             tls = client_tls(target.ca_file)

@@ -193,7 +193,7 @@ def kernel(context: Context) -> Findings:
             f"after a pause of a second a 72 KB prompt pays {2 * longest_s * 1e3:.0f} ms of slow start again",
             "sysctl -w net.ipv4.tcp_slow_start_after_idle=0, and the same on hosts of relays and engines",
         )
-    yield from _congestion(context, far, found, longest_s)
+    yield from _congestion(far, found, longest_s)
     yield from _buffers(context, found)
     for one in far.values():
         if not one.relayed:
@@ -201,14 +201,11 @@ def kernel(context: Context) -> Findings:
                 yield from _initial_window(host, found.routes.get(host), one.rtt_s)
 
 
-def _congestion(context: Context, far: Mapping[str, Far], found: Kernel, longest_s: float) -> Findings:
-    relays = context.config.relays
+def _congestion(far: Mapping[str, Far], found: Kernel, longest_s: float) -> Findings:
     control = found.settings.get("tcp_congestion_control", "")
     available = found.settings.get("tcp_available_congestion_control", "").split()
     hosts = {host for one in far.values() for host in one.hosts}
     chosen = {found.routes[host].congestion for host in hosts & found.routes.keys()}
-    if all(one.relayed for one in far.values()):
-        chosen.add(relays.congestion_control)
     if "bbr" in chosen or control not in ("cubic", "reno"):
         return
     # 1.22 segments per round trip and square root of the loss.
@@ -217,8 +214,7 @@ def _congestion(context: Context, far: Mapping[str, Far], found: Kernel, longest
     yield advice(
         f"congestion control is {control}, which takes every lost packet for a full link",
         f"at {_LOSS:.1%} loss a connection over {longest_s * 1e3:.0f} ms sends {rate / 1e3:,.0f} KB/s",
-        f"{load}sysctl -w net.ipv4.tcp_congestion_control=bbr where the links lose packets without being full"
-        + (" (for relays alone: relays.congestion_control: bbr)" if relays.regions else ""),
+        f"{load}sysctl -w net.ipv4.tcp_congestion_control=bbr where links lose packets without being full",
     )
 
 

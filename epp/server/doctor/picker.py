@@ -250,7 +250,7 @@ def ends(context: Context) -> Findings:
         yield warning(
             f"{expired:.0f} of {page.decisions:.0f} requests never ended for the picker",
             "load is overestimated where ends are missing",
-            "let Envoy report ends (access log to the picker), or lower leases.ttl_s",
+            "let Envoy report ends (access log to the picker)",
         )
 
 

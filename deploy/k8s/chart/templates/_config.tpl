@@ -8,7 +8,7 @@
 {{- if eq .Values.tls.mode "self-signed" -}}
 {{- $_ := set $listen "tls" (dict "self_signed" true) -}}
 {{- else if eq .Values.tls.mode "secret" -}}
-{{- $_ := set $listen "tls" (dict "cert_file" "/etc/epp-tls/tls.crt" "key_file" "/etc/epp-tls/tls.key" "reload" true) -}}
+{{- $_ := set $listen "tls" (dict "cert_file" "/etc/epp-tls/tls.crt" "key_file" "/etc/epp-tls/tls.key") -}}
 {{- end -}}
 {{- end -}}
 {{- /* Bodies that wait hold half of the memory that `resources` allows as it is, and at least one of the longest. */ -}}
