@@ -52,7 +52,7 @@ STRIPPED_PATHS = (
     "/inference/v1/generate",
     "/generate",
 )
-"""Paths whose answers carry a usage, as `epp.prompt.registry` has them, for `strip_accept_encoding`."""
+"""Paths whose answers carry a usage, as `epp.apis.registry` has them, for `strip_accept_encoding`."""
 
 _FOLDER = Path(__file__).parent
 _HEADER = "# Rendered by `epp envoy render` (variant: {variant}). Change the settings, not this file.\n"
