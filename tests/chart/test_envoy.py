@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from epp.config.load import parse_config
 from epp.config.pool import parse_pool
-from epp.envoy.command import settings_from_config
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.signals.endpoint import Endpoint
 from tests.kit.chart import container, example, find, refused, rendered
 from tests.kit.envoy import accepted, require_version
 from tools.gen_chart_files import FIRST_TOKEN
@@ -60,28 +57,11 @@ def test_values_reach_it() -> None:
     assert envoy_of(objects) == wanted
 
 
-def test_configuration_that_envoy_shares_reaches_it() -> None:
-    objects = rendered(
-        *LIST, "endpoints.list[0].address=10.0.0.1:8000", "config.tokens.budget_ms=600",
-        "config.capability.tell_model=true",
-    )  # fmt: skip
-    config = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "test")
-    shared = settings_from_config(config, (Endpoint("10.0.0.1:8000"),))
-    assert (shared.message_timeout_ms, shared.served_model_header) == (800, True)
-    assert envoy_of(objects) == renderer(
-        Variant.STANDALONE,
-        endpoints=shared.endpoints,
-        message_timeout_ms=shared.message_timeout_ms,
-        served_model_header=shared.served_model_header,
-    )
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("config.request.max_body_bytes=1000", "say maxBodyBytes"),
         ("config.relays.compression=gzip", "config.relays.compression reaches no Envoy"),
-        ("config.relays.connections=2", "config.relays.connections reaches no Envoy"),
     ],
 )
 def test_configuration_that_would_reach_the_picker_alone_is_refused(setting: str, words: str) -> None:
@@ -98,10 +78,8 @@ def test_regions_by_name_over_tls() -> None:
 
 
 LISTS = [
-    ("address=10.0.0.1:8000",),
     ("address=10.0.0.1:8000", "address=[fd00::1]:8000", "draining=true"),
     ("address=a.example:80", "address=10.0.0.2:443", "tls=true", "server_name=b.example"),
-    ("address=10.0.0.2:443", "tls=true", "server_name=b.example"),
 ]
 
 
@@ -133,11 +111,3 @@ def test_picker_and_envoy_meet_in_the_pod() -> None:
     assert config["listen"]["grpc"] == "127.0.0.1:9002"
     for name in ("picker", "envoy"):
         assert {"name": "run", "mountPath": "/run/epp"} in container(objects, name)["volumeMounts"]
-
-
-def test_envoy_outlives_the_picker_s_drain() -> None:
-    objects = example("standalone")
-    pod = find(objects, "Deployment")["spec"]["template"]["spec"]
-    slept = container(objects, "envoy")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    drain = yaml.safe_load(find(objects, "ConfigMap")["data"]["epp.yaml"])["drain_s"]
-    assert drain < slept < pod["terminationGracePeriodSeconds"]

@@ -1,4 +1,4 @@
-"""Install, upgrade, roll back and uninstall, against an API server of the kit's and, where there is one, a real one."""
+"""Install, upgrade, roll back and uninstall, against a real API server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import yaml
 from tests.chart.test_schemas import require_crds
 from tests.kit import kubeobjects as objects
 from tests.kit.chart import require_helm
-from tests.kit.helmserver import HelmServer
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubereal import ADMIN, RealKube, binaries
-from tools.helm import CHART, EXAMPLES, HelmError, cache, find_helm, find_oldest_helm, helm
+from tools.helm import CHART, EXAMPLES, cache, find_helm, find_oldest_helm, helm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,22 +54,17 @@ class Installed:
         return found["spec"]["template"]["spec"]["containers"][0]
 
 
-@pytest.fixture(params=["kit", "kit, oldest Helm", "real"] if binaries() else ["kit", "kit, oldest Helm"])
+@pytest.fixture(params=[find_helm, find_oldest_helm], ids=["newest", "oldest"])
 async def installed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Installed]:
+    if not binaries():
+        pytest.skip("no API server: run `make test-k8s-real`")
     require_crds()
-    binary = require_helm(find_oldest_helm if "oldest" in request.param else find_helm)
+    binary = require_helm(request.param)
     async with contextlib.AsyncExitStack() as stack:
-        server: HelmServer | RealKube
-        if request.param == "real":
-            server = RealKube(tmp_path / "kube")
-            stack.push_async_callback(asyncio.to_thread, server.stop)
-            await asyncio.to_thread(server.start)
-            url = f"https://127.0.0.1:{server.port}"
-        else:
-            server = HelmServer()
-            await server.start()
-            stack.push_async_callback(server.stop)
-            url = server.url
+        server = RealKube(tmp_path / "kube")
+        stack.push_async_callback(asyncio.to_thread, server.stop)
+        await asyncio.to_thread(server.start)
+        url = f"https://127.0.0.1:{server.port}"
         client = objects.KubeClient(url, ADMIN)
         stack.push_async_callback(client.close)
         for name in CRDS:
@@ -95,14 +89,7 @@ async def _served(client: objects.KubeClient, path: str) -> None:
 
 
 def words(name: str) -> tuple[str, ...]:
-    # The kit's server publishes no schemas; test_schemas.py checks objects, and so does a real server.
-    return (
-        "gorgo-epp",
-        str(CHART),
-        "--values",
-        str(EXAMPLES / f"{name}.yaml"),
-        "--disable-openapi-validation",
-    )
+    return ("gorgo-epp", str(CHART), "--values", str(EXAMPLES / f"{name}.yaml"))
 
 
 async def test_install_upgrade_rollback_uninstall(installed: Installed) -> None:
@@ -139,31 +126,7 @@ async def test_install_upgrade_rollback_uninstall(installed: Installed) -> None:
         await installed.get(POOL)
 
 
-async def test_an_upgrade_between_ways_of_serving_leaves_nothing_behind(installed: Installed) -> None:
-    await installed.helm("install", *words("gateway"))
-    await installed.helm("upgrade", *words("standalone"))
-    with pytest.raises(RuntimeError):
-        await installed.get(POOL)
-    found = await installed.get(DEPLOYMENT)
-    spec = found["spec"]["template"]["spec"]
-    assert [each["name"] for each in spec["containers"]] == ["picker", "envoy"]
-    ports = (await installed.get(f"/api/v1/namespaces/{NAMESPACE}/services/gorgo-epp"))["spec"]["ports"]
-    assert {port["port"] for port in ports} == {9003, 9090}
-
-    # An older Helm does not know the sleep before a container's end, and fails where it changes.
-    await installed.helm("upgrade", *words("standalone"), "--set", "drainSeconds=60")
-    spec = (await installed.get(DEPLOYMENT))["spec"]["template"]["spec"]
-    assert spec["containers"][1]["lifecycle"]["preStop"]["sleep"]["seconds"] == 65
-
-
-@pytest.fixture
-def kit_only(request: pytest.FixtureRequest) -> None:
-    """One is enough: nothing gets as far as a server's own checks."""
-    if "[kit]" not in request.node.name:
-        pytest.skip("refused by the chart, whatever the server")
-
-
-async def test_the_notes_tell_three_commands(kit_only: None, installed: Installed) -> None:
+async def test_the_notes_tell_three_commands(installed: Installed) -> None:
     for name in ("gateway", "standalone", "multi-region", "replicas", "llm-d"):
         said = await installed.helm("install", *words(name), "--dry-run=server")
         notes = said[said.index("NOTES:") :]
@@ -172,10 +135,3 @@ async def test_the_notes_tell_three_commands(kit_only: None, installed: Installe
         assert len(commands) == 3, name
         assert all(command.startswith(("kubectl -n inference ", "curl ")) for command in commands)
         assert ("cost about" in notes) is (name == "replicas")
-
-
-async def test_a_mistake_is_told_before_anything_is_installed(kit_only: None, installed: Installed) -> None:
-    with pytest.raises(HelmError, match=r"endpoints\.matchLabels is empty"):
-        await installed.helm("install", "gorgo-epp", str(CHART))
-    secrets = await installed.get(f"/api/v1/namespaces/{NAMESPACE}/secrets")
-    assert not [each for each in secrets["items"] if "helm" in each["metadata"]["name"]]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-from typing import TYPE_CHECKING
-
 import msgspec
 import pytest
 import yaml
 
-from epp import __version__
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
-from epp.config.schema import Config
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import translate
-from epp.policies.registry import create
 from tests.kit.chart import (
     EXAMPLE_NAMES,
     container,
@@ -26,15 +17,11 @@ from tests.kit.chart import (
     find,
     kinds,
     pods,
-    refused,
     rendered,
     require_helm,
 )
 from tools.gen_chart_files import contents
 from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 APP = "endpoints.matchLabels.app=vllm"
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)
@@ -48,18 +35,6 @@ def test_every_example_passes_lint(name: str) -> None:
         "--values", str(EXAMPLES / f"{name}.yaml"),
     )  # fmt: skip
     assert "0 chart(s) failed" in said
-
-
-def test_the_chart_is_of_the_program_s_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["appVersion"], chart["version"]) == (__version__, __version__)
-
-
-def test_the_weight_that_values_name_as_an_example_is_one_of_the_default_policy() -> None:
-    (shown,) = re.findall(r"pinned by the operator.*: (\{.*\})", (CHART / "values.yaml").read_text())
-    policy = create(Config().policy.name)
-    bounds = {name: (spec.low, spec.high) for name, spec in policy.weight_specs.items()}
-    assert parse_weights(f"weights: {shown}", "values.yaml", policy=policy.name, bounds=bounds)
 
 
 def test_what_comes_from_elsewhere_in_the_tree_is_fresh() -> None:
@@ -120,37 +95,6 @@ def test_the_picker_takes_llm_d_s_flags() -> None:
     assert not found.warnings
 
 
-def test_flags_that_are_large_numbers_are_written_in_digits() -> None:
-    """A values file's numbers are fractions to Helm, which writes a million of them as 1e+06."""
-    flags = "{grpc-max-recv-msg-size: 26214400, v: 4, drain: 0.5, tracing: false, zap-encoder: json}"
-    objects = example("llm-d", "--set-json", "flags=" + json.dumps(yaml.safe_load(flags)))
-    words = container(objects, "picker")["args"]
-    assert {"--grpc-max-recv-msg-size=26214400", "--v=4", "--drain=0.5", "--tracing=false"} <= set(words)
-
-
-def test_what_an_operator_writes_goes_before_what_the_chart_writes() -> None:
-    objects = rendered(
-        APP, "config.policy.fallbacks=2", "config.scrape.interval_s=3", "maxBodyBytes=50331648"
-    )
-    config = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "test")
-    assert config.policy.fallbacks == 2
-    assert config.scrape.interval_s == 3.0
-    assert config.request.max_body_bytes == 50331648
-
-
-@pytest.mark.parametrize(
-    ("setting", "held"),
-    [
-        ("maxBodyBytes=33554432", 536_870_912),
-        ("maxBodyBytes=2147483648", 2_147_483_648),
-        ("config.request.max_body_bytes=2147483648", 2_147_483_648),
-    ],
-)
-def test_bodies_that_wait_fit_the_memory_and_one_of_the_longest_fits_them(setting: str, held: int) -> None:
-    data = find(rendered(APP, setting), "ConfigMap")["data"]
-    assert parse_config(data["epp.yaml"], "test").request.max_held_body_bytes == held
-
-
 RIGHTS = [
     (("endpoints.from=inferencePool", APP), {"pods", "inferencepools", "inferenceobjectives"}),
     (STANDALONE, {"pods"}),
@@ -200,15 +144,6 @@ def test_every_container_runs_with_nothing_that_it_does_not_need(name: str) -> N
             assert not (token and each["name"] != "picker")
 
 
-@pytest.mark.parametrize("name", EXAMPLE_NAMES)
-def test_every_mount_has_its_volume(name: str) -> None:
-    for pod in pods(example(name)):
-        volumes = [volume["name"] for volume in pod["volumes"]]
-        assert len(set(volumes)) == len(volumes)
-        mounted = {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]}
-        assert mounted == set(volumes)
-
-
 def test_one_replica_rolls_by_surge_without_a_disruption_budget() -> None:
     objects = example("gateway")
     deployment = find(objects, "Deployment")
@@ -241,19 +176,6 @@ def test_the_tuner_is_one_whatever_the_replicas() -> None:
     assert "tuner" not in str(pods(example("gateway")))
 
 
-@pytest.mark.parametrize("worker", ["tuner", "learner"])
-@pytest.mark.parametrize("apart", [False, True])
-def test_settings_of_a_worker_may_be_in_a_volume(worker: str, apart: bool) -> None:
-    volume = ("extraVolumes[0].name=more", "extraVolumes[0].configMap.name=more")
-    mount = ("extraVolumeMounts[0].name=more", "extraVolumeMounts[0].mountPath=/more")
-    two = ("replicas=2", "shared.existingClaim=epp-shared") if apart else ()
-    objects = rendered(APP, f"{worker}.enabled=true", *volume, *mount, *two)
-    name = f"gorgo-epp-{worker}" if apart else "gorgo-epp"
-    assert {"name": "more", "mountPath": "/more"} in container(objects, worker, name)["volumeMounts"]
-    volumes = find(objects, "Deployment", name)["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "more", "configMap": {"name": "more"}} in volumes
-
-
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     beside = example("learned")
     assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "learner"]
@@ -270,31 +192,6 @@ def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     assert find(apart, "Deployment", "gorgo-epp-learner")["spec"]["replicas"] == 1
     assert "learner" not in str(pods(example("tuned")))
     assert "model_file" not in find(example("tuned"), "ConfigMap")["data"]["epp.yaml"]
-
-
-def test_services_send_to_pickers_alone() -> None:
-    objects = example("replicas")
-    selector = find(objects, "Service")["spec"]["selector"]
-    deployments = [each for each in objects if each["kind"] == "Deployment"]
-    chosen = [each["metadata"]["name"] for each in deployments
-              if selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()]  # fmt: skip
-    assert chosen == ["gorgo-epp"]
-
-
-PROTOCOLS = [
-    ((), None),
-    (("tls.mode=none",), "kubernetes.io/h2c"),
-    (("provider.name=gke",), "HTTP2"),
-    (("service.appProtocol=https",), "https"),
-]
-
-
-@pytest.mark.parametrize(("settings", "wanted"), PROTOCOLS)
-def test_the_service_says_what_its_port_speaks(settings: tuple[str, ...], wanted: str | None) -> None:
-    service = find(rendered(APP, *settings), "Service")
-    ports = {port["name"]: port for port in service["spec"]["ports"]}
-    assert {port["port"] for port in ports.values()} == {9002, 9003, 9090}
-    assert ports["grpc-ext-proc"].get("appProtocol") == wanted
 
 
 def test_pool_route_and_picker_refer_to_each_other() -> None:
@@ -347,10 +244,6 @@ def test_weights_and_labels_restart_nothing_and_configuration_does() -> None:
     assert checksum() != checksum("config.policy.seed=7")
 
 
-def test_the_kernel_is_left_alone_unless_asked_for() -> None:
-    assert "initContainers" not in pods(rendered(*STANDALONE))[0]
-
-
 def test_kernel_settings_are_made_before_anything_connects() -> None:
     wanted = r"kernel.sysctls.net\.ipv4\.tcp_congestion_control=bbr"
     (pod,) = pods(rendered(*STANDALONE, "kernel.enabled=true", wanted))
@@ -362,38 +255,3 @@ def test_kernel_settings_are_made_before_anything_connects() -> None:
     assert first["securityContext"]["privileged"] is True
     assert all(not each["securityContext"].get("privileged") for each in pod["containers"])
     assert pod["securityContext"]["runAsNonRoot"] is True
-
-
-def test_the_script_that_sets_the_kernel_writes_what_it_is_told(tmp_path: Path) -> None:
-    (pod,) = pods(rendered(*STANDALONE, "kernel.enabled=true"))
-    script = pod["initContainers"][0]["command"][2]
-    setting = tmp_path / "net" / "ipv4" / "tcp_slow_start_after_idle"
-    setting.parent.mkdir(parents=True)
-    setting.write_text("1\n")
-    script = script.replace('"/proc/sys"', repr(str(tmp_path)))
-    asked = [sys.executable, "-c", script, *pod["initContainers"][0]["args"]]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True)
-    assert setting.read_text() == "0"
-    assert said.stdout == "net.ipv4.tcp_slow_start_after_idle: 1 -> 0\n"
-
-
-def test_kernel_settings_that_would_reach_no_envoy_are_refused() -> None:
-    assert "kernel.enabled=false" in refused("kernel.enabled=true", APP)
-    refused(*STANDALONE, "kernel.enabled=true", r"kernel.sysctls.vm\.swappiness=1")
-
-
-def test_decimals_on_the_command_line_are_given_as_the_documents_say() -> None:
-    assert "got string, want number" in refused(APP, "overrides.queue_weight=0.3")
-    found = find(
-        example("gateway", "--set-json", "overrides.queue_weight=0.3"), "ConfigMap", "gorgo-epp-overrides"
-    )
-    assert yaml.safe_load(found["data"]["overrides.yaml"]) == {"weights": {"queue_weight": 0.3}}
-    for said in ((CHART / "values.yaml"), (CHART.parents[2] / "docs" / "kubernetes.md")):
-        assert "--set-json overrides." in said.read_text()
-
-
-def test_scraped_endpoints_keep_the_name_that_alerts_and_dashboard_know() -> None:
-    """Prometheus Operator calls a target's port `endpoint`, as our metrics call a replica."""
-    monitor = find(example("gateway"), "ServiceMonitor")
-    assert "by (endpoint)" in (CHART / "files" / "dashboard.json").read_text()
-    assert all(scraped["honorLabels"] for scraped in monitor["spec"]["endpoints"])

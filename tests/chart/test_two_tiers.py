@@ -94,17 +94,6 @@ def test_a_region_gets_its_relay_and_nothing_else() -> None:
     assert ports == open_ports == [rule["port"] for rule in rules] == list(range(8443, 8451))
 
 
-def test_both_tiers_are_placed_by_the_same_values() -> None:
-    """A relay is two pods, which one zone's end should not take together."""
-    spread = "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone"
-    placed = (*BASE, "priorityClassName=high", spread, "nodeSelector.disk=fast")
-    for tier in ((), ("tier=relay", "region=eu")):
-        [pod] = pods(rendered(*placed, *tier))
-        assert pod["priorityClassName"] == "high"
-        assert pod["topologySpreadConstraints"] == [{"maxSkew": 1, "topologyKey": "zone"}]
-        assert pod["nodeSelector"] == {"disk": "fast"}
-
-
 def test_both_tiers_mount_certificates_where_their_envoy_looks() -> None:
     for objects, name in ((example("multi-region"), "gorgo-epp"), (relay("us-east"), "gorgo-epp-relay")):
         assert {"name": "relay-tls", "mountPath": "/etc/epp-relay", "readOnly": True} in container(
@@ -114,27 +103,12 @@ def test_both_tiers_mount_certificates_where_their_envoy_looks() -> None:
         assert {"name": "relay-tls", "secret": {"secretName": "epp-relay"}} in pod["volumes"]
 
 
-def test_the_global_tier_may_speak_to_relays() -> None:
-    egress = find(example("multi-region"), "NetworkPolicy")["spec"]["egress"]
-    ports = {rule["port"] for entry in egress for rule in entry.get("ports", [])}
-    assert {*range(8443, 8451), 8000} <= ports
-
-
-def test_a_relay_without_endpoints_lets_out_nothing_but_names() -> None:
-    empty = rendered(*BASE, "relays.regions.us=relay.example:9443", "tier=relay", "region=us")
-    [names] = find(empty, "NetworkPolicy", "gorgo-epp-relay")["spec"]["egress"]
-    assert {rule["port"] for rule in names["ports"]} == {53}
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ((*BASE, "tier=relay", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
         (("tier=relay", "endpoints.matchLabels.app=vllm"), 'region "" has no relay'),
-        ((*BASE, "relays.secretName="), "relays.secretName"),
         ((*BASE, "endpoints.list[0].region=us"), "which has no relay"),
-        ((*BASE, "standalone.enabled=false"), "standalone.enabled"),
-        ((*BASE, "relays.connections=0"), "connections"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: tuple[str, ...], words: str) -> None:
