@@ -1,8 +1,8 @@
-"""An API server for tests, accepted by kubectl and by the client library; see docs/kubernetes.md for its limits.
+"""An API server for tests; see docs/kubernetes.md for its limits.
 
-Discovery, list with selectors and pages, watch with resume, bookmarks and 410, create, replace, patch, delete,
-status, custom resources. Made for being hurt: credentials and rights can be taken away, watches cut, history
-forgotten, the whole server stopped and started again on its port.
+List with selectors and pages, watch with resume, bookmarks and 410, create, patch, delete, status, custom
+resources. Made for being hurt: credentials and rights can be taken away, watches cut, history forgotten, the whole
+server stopped and started again on its port.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from aiohttp import web
 
 from tests.kit.kubestore import (
@@ -63,19 +62,12 @@ class KubeServer:
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/api", self._core_versions)
-        app.router.add_get("/apis", self._groups)
-        app.router.add_get("/api/v1", self._resources)
-        app.router.add_get("/apis/{group}/{version}", self._resources)
         for root in ("/api/v1", "/apis/{group}/{version}"):
             for scope in ("", "/namespaces/{namespace}"):
                 path = f"{root}{scope}/{{plural}}"
                 app.router.add_get(path, self._list)
                 app.router.add_post(path, self._create)
                 for tail in ("", "/{sub:status}"):
-                    app.router.add_get(f"{path}/{{name}}{tail}", self._get)
-                    app.router.add_put(f"{path}/{{name}}{tail}", self._replace)
                     app.router.add_patch(f"{path}/{{name}}{tail}", self._patch)
                 app.router.add_delete(f"{path}/{{name}}", self._delete)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -122,41 +114,6 @@ class KubeServer:
         except ConflictError as error:
             return failure(409, str(error))
         return answer
-
-    async def _version(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            {"major": "1", "minor": "34", "gitVersion": "v1.34.0", "platform": "linux/amd64"}
-        )
-
-    async def _core_versions(self, _request: web.Request) -> web.Response:
-        return web.json_response({"kind": "APIVersions", "versions": ["v1"]})
-
-    async def _groups(self, _request: web.Request) -> web.Response:
-        named = sorted({(kind.group, kind.version) for kind in self.store.kinds.values() if kind.group})
-        groups = []
-        for group, version in named:
-            entry = {"groupVersion": f"{group}/{version}", "version": version}
-            groups.append({"name": group, "versions": [entry], "preferredVersion": entry})
-        return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
-
-    async def _resources(self, request: web.Request) -> web.Response:
-        group = request.match_info.get("group", "")
-        version = request.match_info.get("version", "v1")
-        found = [kind for kind in self.store.kinds.values() if (kind.group, kind.version) == (group, version)]
-        if not found:
-            return failure(404, "the server could not find the requested resource")
-        verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
-        resources: list[Object] = []
-        for kind in found:
-            entry = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced,
-                     "kind": kind.kind, "verbs": verbs, "shortNames": list(kind.short_names)}  # fmt: skip
-            resources.append(entry)
-            if kind.status:
-                resources.append(
-                    {**entry, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"]}
-                )
-        return web.json_response({"kind": "APIResourceList", "apiVersion": "v1",
-                                  "groupVersion": found[0].group_version, "resources": resources})  # fmt: skip
 
     def _kind(self, request: web.Request) -> Kind:
         info = request.match_info
@@ -238,38 +195,19 @@ class KubeServer:
             return True
         return False
 
-    async def _get(self, request: web.Request) -> web.Response:
-        return web.json_response(self._target(request))
-
     async def _create(self, request: web.Request) -> web.Response:
         kind = self._kind(request)
         made = await self.store.create(kind, request.match_info.get("namespace", ""), await _body(request))
         return web.json_response(made, status=201)
 
-    async def _replace(self, request: web.Request) -> web.Response:
-        before, given = self._target(request), await _body(request)
-        if request.match_info.get("sub"):
-            given = {**before, "status": given.get("status", {})}
-        return web.json_response(await self.store.replace(self._kind(request), before, given))
-
     async def _patch(self, request: web.Request) -> web.Response:
-        kind, patch = self._kind(request), await _body(request)
-        info = request.match_info
-        if "apply-patch" in request.content_type and (
-            info.get("namespace", ""),
-            info["name"],
-        ) not in self.store.of(kind):
-            return web.json_response(
-                await self.store.create(kind, info.get("namespace", ""), patch), status=201
-            )
-        before = self._target(request)
-        if info.get("sub"):
+        before, patch = self._target(request), await _body(request)
+        if request.match_info.get("sub"):
             patch = {"status": patch.get("status", {})}
-        return web.json_response(await self.store.replace(kind, before, merge(before, patch)))
+        return web.json_response(await self.store.replace(self._kind(request), before, merge(before, patch)))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        body = await _body(request) if request.can_read_body else {}
-        asked = request.query.get("gracePeriodSeconds", body.get("gracePeriodSeconds"))
+        asked = request.query.get("gracePeriodSeconds")
         grace_s = None if asked is None else int(asked)
         return web.json_response(await self.store.delete(self._kind(request), self._target(request), grace_s))
 
@@ -288,10 +226,8 @@ def failure(code: int, message: str) -> web.Response:
 
 
 async def _body(request: web.Request) -> Object:
-    text = await request.read()
-    loaded = yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or b"{}")
-    assert isinstance(loaded, dict)
-    return loaded
+    body: Object = await request.json()
+    return body
 
 
 def _selected(target: Object, request: web.Request) -> bool:

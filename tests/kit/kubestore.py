@@ -22,8 +22,6 @@ class Kind:
     plural: str
     kind: str
     namespaced: bool = True
-    short_names: tuple[str, ...] = ()
-    status: bool = True
 
     @property
     def group_version(self) -> str:
@@ -35,14 +33,12 @@ class Kind:
 
 
 CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition",
-            namespaced=False, short_names=("crd", "crds"))  # fmt: skip
+            namespaced=False)  # fmt: skip
 BUILT_IN = (
-    Kind("", "v1", "namespaces", "Namespace", namespaced=False, short_names=("ns",)),
-    Kind("", "v1", "nodes", "Node", namespaced=False, short_names=("no",)),
-    Kind("", "v1", "pods", "Pod", short_names=("po",)),
-    Kind("", "v1", "services", "Service", short_names=("svc",)),
-    Kind("", "v1", "configmaps", "ConfigMap", short_names=("cm",), status=False),
-    Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", status=False),
+    Kind("", "v1", "namespaces", "Namespace", namespaced=False),
+    Kind("", "v1", "nodes", "Node", namespaced=False),
+    Kind("", "v1", "pods", "Pod"),
+    Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
     CRDS,
 )
 
@@ -88,7 +84,7 @@ class Store:
     async def create(self, kind: Kind, namespace: str, given: Object) -> Object:
         made = copy.deepcopy(given)
         meta = made.setdefault("metadata", {})
-        name = meta.setdefault("name", f"{meta.get('generateName', '')}{uuid.uuid4().hex[:5]}")
+        name = meta["name"]
         if (namespace, name) in self.of(kind):
             raise ConflictError(f'{kind.plural} "{name}" already exists')
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
@@ -101,11 +97,6 @@ class Store:
         return made
 
     async def replace(self, kind: Kind, before: Object, after: Object) -> Object:
-        asked = after["metadata"].get("resourceVersion")
-        if asked and asked != before["metadata"]["resourceVersion"]:
-            raise ConflictError(
-                "the object has been modified; please apply your changes to the latest version"
-            )
         kept = ("uid", "creationTimestamp", "name", "namespace", "deletionTimestamp")
         after = copy.deepcopy(after)
         after["metadata"] |= {key: before["metadata"][key] for key in kept if key in before["metadata"]}
@@ -119,11 +110,6 @@ class Store:
             after["metadata"]["deletionTimestamp"] = now()
             await self._commit(kind, target, after)
             return after
-        if kind is CRDS:
-            served = self._served_by(target)
-            for each in list(self.of(served).values()):
-                await self._commit(served, each, None)
-            self.kinds.pop(served.key, None)
         await self._commit(kind, target, None)
         return target
 
@@ -155,16 +141,11 @@ class Store:
         self.history.append(Change(self.version, kind.key, before, after))
         await self.wake()
 
-    def _served_by(self, crd: Object) -> Kind:
-        spec = crd["spec"]
-        version = next(entry["name"] for entry in spec["versions"] if entry.get("storage", True))
-        return Kind(spec["group"], version, spec["names"]["plural"], spec["names"]["kind"],
-                    namespaced=spec["scope"] == "Namespaced")  # fmt: skip
-
     def _register(self, crd: Object) -> None:
-        served = self._served_by(crd)
+        spec = crd["spec"]
+        version, names = spec["versions"][0]["name"], spec["names"]
+        served = Kind(spec["group"], version, names["plural"], names["kind"])
         self.kinds[served.key] = served
-        crd["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
 
 
 def identity(target: Object) -> tuple[str, str]:
@@ -176,43 +157,15 @@ def now() -> str:
 
 
 def matches(target: Object, label_selector: str, field_selector: str) -> bool:
-    """Whether an object is selected; an independent reading of the selectors' grammar."""
+    """Whether an object is selected, by labels and metadata that are equal."""
     labels: dict[str, str] = target["metadata"].get("labels") or {}
-    for requirement in split(label_selector):
-        if not _holds(requirement, labels):
-            return False
-    for requirement in split(field_selector):
-        name, _, value = requirement.replace("==", "=").partition("=")
-        if str(target["metadata"].get(name.removeprefix("metadata."), "")) != value:
-            return False
-    return True
-
-
-def split(selector: str) -> list[str]:
-    """Requirements of a selector; commas in parentheses do not count."""
-    parts, depth = [""], 0
-    for char in selector:
-        depth += {"(": 1, ")": -1}.get(char, 0)
-        if char == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _holds(requirement: str, labels: dict[str, str]) -> bool:
-    for word, wanted in ((" notin ", False), (" in ", True)):
-        if word in requirement:
-            key, values = requirement.split(word)
-            named = labels.get(key.strip()) in {value.strip() for value in values.strip(" ()").split(",")}
-            return named is wanted
-    if "!=" in requirement:
-        key, value = requirement.split("!=")
-        return labels.get(key.strip()) != value.strip()
-    if "=" in requirement:
-        key, value = requirement.replace("==", "=").split("=")
-        return labels.get(key.strip()) == value.strip()
-    return requirement[1:] not in labels if requirement.startswith("!") else requirement in labels
+    fields = {f"metadata.{name}": value for name, value in target["metadata"].items()}
+    wanted = [(labels, label_selector), (fields, field_selector)]
+    return all(
+        place.get(name) == value
+        for place, selector in wanted
+        for name, _, value in (each.partition("=") for each in selector.split(",") if each)
+    )
 
 
 def merge(target: Object, patch: Object) -> Object:
