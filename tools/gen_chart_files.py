@@ -147,8 +147,8 @@ def _replicas(text: str, hosts: str) -> str:
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasNames" .) "true") }}'
     text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
     text = _replaced(text, r"    dns_lookup_family: V4_PREFERRED\n", _when("hasNames", r"\g<0>"))
-    matches = r"    transport_socket_matches:\n(?:    (?:- |  ).*\n)+"
-    return _replaced(text, matches, _when("hasTls", r"\g<0>"))
+    matches = r"  - (transport_socket_matches:\n(?:    (?:- |  ).*\n)+)    name: replicas\n"
+    return _replaced(text, matches, "  - name: replicas\n" + _when("hasTls", r"    \g<1>"))
 
 
 def two_tier() -> str:

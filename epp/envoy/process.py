@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -225,8 +224,9 @@ class EnvoyProcess:
         while not (address_file.exists() and address_file.read_text()):
             await self._pause()
         self.admin_url = f"http://{address_file.read_text().strip()}"
-        while not (statuses := await self._listeners()):
+        while not await self._is_ready():
             await self._pause()
+        statuses = (await self.admin_json("/listeners?format=json"))["listener_statuses"]
         for status in statuses:
             address = status["local_address"]["socket_address"]
             host = address["address"]
@@ -239,35 +239,36 @@ class EnvoyProcess:
             raise EnvoyError(f"envoy ended while starting\n{self._log_tail()}")
         await asyncio.sleep(0.02)
 
-    async def _listeners(self) -> list[Any]:
-        """The listeners' statuses, none before Envoy is ready."""
+    async def _is_ready(self) -> bool:
         try:
-            await self._get("/ready")
-            found: list[Any] = (await self.admin_json("/listeners", format="json")).get(
-                "listener_statuses", []
-            )
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.admin_url}/ready") as response,
+            ):
+                return response.status == 200
         except aiohttp.ClientError:
-            return []
-        return found
+            return False
 
-    async def admin_json(self, path: str, **query: str) -> Any:
+    async def admin_json(self, path: str) -> Any:
         """An admin page as JSON.
 
         Raises:
             aiohttp.ClientError: the admin interface does not answer, or not with 200.
         """
-        return json.loads(await self._get(path, **query))
-
-    async def _get(self, path: str, **query: str) -> bytes:
-        async with (
-            aiohttp.ClientSession(raise_for_status=True) as session,
-            session.get(f"{self.admin_url}{path}", params=query) as response,
-        ):
-            return await response.read()
+        async with aiohttp.ClientSession() as session, session.get(f"{self.admin_url}{path}") as response:
+            response.raise_for_status()
+            return await response.json(content_type=None)
 
     async def stats(self, pattern: str = "") -> dict[str, int]:
         """Counters and gauges whose names match a regular expression (RE2)."""
-        body = await self.admin_json("/stats", format="json", type="All", filter=pattern)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(
+                f"{self.admin_url}/stats", params={"format": "json", "type": "All", "filter": pattern}
+            ) as response,
+        ):
+            response.raise_for_status()
+            body = await response.json(content_type=None)
         return {entry["name"]: entry["value"] for entry in body["stats"] if "value" in entry}
 
     async def _stop(self) -> None:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import yaml
 
+from epp.envoy.filters import EXT_PROC
 from epp.envoy.render import render
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, Variant
 from epp.lab.bench.children import picker, pool_of
@@ -90,7 +91,7 @@ def istio(settings: EnvoySettings) -> str:
     modes, asked = processor["processing_mode"], processor["grpc_service"]
     overrides = {"processing_mode": modes, "grpc_service": asked, "failure_mode_allow": False}
     override = {"@type": _TYPE.format("filters.http.ext_proc.v3.ExtProcPerRoute"), "overrides": overrides}
-    route["typed_per_filter_config"] = {"envoy.filters.http.ext_proc": override}
+    route["typed_per_filter_config"] = {EXT_PROC: override}
     processor["processing_mode"] = {"request_header_mode": "SKIP", "response_header_mode": "SKIP"}
     processor["grpc_service"] = {"envoy_grpc": {"cluster_name": "dummy"}, "timeout": "10s"}
     processor["message_timeout"] = "1000s"

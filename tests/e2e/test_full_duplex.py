@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.envoy import messages as api
 from tests.kit.duplex import CHAT, Gateway, request
-from tests.kit.envoy import edit_envoy
 from tests.observe import answers
 
 if TYPE_CHECKING:
@@ -162,14 +162,17 @@ async def test_an_upstream_that_breaks_off(tmp_path: Path, observe: object) -> N
 @pytest.fixture
 def trailers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make Envoy pass trailers of HTTP/1.1, which it drops as it is."""
-    options = {"enable_trailers": True}
+    pack, options = api.pack, api.core.Http1ProtocolOptions(enable_trailers=True)
 
-    def with_trailers(tree: Any, manager: Any) -> None:
-        manager["http_protocol_options"] = options
-        for each in tree["static_resources"]["clusters"][0]["typed_extension_protocol_options"].values():
-            each["explicit_http_config"]["http_protocol_options"] = options
+    def with_trailers(message: Any) -> Any:
+        if isinstance(message, api.hcm.HttpConnectionManager):
+            message.http_protocol_options = options
+        explicit = getattr(message, "explicit_http_config", None)
+        if explicit is not None and explicit.http_protocol_options is not None:
+            explicit.http_protocol_options = options
+        return pack(message)
 
-    edit_envoy(monkeypatch, with_trailers)
+    monkeypatch.setattr(api, "pack", with_trailers)
 
 
 @pytest.mark.usefixtures("trailers_pass")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles
 from epp.extproc.modes import BodyMode
 from tests.kit.modes import Speech, TwoEngines, speaking
@@ -173,7 +174,7 @@ async def test_bodies_are_read_where_anything_asks_for_them(
 async def test_in_observability_mode_all_is_decided_and_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = {"observability_mode": True, "deferred_close_timeout": "0.2s", "allow_mode_override": False}
+    fields = {"observability_mode": True, "deferred_close_timeout": api.ms(200), "allow_mode_override": False}
     speaking(monkeypatch, Speech(BodyMode.STREAMED, BodyMode.STREAMED, fields=fields))
     async with TwoEngines(tmp_path) as engines:
         for size in (10, LONG):

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-import yaml
 from aiohttp import web
 
 from epp.envoy.process import EnvoyError, find_envoy, version_of
-from epp.envoy.render import render as plain_render
 from epp.envoy.settings import EnvoySettings
 from epp.signals.endpoint import Endpoint
 
@@ -52,18 +50,6 @@ async def accepted(config: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-
-
-def edit_envoy(monkeypatch: pytest.MonkeyPatch, edit: Callable[[Any, Any], None]) -> None:
-    """Change the configuration of Envoys that this test starts: the whole tree, and its connection manager."""
-
-    def render(settings: EnvoySettings) -> str:
-        tree = yaml.safe_load(plain_render(settings))
-        listener = tree["static_resources"]["listeners"][0]
-        edit(tree, listener["filter_chains"][0]["filters"][0]["typed_config"])
-        return yaml.safe_dump(tree)
-
-    monkeypatch.setattr("epp.envoy.process.render", render)
 
 
 @dataclass

@@ -12,14 +12,15 @@ import aiohttp
 from aiohttp import web
 
 from epp.config.pool import EndpointSpec, dump_pool
+from epp.envoy import filters, listener
+from epp.envoy import messages as api
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.extproc.modes import BodyMode
-from tests.kit.envoy import edit_envoy
 from tests.kit.picker import PickerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     import pytest
@@ -36,39 +37,56 @@ class Speech:
         response: response body mode; headers and trailers are shown where bodies are.
         fields: of the filter's configuration.
         buffer_bytes: Envoy's buffer limit, None for as configured.
+        retouch: changes the filter's configuration further.
     """
 
     request: BodyMode = BodyMode.BUFFERED
     response: BodyMode = BodyMode.NONE
     fields: Mapping[str, Any] = field(default_factory=dict)
     buffer_bytes: int | None = None
+    retouch: Callable[[Any, EnvoySettings], None] | None = None
+
+    def external_processor(self, settings: EnvoySettings) -> Any:
+        header, body = api.ext_proc.ProcessingModeHeaderSendMode, api.ext_proc.ProcessingModeBodySendMode
+        shown = header.SKIP if self.response is BodyMode.NONE else header.SEND
+        processor = _PLAIN(settings)
+        processor.processing_mode = api.ext_proc.ProcessingMode(
+            request_header_mode=header.SEND,
+            request_body_mode=body(int(self.request)),
+            request_trailer_mode=header.SEND,
+            response_header_mode=shown,
+            response_body_mode=body(int(self.response)),
+            response_trailer_mode=shown,
+        )
+        for name, value in self.fields.items():
+            setattr(processor, name, value)
+        if self.retouch is not None:
+            self.retouch(processor, settings)
+        return processor
+
+    def listener(self, *arguments: Any) -> Any:
+        made = _LISTENER(*arguments)
+        if self.buffer_bytes is not None:
+            made.per_connection_buffer_limit_bytes = self.buffer_bytes
+        return made
+
+
+_PLAIN, _LISTENER = filters.external_processor, listener.listener
 
 
 def speaking(monkeypatch: pytest.MonkeyPatch, speech: Speech) -> None:
     """Make the Envoys of this test speak so."""
-    shown = "SKIP" if speech.response is BodyMode.NONE else "SEND"
+    monkeypatch.setattr(filters, "external_processor", speech.external_processor)
+    monkeypatch.setattr("epp.envoy.render.listener", speech.listener)
+    if speech.buffer_bytes is not None:
+        # The route's limit, made for whole bodies, would go before the listener's.
+        route = api.route.Route
 
-    def edit(tree: Any, manager: Any) -> None:
-        manager["http_filters"][0]["typed_config"].update(
-            processing_mode={
-                "request_header_mode": "SEND",
-                "request_body_mode": speech.request.name,
-                "request_trailer_mode": "SEND",
-                "response_header_mode": shown,
-                "response_body_mode": speech.response.name,
-                "response_trailer_mode": shown,
-            },
-            **speech.fields,
-        )
-        if speech.buffer_bytes is not None:
-            tree["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"] = (
-                speech.buffer_bytes
-            )
-            # The route's limit, made for whole bodies, would go before the listener's.
-            for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
-                route.pop("request_body_buffer_limit", None)
+        def without_limit(**values: Any) -> Any:
+            values.pop("request_body_buffer_limit", None)
+            return route(**values)
 
-    edit_envoy(monkeypatch, edit)
+        monkeypatch.setattr(api.route, "Route", without_limit)
 
 
 @dataclass

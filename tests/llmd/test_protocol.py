@@ -15,10 +15,12 @@ import pytest
 import pytest_asyncio
 
 from epp.config.pool import dump_pool
+from epp.envoy import filters
+from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles, Variant
 from tests.kit.certificates import EC, self_signed
 from tests.kit.duplex import read_reply, request
-from tests.kit.envoy import edit_envoy, require_envoy, require_version
+from tests.kit.envoy import require_envoy, require_version
 from tests.kit.modes import TwoEngines
 from tests.kit.picker import CONFIG
 
@@ -52,13 +54,23 @@ end
 """
 
 
-def hinting(_tree: Any, manager: Any) -> None:
-    """Make Envoys of this module give hints, and forward them to the picker."""
-    processor = manager["http_filters"][0]["typed_config"]
-    processor["metadata_options"]["forwarding_namespaces"]["untyped"].append(HINTS)
-    kind = "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua"
-    script = {"@type": kind, "default_source_code": {"inline_string": HINT_FILTER}, "stat_prefix": "hint"}
-    manager["http_filters"].insert(0, {"name": "hint", "typed_config": script})
+def hinting(patch: pytest.MonkeyPatch) -> None:
+    """Make Envoys of this module tell hints, and the picker what they tell."""
+    plain, all_filters = filters.external_processor, filters.http_filters
+
+    def external_processor(settings: Any) -> Any:
+        processor: Any = plain(settings)
+        processor.metadata_options.forwarding_namespaces.untyped.append(HINTS)
+        return processor
+
+    def http_filters(*arguments: Any) -> list[Any]:
+        source = api.core.DataSource(inline_string=HINT_FILTER)
+        config = api.lua.Lua(default_source_code=source, stat_prefix="hint")
+        hint = api.hcm.HttpFilter(name="hint", typed_config=api.pack(config))
+        return [hint, *all_filters(*arguments)]
+
+    patch.setattr(filters, "external_processor", external_processor)
+    patch.setattr("epp.envoy.listener.http_filters", http_filters)
 
 
 class Gateway(TwoEngines):
@@ -98,7 +110,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     }
     protocol = {"errors": "llm-d", "conformance": True, "emit_scores": True}
     with pytest.MonkeyPatch.context() as patch:
-        edit_envoy(patch, hinting)
+        hinting(patch)
         async with Gateway(folder, envoy=envoy, listen=listen, protocol=protocol) as made:
             # Until its health check has seen the picker, Envoy balances by itself.
             while not await made.picker.metric("epp_decisions_total", basis="policy"):

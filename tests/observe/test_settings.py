@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 from epp.cli import main
+from epp.envoy import clusters, filters, observe
 from epp.envoy.examples import ENDPOINTS
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
+from epp.extproc import mutate
+from epp.server import report
 from epp.server.report import Termination
 from tests.observe import answers
 from tests.observe.conftest import running
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.envoy
+
+
+def test_both_sides_use_the_same_names() -> None:
+    assert observe.OBSERVED_NAMESPACE == report.OBSERVED_NAMESPACE
+    assert filters.DECISION_NAMESPACE == mutate.DECISION_NAMESPACE
+    assert clusters.DESTINATION_KEY == mutate.DESTINATION_HEADER
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
 from epp.apis.registry import ROUTES, find_parser
 from epp.envoy.examples import ENDPOINTS
-from epp.envoy.render import STRIPPED_PATHS, observe_script
+from epp.envoy.observe import STRIPPED_PATHS, script
 from epp.envoy.settings import EnvoySettings
 
 HARNESS = """
@@ -28,7 +28,7 @@ end
 @pytest.fixture(scope="module")
 def lua() -> luajit21.LuaRuntime:
     made = luajit21.LuaRuntime()
-    made.execute(observe_script(EnvoySettings(endpoints=ENDPOINTS, strip_accept_encoding=True)))
+    made.execute(script(EnvoySettings(endpoints=ENDPOINTS, strip_accept_encoding=True)))
     return made.eval(HARNESS)
 
 

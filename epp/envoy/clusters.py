@@ -1,0 +1,360 @@
+"""The two upstream clusters: the replicas and the picker.
+
+Owns how a pick becomes an upstream host. The choice is read from dynamic metadata alone, which only ext_proc
+writes: no header, so no client, can choose.
+"""
+
+from __future__ import annotations
+
+from epp.config.address import is_ip
+from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
+from epp.envoy import messages as api
+from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.envoy.sockets import trusts_nobody, upstream_tls
+from epp.errors import ConfigError
+
+PICKER = "picker"
+NOWHERE = "nowhere"
+"""Names of clusters; `NOWHERE` has no hosts and answers 503."""
+
+DESTINATION_NAMESPACE = "envoy.lb"
+DESTINATION_KEY = "x-gateway-destination-endpoint"
+SERVED_KEY = "x-gateway-destination-endpoint-served"
+"""Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
+
+CONNECT_TIMEOUT_S = 2.0
+"""Longest TCP (and TLS) connect to an endpoint before the next one is tried."""
+_REQUESTS = 10_000
+"""Requests in flight at once, over all endpoints; more are answered with 503."""
+_HEALTH_CHECK_S = 2.0
+_QUIET_PING_S = 30.0
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def metadata_key(key: str) -> api.metadata.MetadataKey:
+    """A key in the namespace of the endpoint picker protocol."""
+    return api.metadata.MetadataKey(
+        key=DESTINATION_NAMESPACE, path=[api.metadata.MetadataKeyPathSegment(key=key)]
+    )
+
+
+def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[api.cluster.Cluster]:
+    """All clusters of a variant.
+
+    Args:
+        settings: of which variant.
+        endpoints: the cluster that requests go to: `replicas`, or the relays before them.
+
+    Raises:
+        ConfigError: endpoints that its kind of cluster cannot hold.
+    """
+    nowhere = api.cluster.Cluster(
+        name=NOWHERE,
+        type=api.cluster.ClusterDiscoveryType.STATIC,
+        load_assignment=api.endpoint.ClusterLoadAssignment(cluster_name=NOWHERE),
+    )
+    closed = settings.variant is Variant.ORIGINAL_DST
+    return [endpoints, picker(settings), *([nowhere] if closed else [])]
+
+
+def replicas(settings: EnvoySettings) -> api.cluster.Cluster:
+    """The cluster of endpoints, of the kind that the variant asks for, on the way there without relays.
+
+    Raises:
+        ConfigError: endpoints that this kind of cluster cannot hold.
+    """
+    cluster = _base(settings)
+    if settings.variant is Variant.ORIGINAL_DST:
+        _original_dst(cluster, settings)
+    else:
+        _known_hosts(cluster, settings)
+    return cluster
+
+
+def _base(settings: EnvoySettings) -> api.cluster.Cluster:
+    """What both kinds share: HTTP/1.1 upstream, limits for long streams, warm connections, ejection."""
+    options = api.upstream_http.HttpProtocolOptions(
+        common_http_protocol_options=api.core.HttpProtocolOptions(
+            idle_timeout=api.seconds(settings.upstream_idle_timeout_s)
+        ),
+        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=api.core.Http1ProtocolOptions()
+        ),
+    )
+    return api.cluster.Cluster(
+        name=REPLICAS,
+        connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
+        per_connection_buffer_limit_bytes=1024 * 1024,
+        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        circuit_breakers=limits(),
+        outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
+        preconnect_policy=api.cluster.ClusterPreconnectPolicy(
+            per_upstream_preconnect_ratio=settings.preconnect_ratio
+        ),
+        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
+    )
+
+
+def tcp_keepalive() -> api.core.TcpKeepalive:
+    """Find a vanished peer within 30 s, and keep state in middleboxes on a quiet, long prefill."""
+    return api.core.TcpKeepalive(keepalive_time=15, keepalive_interval=5, keepalive_probes=3)
+
+
+def limits() -> api.cluster.CircuitBreakers:
+    """Envoy's defaults (1,024 requests and connections, 3 retries) are for short requests.
+
+    HTTP/1.1 needs a connection a request, and preconnecting up to three. Retries are as many as requests:
+    when an endpoint dies every request on its way there moves at once, each a bounded number of times.
+    """
+    return api.cluster.CircuitBreakers(
+        thresholds=[
+            api.cluster.CircuitBreakersThresholds(
+                priority=api.core.RoutingPriority.DEFAULT,
+                max_connections=3 * _REQUESTS,
+                max_pending_requests=_REQUESTS,
+                max_requests=_REQUESTS,
+                max_retries=_REQUESTS,
+                track_remaining=True,
+            )
+        ]
+    )
+
+
+def outlier_detection(
+    settings: EnvoySettings, *, most_percent: int, answers: bool
+) -> api.cluster.OutlierDetection:
+    """Ejects what cannot be reached, and with ``answers`` what answers nothing but errors.
+
+    Failures to connect and errors that the engine answered are counted apart, so that a few bad prompts
+    between good ones eject nobody while three failed connections do.
+
+    Args:
+        settings: how long for.
+        most_percent: share of the hosts that may be ejected at once.
+        answers: whether errors in answers count.
+    """
+    enforced = 100 if answers else 0
+    return api.cluster.OutlierDetection(
+        interval=api.seconds(1),
+        base_ejection_time=api.seconds(settings.eject_s),
+        max_ejection_time=api.seconds(10 * settings.eject_s),
+        max_ejection_percent=most_percent,
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=3,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_success_rate=0,
+        enforcing_local_origin_success_rate=0,
+        consecutive_5xx=10 if answers else None,
+        enforcing_consecutive_5xx=enforced,
+        consecutive_gateway_failure=5 if answers else None,
+        enforcing_consecutive_gateway_failure=enforced,
+    )
+
+
+def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
+    """Hosts that Envoy knows, chosen by `override_host`, by least-request without a pick."""
+    if settings.eds_path:
+        cluster.type = api.cluster.ClusterDiscoveryType.EDS
+        # Else an endpoint that left takes picks for as long as its health checks pass.
+        cluster.ignore_health_on_host_removal = True
+        cluster.eds_cluster_config = api.cluster.ClusterEdsClusterConfig(
+            eds_config=api.core.ConfigSource(
+                resource_api_version=api.core.ApiVersion.V3,
+                path_config_source=api.core.PathConfigSource(path=settings.eds_path),
+            ),
+            service_name=REPLICAS,
+        )
+    else:
+        cluster.type = api.cluster.ClusterDiscoveryType.STATIC
+        if not all(is_ip(split(endpoint.address)[0]) for endpoint in settings.endpoints):
+            cluster.type = api.cluster.ClusterDiscoveryType.STRICT_DNS
+            cluster.dns_lookup_family = api.cluster.ClusterDnsLookupFamily.V4_PREFERRED
+        assignment = load_assignment(settings.endpoints)
+        cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
+    if settings.health_check_path:
+        cluster.health_checks = [_health_check(settings)]
+    cluster.transport_socket_matches = _transport_sockets(settings)
+    if settings.eds_path:
+        cluster.transport_socket = trusts_nobody()
+    served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
+    cluster.load_balancing_policy = override_host(metadata_key(DESTINATION_KEY), served)
+
+
+#: First version that leaves who served in metadata; before it only the access log tells.
+_SERVED_SINCE = (1, 38)
+
+
+def override_host(
+    source: api.metadata.MetadataKey, served: api.metadata.MetadataKey | None
+) -> api.cluster.LoadBalancingPolicy:
+    """The hosts named in metadata in their order, then least-request; who served is left in metadata."""
+    fallback = _policy(
+        "envoy.load_balancing_policies.least_request",
+        # A full scan is exact, and pools are small beside the cost of one prompt.
+        api.least_request.LeastRequest(
+            selection_method=api.least_request.LeastRequestSelectionMethod.FULL_SCAN,
+        ),
+    )
+    return _policy(
+        "envoy.load_balancing_policies.override_host",
+        api.override_host.OverrideHost(
+            override_host_sources=[api.override_host.OverrideHostOverrideHostSource(metadata=source)],
+            selected_host_key=served,
+            fallback_policy=fallback,
+        ),
+    )
+
+
+def _policy(
+    name: str, message: api.override_host.OverrideHost | api.least_request.LeastRequest
+) -> api.cluster.LoadBalancingPolicy:
+    return api.cluster.LoadBalancingPolicy(
+        policies=[api.cluster.LoadBalancingPolicyPolicy(typed_extension_config=api.extension(name, message))]
+    )
+
+
+def _health_check(settings: EnvoySettings) -> api.core.HealthCheck:
+    return api.core.HealthCheck(
+        timeout=api.seconds(CONNECT_TIMEOUT_S),
+        interval=api.seconds(_HEALTH_CHECK_S),
+        no_traffic_interval=api.seconds(_HEALTH_CHECK_S),
+        unhealthy_threshold=2,
+        healthy_threshold=1,
+        http_health_check=api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path),
+    )
+
+
+def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
+    """Any address that the picker named. Which ones it may name is the route's business."""
+    for endpoint in settings.endpoints:
+        host, _ = split(endpoint.address)
+        if not is_ip(host):
+            raise ConfigError(
+                "endpoints", endpoint.address, "original-dst cannot reach a host name", "write its address"
+            )
+    if settings.eds_path:
+        raise ConfigError("envoy", "eds_path", "original-dst reads no endpoints", "remove it")
+    cluster.type = api.cluster.ClusterDiscoveryType.ORIGINAL_DST
+    cluster.lb_policy = api.cluster.ClusterLbPolicy.CLUSTER_PROVIDED
+    cluster.original_dst_lb_config = api.cluster.ClusterOriginalDstLbConfig(
+        metadata_key=metadata_key(DESTINATION_KEY)
+    )
+    # Hosts are made at the first request to them and forgotten when unused for this long.
+    cluster.cleanup_interval = api.seconds(60)
+    sockets = {(e.tls, peer_name(e) if e.tls else "") for e in settings.endpoints}
+    if len(sockets) > 1:
+        raise ConfigError(
+            "endpoints",
+            "tls",
+            "original-dst has one TLS setting for all endpoints",
+            "give all of them the same server_name, or none of them TLS",
+        )
+    for tls, name in sockets:
+        if tls:
+            cluster.transport_socket = upstream_tls(
+                TlsFiles(settings.upstream_ca_file, server_name=name), name
+            )
+
+
+def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
+    """One entry for each way of speaking TLS in the pool, and plaintext for all that names none.
+
+    With an EDS file endpoints may join later: where a CA is configured there is an entry for those verified
+    by name, and plaintext is for endpoints that name it.
+    """
+    names = {socket_name(endpoint) for endpoint in settings.endpoints}
+    if settings.eds_path and settings.upstream_ca_file:
+        names.add("name")
+    matches = []
+    for name in sorted(names - {""}):
+        peer = name.removeprefix("ip:") if name != "name" else ""
+        match = api.protobuf.Struct(fields={TLS_MATCH: api.protobuf.Value(string_value=name)})
+        files = TlsFiles(settings.upstream_ca_file, server_name=peer)
+        matches.append(
+            api.cluster.ClusterTransportSocketMatch(
+                name=f"tls-{name}", match=match, transport_socket=upstream_tls(files, peer)
+            )
+        )
+    if matches or settings.eds_path:
+        named = {TLS_MATCH: api.protobuf.Value(string_value=PLAINTEXT)} if settings.eds_path else {}
+        plain = api.core.TransportSocket(
+            name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())
+        )
+        matches.append(
+            api.cluster.ClusterTransportSocketMatch(
+                name="plaintext", match=api.protobuf.Struct(fields=named), transport_socket=plain
+            )
+        )
+    return matches
+
+
+def picker(settings: EnvoySettings) -> api.cluster.Cluster:
+    """The picker's gRPC listener: few connections, many long streams, pings that notice a frozen process."""
+    duplex = settings.variant is Variant.FULL_DUPLEX
+    # Elsewhere the message timeout finds a frozen picker; a ping then only keeps middleboxes awake.
+    ping = api.seconds(settings.picker_keepalive_s if duplex else _QUIET_PING_S)
+    options = api.upstream_http.HttpProtocolOptions(
+        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+            http2_protocol_options=api.core.Http2ProtocolOptions(
+                # A stream lasts as long as its response. More of them open further connections.
+                max_concurrent_streams=1000,
+                connection_keepalive=api.core.KeepaliveSettings(
+                    interval=ping, timeout=api.seconds(settings.picker_keepalive_s)
+                ),
+            )
+        )
+    )
+    host, port = settings.picker_host, settings.picker_port
+    cluster = api.cluster.Cluster(
+        name=PICKER,
+        type=api.cluster.ClusterDiscoveryType.STATIC
+        if is_ip(host)
+        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
+        connect_timeout=api.ms(settings.message_timeout_ms),
+        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        circuit_breakers=limits(),
+        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
+        load_assignment=api.endpoint.ClusterLoadAssignment(
+            cluster_name=PICKER,
+            endpoints=[
+                api.endpoint.LocalityLbEndpoints(
+                    lb_endpoints=[
+                        api.endpoint.LbEndpoint(
+                            endpoint=api.endpoint.Endpoint(address=api.socket_address(host, port))
+                        )
+                    ]
+                )
+            ],
+        ),
+    )
+    if duplex:
+        _leave_when_unhealthy(cluster, settings)
+    if settings.picker_tls:
+        name = settings.picker_tls.server_name or host
+        cluster.transport_socket = upstream_tls(settings.picker_tls, name, alpn="h2")
+    return cluster
+
+
+def _leave_when_unhealthy(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
+    """Full duplex: stop asking a picker that fails its health check, and cut what hangs on it.
+
+    There ext_proc knows no message timeout, and once a byte of body is on its way to the picker it cannot go
+    on without it. With no healthy host the stream fails before that, which lets the request through.
+    """
+    interval = api.seconds(settings.picker_keepalive_s)
+    cluster.common_lb_config = api.cluster.ClusterCommonLbConfig(
+        healthy_panic_threshold=api.envoy_type.Percent(value=0)
+    )
+    cluster.close_connections_on_host_health_failure = True
+    cluster.health_checks = [
+        api.core.HealthCheck(
+            timeout=interval,
+            interval=interval,
+            no_traffic_interval=interval,
+            no_traffic_healthy_interval=interval,
+            unhealthy_threshold=1,
+            healthy_threshold=1,
+            grpc_health_check=api.core.HealthCheckGrpcHealthCheck(),
+        )
+    ]

@@ -1,0 +1,114 @@
+"""The HTTP filters between client and router, and the cleaning of headers before all of them.
+
+Owns the order. Whatever restores or observes responses comes between the picker and the router, the observer
+last, where it sees a response before anything else does: `http_filters` takes such filters as an argument.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.envoy import messages as api
+from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER
+from epp.envoy.settings import EnvoySettings, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXT_PROC = "envoy.filters.http.ext_proc"
+DECISION_NAMESPACE = "epp"
+"""Dynamic metadata of ours: the decision id, to join reports."""
+
+RESERVED_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", "x-epp-decision-id")
+"""Names that only the picker and Envoy may set: destination, its subset, what served; Envoy's own, with
+which a client it takes for internal could set timeouts, retries or an original destination; and a decision's
+id, which upstreams may log."""
+
+
+def early_mutations() -> list[api.core.TypedExtensionConfig]:
+    """Removes reserved headers as soon as they are read: before routes, ext_proc and everything else."""
+    mutations = [
+        api.mutation_rules.HeaderMutation(
+            remove_on_match=api.mutation_rules.HeaderMutationRemoveOnMatch(
+                key_matcher=api.matcher.StringMatcher(prefix=prefix, ignore_case=True)
+            )
+        )
+        for prefix in RESERVED_PREFIXES
+    ]
+    return [
+        api.extension(
+            "envoy.http.early_header_mutation.header_mutation",
+            api.early_mutation.HeaderMutation(mutations=mutations),
+        )
+    ]
+
+
+def http_filters(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()
+) -> list[api.hcm.HttpFilter]:
+    """Picker, filters of responses, router."""
+    return [
+        api.hcm.HttpFilter(name=EXT_PROC, typed_config=api.pack(external_processor(settings))),
+        *observers,
+        router_filter(),
+    ]
+
+
+def router_filter() -> api.hcm.HttpFilter:
+    """The last filter of both tiers."""
+    # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
+    router = api.router.Router(suppress_envoy_headers=True)
+    return api.hcm.HttpFilter(name="envoy.filters.http.router", typed_config=api.pack(router))
+
+
+def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:
+    """The ext_proc filter that asks the picker.
+
+    Envoy goes on without a picker that fails, also where there is no host to fall back to: in ORIGINAL_DST a
+    request without a pick has no route but the one to nowhere (503). Failing in the filter would cut answers
+    in flight as well, beside which their streams stay open until the end.
+    """
+    by_route = settings.variant is Variant.ORIGINAL_DST
+    namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
+    return api.ext_proc.ExternalProcessor(
+        stat_prefix=PICKER,
+        grpc_service=api.core.GrpcService(
+            envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
+        ),
+        processing_mode=processing_mode(settings.variant),
+        # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
+        allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
+        message_timeout=api.ms(settings.message_timeout_ms),
+        failure_mode_allow=True,
+        # The destination decides the route of original-dst, and a pick must never meet a cached route.
+        route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
+        if by_route
+        else api.ext_proc.ExternalProcessorRouteCacheAction.DEFAULT,
+        metadata_options=api.ext_proc.MetadataOptions(
+            forwarding_namespaces=namespaces(untyped=[DESTINATION_NAMESPACE]),
+            receiving_namespaces=namespaces(untyped=[DESTINATION_NAMESPACE, DECISION_NAMESPACE]),
+        ),
+    )
+
+
+def processing_mode(variant: Variant) -> api.ext_proc.ProcessingMode:
+    """What of an exchange passes the picker."""
+    header, body = api.ext_proc.ProcessingModeHeaderSendMode, api.ext_proc.ProcessingModeBodySendMode
+    if variant is Variant.FULL_DUPLEX:
+        return api.ext_proc.ProcessingMode(
+            request_header_mode=header.SEND,
+            request_body_mode=body.FULL_DUPLEX_STREAMED,
+            request_trailer_mode=header.SEND,
+            response_header_mode=header.SEND,
+            response_body_mode=body.FULL_DUPLEX_STREAMED,
+            response_trailer_mode=header.SEND,
+        )
+    # The request headers must be sent too: without them the router picks a host before the body is read.
+    return api.ext_proc.ProcessingMode(
+        request_header_mode=header.SEND,
+        request_body_mode=body.BUFFERED,
+        request_trailer_mode=header.SKIP,
+        response_header_mode=header.SKIP,
+        response_body_mode=body.NONE,
+        response_trailer_mode=header.SKIP,
+    )

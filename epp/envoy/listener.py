@@ -1,0 +1,226 @@
+"""The listener that clients connect to: connection manager, routes, retries, timeouts.
+
+Owns what a client can and cannot make Envoy do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.config.eds import REPLICAS, known_as
+from epp.envoy import messages as api
+from epp.envoy.access_log import access_logs
+from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
+from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
+from epp.envoy.observe import DECISION_HEADER, decision_header
+from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
+from epp.envoy.retry import ASKED, TOLD, retry_headers
+from epp.envoy.settings import EnvoySettings, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+"""Failures before an endpoint has seen the request. Later ones are not repeated: the work may be done."""
+
+#: First version whose listeners probe idle clients; before it a client that vanished holds its connection
+#: until `stream_idle_timeout_s`.
+_KEEPALIVE_SINCE = (1, 37)
+
+#: First version whose routes' body limits go beyond the connection's.
+_BODY_LIMIT_SINCE = (1, 37)
+_SLOW_READER_BYTES = 1024 * 1024
+
+_INT64_END = (1 << 63) - 1
+
+
+def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()) -> api.listener.Listener:
+    """The client-facing listener."""
+    chain = api.listener.FilterChain(
+        filters=[
+            api.listener.Filter(
+                name="envoy.filters.network.http_connection_manager",
+                typed_config=api.pack(_connection_manager(settings, observers)),
+            )
+        ],
+    )
+    keepalive = api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
+    return api.listener.Listener(
+        name="requests",
+        address=api.socket_address(settings.listener_host, settings.listener_port),
+        per_connection_buffer_limit_bytes=_buffer_bytes(settings),
+        filter_chains=[chain],
+        tcp_keepalive=keepalive if settings.envoy_version >= _KEEPALIVE_SINCE else None,
+    )
+
+
+def _buffer_bytes(settings: EnvoySettings) -> int:
+    """What a slow reader may hold; request bodies have their own, larger limit on the route.
+
+    Before that limit was honoured beyond this one, this one must leave room for the longest body.
+    """
+    if settings.envoy_version >= _BODY_LIMIT_SINCE:
+        return _SLOW_READER_BYTES
+    return max(_SLOW_READER_BYTES, settings.max_body_bytes)
+
+
+def _connection_manager(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]
+) -> api.hcm.HttpConnectionManager:
+    """Edge settings: paths normalised, client addresses not believed, no limit on a request's duration."""
+    hcm = api.hcm
+    return hcm.HttpConnectionManager(
+        stat_prefix="requests",
+        codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
+        early_header_mutation_extensions=early_mutations(),
+        http_filters=http_filters(settings, observers),
+        route_config=route_configuration(settings),
+        access_log=access_logs(settings),
+        use_remote_address=True,
+        preserve_external_request_id=True,
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
+        strip_trailing_host_dot=True,
+        common_http_protocol_options=api.core.HttpProtocolOptions(
+            idle_timeout=api.seconds(3600),
+        ),
+        upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
+        http2_protocol_options=api.core.Http2ProtocolOptions(
+            allow_connect=True,  # WebSockets over HTTP/2 (RFC 8441)
+            max_concurrent_streams=1000,
+            initial_stream_window_size=1024 * 1024,
+            initial_connection_window_size=4 * 1024 * 1024,
+        ),
+        max_request_headers_kb=96,
+        request_headers_timeout=api.seconds(10),
+        stream_idle_timeout=api.seconds(settings.stream_idle_timeout_s),
+        server_name="envoy",
+    )
+
+
+def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration:
+    """Too long: 413. Otherwise to the replicas; original-dst only with an allowed destination, else 503."""
+    routes = [_too_long(settings)]
+    if settings.variant is Variant.ORIGINAL_DST:
+        routes += [_picked(settings), _not_picked(settings)]
+    else:
+        routes.append(to_replicas(settings, api.route.RouteMatch(prefix="/")))
+    return api.route.RouteConfiguration(
+        name="requests",
+        virtual_hosts=[
+            api.route.VirtualHost(
+                name="all",
+                domains=["*"],
+                routes=routes,
+                # Removed first: what an upstream calls so is not ours.
+                response_headers_to_remove=_engines_headers(settings),
+                response_headers_to_add=[decision_header(), *retry_headers(settings)],
+                request_headers_to_remove=list(ASKED),
+            )
+        ],
+        validate_clusters=True,
+    )
+
+
+def _engines_headers(settings: EnvoySettings) -> list[str]:
+    """Name the response headers that only the picker and Envoy set; a relay's go once they are read."""
+    names = [
+        DECISION_HEADER,
+        *TOLD,
+        DESTINATION_KEY,
+        f"{DESTINATION_KEY}-subset",
+        f"{DESTINATION_KEY}-scores",
+    ]
+    return names if settings.relays else [*names, SERVED_HEADER]
+
+
+def to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+    """The route to endpoints, or to the relays before them."""
+    return api.route.Route(
+        name="replicas",
+        match=match,
+        request_body_buffer_limit=settings.max_body_bytes,
+        route=api.route.RouteAction(
+            cluster=REPLICAS,
+            # 0 is no limit: an answer may take as long as it takes while bytes still flow.
+            timeout=api.seconds(0),
+            idle_timeout=api.seconds(settings.stream_idle_timeout_s),
+            retry_policy=_retry_policy(settings) if settings.retries else None,
+        ),
+    )
+
+
+def _retry_policy(settings: EnvoySettings) -> api.route.RetryPolicy:
+    """Each retry takes the next picked endpoint; hosts tried before are passed over."""
+    predicate = api.route.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
+    )
+    unserved = api.route.HeaderMatcher(name=UNSERVED_HEADER, present_match=True)
+    return api.route.RetryPolicy(
+        retry_on=f"{RETRY_ON},retriable-headers" if settings.relays else RETRY_ON,
+        # A relay that reached no endpoint says so; another region's may.
+        retriable_headers=[unserved] if settings.relays else [],
+        num_retries=settings.retries,
+        retry_host_predicate=[predicate] if settings.variant is not Variant.ORIGINAL_DST else [],
+        host_selection_retry_max_attempts=5,
+        retry_back_off=api.route.RetryPolicyRetryBackOff(base_interval=api.ms(5), max_interval=api.ms(100)),
+    )
+
+
+def _too_long(settings: EnvoySettings) -> api.route.Route:
+    """Refuse a body by its announced length, before a byte of it is read and without asking the picker."""
+    return api.route.Route(
+        name="too-long",
+        match=api.route.RouteMatch(
+            prefix="/",
+            headers=[
+                api.route.HeaderMatcher(
+                    name="content-length",
+                    range_match=api.envoy_type.Int64Range(start=settings.max_body_bytes + 1, end=_INT64_END),
+                )
+            ],
+        ),
+        direct_response=api.route.DirectResponseAction(
+            status=413,
+            body=api.core.DataSource(
+                inline_string=f"request body is longer than {settings.max_body_bytes} bytes\n"
+            ),
+        ),
+        typed_per_filter_config={EXT_PROC: api.pack(api.ext_proc.ExtProcPerRoute(disabled=True))},
+    )
+
+
+def _picked(settings: EnvoySettings) -> api.route.Route:
+    """To the destination in metadata if it is one of ours: the endpoints, or what a pattern allows.
+
+    Endpoints one by one: of a pattern of them all Envoy takes no more than a dozen (RE2's program size, 100).
+    """
+    patterns = "|".join(f"(?:{pattern})" for pattern in settings.destination_patterns)
+    texts = [api.matcher.StringMatcher(exact=known_as(endpoint.address)) for endpoint in settings.endpoints]
+    if patterns or not texts:
+        regex = api.matcher.RegexMatcher(regex=patterns or "(?:no endpoint)")
+        texts.append(api.matcher.StringMatcher(safe_regex=regex))
+    one, *others = [api.matcher.ValueMatcher(string_match=text) for text in texts]
+    anyone = api.matcher.ValueMatcher(or_match=api.matcher.OrMatcher(value_matchers=[one, *others]))
+    destination = api.matcher.MetadataMatcher(
+        filter=DESTINATION_NAMESPACE,
+        path=[api.matcher.MetadataMatcherPathSegment(key=DESTINATION_KEY)],
+        value=anyone if others else one,
+    )
+    return to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[destination]))
+
+
+def _not_picked(settings: EnvoySettings) -> api.route.Route:
+    """Where every request of original-dst begins: a cluster without hosts, 503, until a pick moves it away.
+
+    Not a direct response: Envoy takes a request's buffer limit from a route that forwards, and this is the
+    route in force while the body is read.
+    """
+    return api.route.Route(
+        name="not-picked",
+        match=api.route.RouteMatch(prefix="/"),
+        request_body_buffer_limit=settings.max_body_bytes,
+        route=api.route.RouteAction(cluster=NOWHERE, timeout=api.seconds(0)),
+    )

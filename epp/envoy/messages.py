@@ -1,0 +1,146 @@
+"""The Envoy API's packages under short names, and the three helpers that every builder here needs.
+
+Owns the import of `envoy_data_plane`, nothing else. Importing its modules makes pydantic warn about the way
+they were generated; those warnings are about generated code that we neither own nor can change, so they are
+silenced during the import and only then.
+
+All builders of this folder import the API from here. Without the extra ``envoy`` the import succeeds and the
+first use raises: commands that may render nothing, and every ``--help``, work all the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+from epp.errors import EppError
+
+with warnings.catch_warnings(), suppress(ModuleNotFoundError):
+    warnings.simplefilter("ignore")
+    from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
+    from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap
+    from envoy_data_plane.envoy.config.cluster import v3 as cluster
+    from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
+    from envoy_data_plane.envoy.config.core import v3 as core
+    from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
+    from envoy_data_plane.envoy.config.listener import v3 as listener
+    from envoy_data_plane.envoy.config.overload import v3 as overload
+    from envoy_data_plane.envoy.config.route import v3 as route
+    from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
+    from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
+    from envoy_data_plane.envoy.extensions.compression.gzip.compressor import v3 as gzip
+    from envoy_data_plane.envoy.extensions.compression.gzip.decompressor import v3 as gunzip
+    from envoy_data_plane.envoy.extensions.filters.http.compressor import v3 as compressor
+    from envoy_data_plane.envoy.extensions.filters.http.decompressor import v3 as decompressor
+    from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+    from envoy_data_plane.envoy.extensions.filters.http.header_to_metadata import v3 as header_to_metadata
+    from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
+    from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+    from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
+    from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import (
+        v3 as early_mutation,
+    )
+    from envoy_data_plane.envoy.extensions.load_balancing_policies.cluster_provided import (
+        v3 as cluster_provided,
+    )
+    from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
+    from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+    from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import (
+        v3 as downstream_connections,
+    )
+    from envoy_data_plane.envoy.extensions.resource_monitors.fixed_heap import v3 as fixed_heap
+    from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
+    from envoy_data_plane.envoy.extensions.transport_sockets.raw_buffer import v3 as raw_buffer
+    from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
+    from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
+    from envoy_data_plane.envoy.type import v3 as envoy_type
+    from envoy_data_plane.envoy.type.matcher import v3 as matcher
+    from envoy_data_plane.envoy.type.metadata import v3 as metadata
+    from envoy_data_plane.envoy.type.tracing import v3 as tracing
+    from envoy_data_plane.google import protobuf
+
+if TYPE_CHECKING:
+    import betterproto2
+
+__all__ = [
+    "accesslog",
+    "bootstrap",
+    "cluster",
+    "cluster_provided",
+    "compressor",
+    "core",
+    "decompressor",
+    "downstream_connections",
+    "early_mutation",
+    "endpoint",
+    "envoy_type",
+    "ext_proc",
+    "extension",
+    "fixed_heap",
+    "grpc_log",
+    "gunzip",
+    "gzip",
+    "hcm",
+    "header_to_metadata",
+    "least_request",
+    "listener",
+    "lua",
+    "matcher",
+    "metadata",
+    "ms",
+    "mutation_rules",
+    "overload",
+    "override_host",
+    "pack",
+    "previous_hosts",
+    "protobuf",
+    "raw_buffer",
+    "route",
+    "router",
+    "seconds",
+    "socket_address",
+    "stream_log",
+    "tls",
+    "tracing",
+    "upstream_http",
+]
+
+if not TYPE_CHECKING:  # a misspelt name stays an error of types
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise for whatever the import above has not brought.
+
+        Raises:
+            AttributeError: one of Python's own names, which is looked for without being needed.
+            EppError: the extra is not installed.
+        """
+        if name not in __all__:
+            raise AttributeError(name)
+        raise EppError("Envoy's API (envoy-data-plane) is not installed: pip install 'gorgo-epp[envoy]'")
+
+
+def pack(message: betterproto2.Message) -> protobuf.Any:
+    """A message as the ``Any`` that extension points take."""
+    return protobuf.Any.pack(message)
+
+
+def extension(name: str, message: betterproto2.Message) -> core.TypedExtensionConfig:
+    """A named extension with its configuration."""
+    return core.TypedExtensionConfig(name=name, typed_config=pack(message))
+
+
+def seconds(value: float) -> timedelta:
+    """Seconds as the API's duration, to the millisecond."""
+    return timedelta(milliseconds=round(value * 1000))
+
+
+def ms(value: float) -> timedelta:
+    """Milliseconds as the API's duration."""
+    return timedelta(milliseconds=round(value))
+
+
+def socket_address(host: str, port: int) -> core.Address:
+    """A TCP address; IPv6 hosts without brackets, as Envoy wants them."""
+    return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))

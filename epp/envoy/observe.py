@@ -1,0 +1,146 @@
+"""The filter that watches responses for the picker, and the cluster that it tells first tokens to.
+
+Owns the script's parameters and the names under which its findings travel. The picker's receivers
+(`epp.server.als`, `epp.server.first_token`) use the same names; a test with a real Envoy holds both together.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.config.address import is_ip
+from epp.envoy import messages as api
+from epp.envoy.filters import DECISION_NAMESPACE
+from epp.envoy.sockets import upstream_tls
+
+if TYPE_CHECKING:
+    from epp.envoy.settings import EnvoySettings
+
+FIRST_TOKENS = "first-tokens"
+"""Name of the cluster."""
+
+OBSERVED_NAMESPACE = "epp.observe"
+"""Dynamic metadata of the filter's findings."""
+
+DECISION_HEADER = "x-epp-decision-id"
+"""Response header that tells a client under which id its request was decided."""
+
+STRIPPED_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
+    "/classify",
+    "/v1/classify",
+    "/pooling",
+    "/v1/pooling",
+    "/inference/v1/generate",
+    "/generate",
+)
+"""Paths whose answers carry a usage, as `epp.apis.registry` has them, for `strip_accept_encoding`."""
+
+FIRST_TOKEN_TIMEOUT_MS = 1000
+"""How long Envoy keeps a call that the picker does not answer. No response waits for it."""
+
+_USAGE_BYTES = 2048
+"""Longest ``usage`` object that is kept of an answer."""
+_FIRST_TOKEN_CONNECTIONS = 8
+_FIRST_TOKENS_WAITING = 1024
+"""A picker that is slow for a moment finds this many calls waiting; what exceeds them is not sent."""
+
+_FOLDER = Path(__file__).parent
+
+
+def observers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
+    """The filters between picker and router that the settings ask for."""
+    if not settings.observed:
+        return []
+    config = api.lua.Lua(
+        default_source_code=api.core.DataSource(inline_string=script(settings)), stat_prefix="observe"
+    )
+    return [api.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=api.pack(config))]
+
+
+def script(settings: EnvoySettings) -> str:
+    """The Lua source with its parameters in front."""
+    parameters = {
+        "NAMESPACE": _quoted(OBSERVED_NAMESPACE),
+        "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
+        "CLUSTER": _quoted(FIRST_TOKENS if settings.tells_first_tokens else ""),
+        "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
+        "TAIL_BYTES": str(_USAGE_BYTES),
+    }
+    parts = ["observe.lua"]
+    if settings.strip_accept_encoding:
+        parameters["STRIPPED_PATHS"] = f"{{ {', '.join(map(_quoted, STRIPPED_PATHS))} }}"
+        parts.append("observe_request.lua")
+    head = "".join(f"local {name} = {value}\n" for name, value in parameters.items())
+    return "\n".join([head, *((_FOLDER / part).read_text() for part in parts)])
+
+
+def _quoted(text: str) -> str:
+    # A JSON string of printable ASCII is a Lua string, too.
+    return json.dumps(text)
+
+
+def decision_header() -> api.core.HeaderValueOption:
+    """The decision's id for the client; nothing where there was no decision."""
+    return api.core.HeaderValueOption(
+        header=api.core.HeaderValue(
+            key=DECISION_HEADER, value=f"%DYNAMIC_METADATA({DECISION_NAMESPACE}:decision_id)%"
+        ),
+        append_action=api.core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
+    """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
+    if not settings.tells_first_tokens:
+        return []
+    host, path = settings.first_token_host or settings.picker_host, settings.first_token_path
+    address = api.core.Address(pipe=api.core.Pipe(path=path)) if path else None
+    cluster = api.cluster.Cluster(
+        name=FIRST_TOKENS,
+        type=api.cluster.ClusterDiscoveryType.STATIC
+        if path or is_ip(host)
+        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
+        connect_timeout=api.ms(FIRST_TOKEN_TIMEOUT_MS),
+        circuit_breakers=api.cluster.CircuitBreakers(
+            thresholds=[
+                api.cluster.CircuitBreakersThresholds(
+                    priority=api.core.RoutingPriority.DEFAULT,
+                    max_connections=_FIRST_TOKEN_CONNECTIONS,
+                    max_pending_requests=_FIRST_TOKENS_WAITING,
+                    max_requests=_FIRST_TOKENS_WAITING,
+                    max_retries=0,
+                )
+            ]
+        ),
+        load_assignment=api.endpoint.ClusterLoadAssignment(
+            cluster_name=FIRST_TOKENS,
+            endpoints=[
+                api.endpoint.LocalityLbEndpoints(
+                    lb_endpoints=[
+                        api.endpoint.LbEndpoint(
+                            endpoint=api.endpoint.Endpoint(
+                                address=address or api.socket_address(host, settings.first_token_port)
+                            )
+                        )
+                    ]
+                )
+            ],
+        ),
+    )
+    if settings.first_token_tls:
+        name = settings.first_token_tls.server_name or host
+        cluster.transport_socket = upstream_tls(settings.first_token_tls, name)
+    return [cluster]

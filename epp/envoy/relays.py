@@ -1,0 +1,166 @@
+"""The global tier's side of the relays: one cluster of them all, few long-lived encrypted connections.
+
+Owns how the picker's path becomes a relay. The picker names its endpoint in a header, which clients cannot
+set, and the relays of that endpoint's region in metadata; Envoy takes these in their order, and without a
+pick any relay, by load and by how many endpoints it has. What the relay says it was served by goes into
+metadata for the access log, and no further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from epp.config.address import is_ip
+from epp.config.eds import REPLICAS, split
+from epp.config.relays import RELAY_NAME
+from epp.envoy import messages as api
+from epp.envoy.clusters import (
+    CONNECT_TIMEOUT_S,
+    HTTP_OPTIONS,
+    SERVED_KEY,
+    limits,
+    outlier_detection,
+    override_host,
+    tcp_keepalive,
+)
+from epp.envoy.compression import compressors
+from epp.envoy.filters import DECISION_NAMESPACE
+from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, PING_TIMEOUT_S, http2
+from epp.envoy.settings import TlsFiles
+from epp.envoy.sockets import upstream_tls
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from epp.config.relays import Relays
+    from epp.envoy.settings import EnvoySettings
+
+RELAYS_KEY = "relays"
+"""Field of the decision's metadata that the picker writes (`epp.server.relays`)."""
+
+RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
+"""Where the access log finds the endpoint served (`epp.server.report`)."""
+
+SERVED_HEADER = SERVED_KEY
+"""Response header of a relay: the endpoint that served."""
+
+UNSERVED_HEADER = "x-epp-relay-unserved"
+"""Response header of a relay that reached no endpoint: no engine has seen the request, another may."""
+
+READY_PATH = "/epp-relay/ready"
+"""What a relay answers by itself."""
+
+_CHECK_S = 2.0
+
+
+def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluster:
+    """All relays, each with an address for every connection to it.
+
+    Raises:
+        ConfigError: an endpoint whose region has no relay.
+    """
+    _check_regions(settings, relays)
+    hosts = [split(address)[0] for region in relays.regions for address in relays.addresses(region)]
+    options = api.upstream_http.HttpProtocolOptions(
+        # 0 is never: an idle connection costs a ping now and then, a new one several round trips.
+        common_http_protocol_options=api.core.HttpProtocolOptions(idle_timeout=api.seconds(0)),
+        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+            http2_protocol_options=http2()
+        ),
+    )
+    return api.cluster.Cluster(
+        name=REPLICAS,
+        type=api.cluster.ClusterDiscoveryType.STATIC
+        if all(is_ip(host) for host in hosts)
+        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
+        load_assignment=_assignment(settings, relays),
+        load_balancing_policy=override_host(
+            api.metadata.MetadataKey(
+                key=DECISION_NAMESPACE, path=[api.metadata.MetadataKeyPathSegment(key=RELAYS_KEY)]
+            ),
+            served=None,
+        ),
+        # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
+        connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
+        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        circuit_breakers=limits(),
+        # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
+        outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
+        health_checks=[_health_check()],
+        upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
+        transport_socket=upstream_tls(
+            TlsFiles(relays.ca_file, relays.cert_file, relays.key_file), RELAY_NAME, alpn="h2"
+        ),
+    )
+
+
+def _check_regions(settings: EnvoySettings, relays: Relays) -> None:
+    for endpoint in settings.endpoints:
+        if endpoint.region not in relays.regions:
+            region = endpoint.region or "without a region"
+            raise ConfigError(
+                "endpoints",
+                endpoint.address,
+                f"there is no relay for {region}",
+                "add it to relays.regions",
+            )
+
+
+def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.ClusterLoadAssignment:
+    endpoints = Counter(endpoint.region for endpoint in settings.endpoints if not endpoint.draining)
+    return api.endpoint.ClusterLoadAssignment(
+        cluster_name=REPLICAS,
+        endpoints=[
+            api.endpoint.LocalityLbEndpoints(
+                locality=api.core.Locality(region=region),
+                lb_endpoints=[
+                    api.endpoint.LbEndpoint(
+                        endpoint=api.endpoint.Endpoint(address=api.socket_address(*split(address))),
+                        load_balancing_weight=max(1, endpoints[region]),
+                    )
+                    for address in relays.addresses(region)
+                ],
+            )
+            for region in relays.regions
+        ],
+    )
+
+
+def _health_check() -> api.core.HealthCheck:
+    """Says when a region is back; that it is gone, its connections' pings find as well."""
+    return api.core.HealthCheck(
+        timeout=api.seconds(PING_TIMEOUT_S),
+        interval=api.seconds(_CHECK_S),
+        no_traffic_interval=api.seconds(_CHECK_S),
+        unhealthy_threshold=2,
+        healthy_threshold=1,
+        http_health_check=api.core.HealthCheckHttpHealthCheck(
+            path=READY_PATH, codec_client_type=api.envoy_type.CodecClientType.HTTP2
+        ),
+    )
+
+
+def relay_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
+    """The filters next to the router: compression, and who served."""
+    if settings.relays is None:
+        return []
+    rules = api.header_to_metadata
+    served = rules.ConfigRule(
+        header=SERVED_HEADER,
+        on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key=RELAY_SERVED_KEY),
+        remove=True,
+    )
+    unserved = rules.ConfigRule(
+        header=UNSERVED_HEADER,
+        on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key="unserved"),
+        remove=True,
+    )
+    return [
+        *compressors(settings.relays.compression),
+        api.hcm.HttpFilter(
+            name="envoy.filters.http.header_to_metadata",
+            typed_config=api.pack(rules.Config(response_rules=[served, unserved])),
+        ),
+    ]
