@@ -174,13 +174,6 @@ class EnvoySettings:
             raise ConfigError("envoy", "upstream_idle_timeout_s", f"must be from 0.001 to {MOST_S:.0f}")
         if not 1 <= self.preconnect_ratio <= 3:
             raise ConfigError("envoy", "preconnect_ratio", "must be from 1 to 3, the range that Envoy takes")
-        if self.max_body_bytes >= 1 << 32:
-            raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
-        for name in ("listener_port", "admin_port", "picker_port", "first_token_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError("envoy", name, "must be a port, from 0 to 65535")
-        if self.health_check_path and not self.health_check_path.startswith("/"):
-            raise ConfigError("envoy", "health_check_path", "must begin with /", "e.g. /health")
         if self.variant is not Variant.STANDALONE and self.relays is not None:
             raise ConfigError(
                 "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"
