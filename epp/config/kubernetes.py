@@ -17,15 +17,12 @@ class Kubernetes(Section, frozen=True):
     """Endpoints from a cluster: set exactly one of `pool_name`, `selector` and `service`.
 
     Attributes:
-        pool_name: InferencePool whose selector and target ports are followed, and whose InferenceObjectives
-            give requests their priority.
+        pool_name: InferencePool that is followed, with its InferenceObjectives.
         selector: label selector of the pods, for clusters without the CRDs; needs `target_ports`.
         service: Service whose EndpointSlices are followed, for clusters without the CRDs.
-        target_ports: with `selector`, the ports that each pod serves on, one endpoint each; with `service`,
-            the ports to take where it has several.
-        namespace: namespace of all of them; when empty, ``$NAMESPACE``, the picker's own, or ``default``.
-        engine_class_label: key of the engine class, looked for in the pod's annotations and labels, then in
-            its node's labels, after ``gorgo-epp/engine-class``.
+        target_ports: with `selector`, the ports of each pod; with `service`, those to take of several.
+        namespace: when empty, ``$NAMESPACE``, the picker's own, or ``default``.
+        engine_class_label: annotation or label of the pod, or label of its node, that names the engine class.
         watch_nodes: whether nodes' labels are read; needs a ClusterRole on nodes.
         tls: whether the pods speak TLS.
         kubeconfig: credentials file; when empty, the pod's service account, else ``$KUBECONFIG``, else

@@ -32,17 +32,16 @@ class EndpointSpec(Section, frozen=True):
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
         engine_class: its hardware and engine class, free text.
-        models: public model names that it serves, any when empty: a list where its engine knows them by the
-            same names, else a mapping of public name to the engine's name. Requests are rewritten to the
-            engine's name and their answers back.
+        models: public model names that it serves, any when empty; a mapping where its engine has other names,
+            which requests are rewritten to and answers back.
         adapters: LoRA adapters of its base model, written like ``models``.
         context_tokens: longest prompt plus output that it accepts.
         kv_capacity_tokens: its KV cache, when the engine's metrics do not tell it.
         rtt_ms: what to assume until it is measured.
         draining: takes no new requests.
-        bearer_token_file: token for its probes and scrapes, instead of the one in ``scrape``.
-        ca_file: CA bundle for its probes and scrapes, instead of the one in ``scrape``.
-        uid: names the process behind the address; another one means that its cache is empty.
+        bearer_token_file: instead of the one in ``scrape``.
+        ca_file: instead of the one in ``scrape``.
+        uid: the process behind the address; another one means that its cache is empty.
         labels: free labels.
     """
 
