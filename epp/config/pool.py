@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -134,7 +134,8 @@ def _check(spec: EndpointSpec, source: str, place: str, specs: dict[str, Endpoin
     if address in specs:
         raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
     if wrong := misnamed(spec.models, spec.adapters):
-        raise ConfigError(source, f"{place}.{wrong.key}", wrong.problem, wrong.fix)
+        key, problem, fix = wrong
+        raise ConfigError(source, f"{place}.{key}", problem, fix)
     specs[address] = spec
 
 
@@ -143,43 +144,26 @@ def _named(names: list[str] | dict[str, str]) -> dict[str, str]:
     return names if isinstance(names, dict) else {name: name for name in names}
 
 
-class Misnamed(NamedTuple):
-    """Why names of models cannot be told apart, or cannot be sent.
-
-    Attributes:
-        key: ``models`` or ``adapters``.
-        name: which of them is wrong; None for all under that key.
-        problem: what is wrong.
-        fix: what to write instead.
-    """
-
-    key: str
-    name: str | None
-    problem: str
-    fix: str
-
-
-def misnamed(models: list[str] | dict[str, str], adapters: list[str] | dict[str, str]) -> Misnamed | None:
-    """What is wrong with an endpoint's names first, whoever states them; None where nothing is."""
+def misnamed(
+    models: list[str] | dict[str, str], adapters: list[str] | dict[str, str]
+) -> tuple[str, str, str] | None:
+    """The first thing that is wrong with an endpoint's names: key, problem and fix; None where nothing is."""
     base, own = _named(models), _named(adapters)
     for key, given, named in (("models", models, base), ("adapters", adapters, own)):
         for name in (*given, *named.values()):
             if not name or len(name) > MAX_MODEL_CHARS or not name.isprintable():
                 fix = f"1 to {MAX_MODEL_CHARS} printable characters"
-                return Misnamed(key, name, f"{name[:40]!r} is not a model's name", fix)
+                return key, f"{name[:40]!r} is not a model's name", fix
         if len(named) != len(given):
-            twice = next(name for name in given if list(given).count(name) > 1)
-            return Misnamed(key, twice, f"{twice!r} is listed twice", "one entry per model")
-    key = "adapters"
+            return key, "a name is listed twice", "one entry per model"
     if own and not base:
-        fix = "name the base model under 'models'"
-        return Misnamed(key, None, "without 'models' every name is served, adapters or not", fix)
+        problem = "without 'models' every name is served, adapters or not"
+        return "adapters", problem, "name the base model under 'models'"
     if both := base.keys() & own.keys():
-        fix = "an adapter has a public name of its own"
-        return Misnamed(key, min(both), f"{min(both)!r} is under 'models', too", fix)
+        return "adapters", f"{min(both)!r} is under 'models', too", "an adapter has a public name of its own"
     if both := set(base.values()) & set(own.values()):
         fix = "a second name of the base belongs under 'models'"
-        return Misnamed(key, min(both), f"the engine's {min(both)!r} is the base model", fix)
+        return "adapters", f"the engine's {min(both)!r} is the base model", fix
     return None
 
 

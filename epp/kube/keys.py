@@ -53,14 +53,11 @@ def stated(meta: Meta, problems: list[str]) -> dict[str, Any]:
             problems.append(f"pod {meta.name}: {PREFIX}{key}: {text!r}: {error}; it is left out")
         else:
             fields[key.replace("-", "_")] = value
-    while wrong := misnamed(fields.get("models", []), fields.get("adapters", [])):
-        problems.append(
-            f"pod {meta.name}: {PREFIX}{wrong.key}: {wrong.problem} ({wrong.fix}); it is left out"
-        )
-        if wrong.name is None:
-            del fields[wrong.key]
-        else:
-            fields[wrong.key].remove(wrong.name)
+    if wrong := misnamed(fields.get("models", []), fields.get("adapters", [])):
+        key, problem, fix = wrong
+        problems.append(f"pod {meta.name}: {PREFIX}{key}: {problem} ({fix}); its names are left out")
+        for key in ("models", "adapters"):
+            fields.pop(key, None)
     return fields
 
 

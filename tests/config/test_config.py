@@ -42,8 +42,8 @@ from epp.errors import ConfigError
         ("weights_file: w.yaml\noverrides_file: ./w.yaml", "overrides_file", "a file each"),
         ("pool: {}\npool: {}", "", "duplicate key 'pool'"),
         ("a: [", "", "valid YAML"),
-        ("- 1", "", "got 'array' (a section: keys under it, or leave it out; known keys: capability, "),
-        ("pool: endpoints.yaml", "pool", "known keys: eds_file, file, kubernetes, warmup_s)"),
+        ("- 1", "", "got 'array' (keys and values"),
+        ("pool: endpoints.yaml", "pool", "keys and values"),
         ("1: 2", "", "key 1 is not text"),
     ],
 )
