@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from epp.cli import main
-from epp.config.eds import known_as
 from epp.envoy.examples import EDS_PATH, ENDPOINTS, FOLDER, examples
 from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, version_of
 from epp.envoy.render import render
@@ -103,19 +102,6 @@ def test_contradictions_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         render(EnvoySettings(**({"endpoints": ENDPOINTS} | changes)))
     assert caught.value.key == key
-
-
-@pytest.mark.parametrize(
-    ("address", "known"),
-    [
-        ("10.0.0.1:80", "10.0.0.1:80"),
-        ("[fd00:0:0::1]:80", "[fd00::1]:80"),
-        ("[::ffff:a00:1]:80", "[::ffff:10.0.0.1]:80"),
-        ("name.test:80", "name.test:80"),
-    ],
-)
-def test_spelling_that_envoy_knows(address: str, known: str) -> None:
-    assert known_as(address) == known
 
 
 def config_folder(folder: Path) -> Path:
@@ -213,16 +199,6 @@ async def test_refused_configuration_is_reported_with_envoys_words(tmp_path: Pat
         await process.__aenter__()
     with pytest.raises(RuntimeError):
         _ = process.pid
-
-
-def test_what_an_older_envoy_does_not_know_is_left_out() -> None:
-    def names(version: tuple[int, int]) -> str:
-        return render(EnvoySettings(endpoints=ENDPOINTS, envoy_version=version))
-
-    since = {"selected_host_key": (1, 38), "custom_tags": (1, 37)}
-    for minor in (36, 37, 38, 40):
-        for field, first in since.items():
-            assert (field in names((1, minor))) == ((1, minor) >= first), (field, minor)
 
 
 def test_fallbacks_are_refused_where_envoy_takes_one_endpoint(

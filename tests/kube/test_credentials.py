@@ -154,13 +154,6 @@ async def test_the_environment_names_a_kubeconfig(server: KubeServer, tmp_path: 
         shutil.copy(path, tmp_path / ".kube" / "config")
 
 
-async def test_an_api_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "config", "http://127.0.0.1:9", token="first")
-    api = KubeApi(settings(path), nowhere(tmp_path))
-    assert await reason_of(api) is Reason.UNREACHABLE
-    await api.close()
-
-
 @pytest.mark.parametrize(
     ("configured", "environ", "account", "expected"),
     [
