@@ -66,7 +66,7 @@ def normalise_address(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host (no brackets) is this machine by its own word: a loopback address, or ``localhost``."""
+    """Whether a host (no brackets) is this machine: a loopback address, or ``localhost``."""
     return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 

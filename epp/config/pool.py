@@ -36,7 +36,7 @@ class EndpointSpec(Section, frozen=True):
             which requests are rewritten to and answers back.
         adapters: LoRA adapters of its base model, written like ``models``.
         context_tokens: longest prompt plus output that it accepts.
-        kv_capacity_tokens: its KV cache, when the engine's metrics do not tell it.
+        kv_capacity_tokens: its KV cache, when the engine's metrics do not report it.
         rtt_ms: what to assume until it is measured.
         draining: takes no new requests.
         bearer_token_file: instead of the one in ``scrape``.

@@ -247,7 +247,7 @@ class ObserveSection(Section, frozen=True):
     """Which responses are read, of those that a gateway shows the picker (STREAMED and full duplex).
 
     Where responses do not pass through the picker, as in our own Envoy configuration, nothing here matters:
-    Envoy's report tells all of it in a constant number of messages.
+    Envoy reports each request in a constant number of messages.
 
     Attributes:
         mode: ``all``, ``none``, or ``sample:`` and the share that is read. ``observe: sample:0.1`` is short

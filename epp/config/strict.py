@@ -218,7 +218,7 @@ def _explain(text: str, kind: object, source: str, key: str) -> list[ConfigError
 
 
 def _fix(problem: str, kind: object) -> str:
-    """What to write instead, where that can be told from the type."""
+    """What to write instead, where the type shows it."""
     info = msgspec.inspect.type_info(kind)
     if problem.startswith("Invalid enum value"):
         words = [

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of what lies behind Envoy, and of what it tells."""
+    """Flags of what lies behind Envoy, and of what it reports."""
     parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
     parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
     parser.add_argument(
@@ -109,7 +109,7 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask engines for answers that are not compressed, so that their usage can be read",
     )
     parser.add_argument(
-        "--no-observe", action="store_true", help="tell the picker nothing about how requests went"
+        "--no-observe", action="store_true", help="report nothing to the picker about how requests went"
     )
     parser.add_argument(
         "--eds",

@@ -262,7 +262,7 @@ def observe_script(settings: EnvoySettings) -> str:
     parameters = {
         "NAMESPACE": '"epp.observe"',
         "DECISION_NAMESPACE": '"epp"',
-        "CLUSTER": '"first-tokens"' if settings.tells_first_tokens else '""',
+        "CLUSTER": '"first-tokens"' if settings.reports_first_tokens else '""',
         "TIMEOUT_MS": "1000",
         "TAIL_BYTES": "2048",  # longest `usage` object that is kept of an answer
     }

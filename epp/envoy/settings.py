@@ -1,4 +1,4 @@
-"""What an Envoy in front of the picker can be told: one plain frozen value with documented defaults.
+"""Settings of an Envoy in front of the picker: one plain frozen value with documented defaults.
 
 Knows nothing of Envoy's API and reads no file. The rest of this folder turns it into configuration.
 """
@@ -38,7 +38,7 @@ class Variant(StrEnum):
 #: First version of Envoy with all that we configure.
 FULL_FEATURED = (1, 38)
 
-#: Longest time that Envoy is told, in seconds: it refuses durations over 292 years.
+#: Longest time that Envoy is given, in seconds: it refuses durations over 292 years.
 MOST_S = 1e9
 
 
@@ -96,8 +96,8 @@ class EnvoySettings:
         destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
             picker may name beside `endpoints`.
         access_log: whether one JSON line a request goes to stdout.
-        observe: whether the picker is told how requests went: when the first token came, and a report at the
-            end. Full duplex shows it the response itself and needs none of this.
+        observe: whether Envoy reports first tokens and, at their end, requests to the picker. Full duplex shows
+            it the response itself.
         first_token_host: address of the picker's listener for first tokens, `picker_host` when empty.
         first_token_port: its port; 0 sends no first tokens, so that the picker learns of them at the end.
         first_token_path: its Unix socket, instead of host and port; none when empty.
@@ -107,7 +107,7 @@ class EnvoySettings:
             because nothing can be read of a compressed answer.
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
             name back. In full duplex the picker does that itself.
-        served_model_header: whether responses tell the client which model served it, by the engine's name
+        served_model_header: whether responses name the model that served them, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
@@ -149,8 +149,8 @@ class EnvoySettings:
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property
-    def tells_first_tokens(self) -> bool:
-        """Whether there is a listener to tell first tokens to."""
+    def reports_first_tokens(self) -> bool:
+        """Whether there is a listener to report first tokens to."""
         return self.observed and bool(self.first_token_path or self.first_token_port)
 
     @property

@@ -1,8 +1,8 @@
-"""Annotations and labels that tell of an endpoint what the endpoints file would: same names, one prefix.
+"""Annotations and labels that describe an endpoint as the endpoints file would: same names, one prefix.
 
 ``gorgo-epp/region``, ``gorgo-epp/engine-class`` and so on, on the pod; an annotation goes before a label.
 Values that labels cannot hold (model names with slashes, lists) are annotations. A value that cannot be used
-is told and counts as absent: one pod's typing error must not cost the pool.
+is reported and counts as absent: one pod's typing error must not cost the pool.
 """
 
 from __future__ import annotations

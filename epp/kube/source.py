@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: Changes are gathered for this long: a rollout is many events and few pools.
 GATHER_S = 0.05
 #: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
-#: Nobody has to install either, and roles made for the newer one need not grant the older.
+#: Neither has to be installed, and roles made for the newer one need not grant the older.
 _OBJECTIVES = {
     "llm-d.ai/v1alpha2": frozenset({Reason.NOT_FOUND}),
     "inference.networking.x-k8s.io/v1alpha2": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}),
