@@ -96,8 +96,8 @@ class EnvoySettings:
         destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
             picker may name beside `endpoints`.
         access_log: whether one JSON line a request goes to stdout.
-        observe: whether Envoy reports first tokens and, at their end, requests to the picker. Full duplex shows
-            it the response itself.
+        observe: whether Envoy reports first tokens and ended requests to the picker. Full duplex shows it the
+            response itself.
         first_token_host: address of the picker's listener for first tokens, `picker_host` when empty.
         first_token_port: its port; 0 sends no first tokens, so that the picker learns of them at the end.
         first_token_path: its Unix socket, instead of host and port; none when empty.
