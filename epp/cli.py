@@ -26,6 +26,7 @@ class Command:
 COMMANDS = (
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
+    Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),
     Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),
     Command(("doctor",), "epp.ops.doctor.command", "check a running deployment, and say what to do"),
     Command(
@@ -67,6 +68,7 @@ COMMANDS = (
     ),
 )
 GROUPS = {
+    "config": "the picker's configuration",
     "records": "what was decided, on file",
     "laar": "models that answer differently well",
     "trace": "traces and workloads",

@@ -22,9 +22,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port_text = text.rpartition(":")
     if not colon or not host:
         raise ValueError(f"{text!r} is not host:port")
-    if not (
-        port_text.isascii() and port_text.isdigit() and 1 <= len(port_text) <= 5 and int(port_text) <= 65535
-    ):
+    if not re.fullmatch("[0-9]{1,5}", port_text) or int(port_text) > 65535:
         raise ValueError(f"port {port_text!r} of {text!r} is not a number from 0 to 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -36,10 +34,8 @@ def split_address(text: str) -> tuple[str, int]:
     if ":" in host:
         raise ValueError(f"IPv6 addresses need brackets: [{host}]:{port_text}")
     if re.fullmatch(r"[0-9.]+", host):
-        try:
-            ipaddress.IPv4Address(host)
-        except ValueError:
-            raise ValueError(f"{host!r} in {text!r} is not an IPv4 address") from None
+        if not is_ip(host):
+            raise ValueError(f"{host!r} in {text!r} is not an IPv4 address")
     elif not _HOST.match(host):
         raise ValueError(f"{host!r} in {text!r} is not a host name")
     return host, int(port_text)
@@ -70,7 +66,7 @@ def normalise_address(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host (no brackets) is this machine by its own word: a loopback address, or ``localhost``."""
+    """Whether a host (no brackets) is this machine: a loopback address, or ``localhost``."""
     return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 

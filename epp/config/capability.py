@@ -30,7 +30,7 @@ class ChanceEntry(Section, frozen=True):
     """One model's chance of a right answer in one cell.
 
     Attributes:
-        language: as `epp.apis.language` tells it.
+        language: as `epp.apis.language` names it.
         bucket_tokens: length bucket, a power of two.
         success: chance of a right answer.
         low: lower end of its 95 % interval.
@@ -49,7 +49,7 @@ class ChanceEntry(Section, frozen=True):
 
 
 class FitReport(Section, frozen=True):
-    """How well a fit tells the answers that it has not seen; for people, nothing is decided by it.
+    """How well a fit predicts answers that it has not seen; nothing is decided by it.
 
     Attributes:
         fit_rows: answers fitted on.
@@ -88,7 +88,7 @@ def parse_capability(text: str | bytes, source: str) -> CapabilityFile:
     """A capability file to checked values.
 
     Raises:
-        ConfigError: empty or torn, unknown key or version, a chance out of its interval, a cell told twice.
+        ConfigError: empty or torn, unknown key or version, a chance out of its interval, a cell listed twice.
     """
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "write 'models: {}' to know nothing")
@@ -121,7 +121,7 @@ def _check(entry: ChanceEntry, source: str, key: str, seen: set[Cell]) -> None:
         raise ConfigError(source, f"{key}.success", f"{entry.success} is not within low and high")
     cell = Cell(entry.language, entry.bucket_tokens, entry.task)
     if cell in seen:
-        raise ConfigError(source, key, f"{entry.language}, {entry.bucket_tokens} is told twice")
+        raise ConfigError(source, key, f"{entry.language}, {entry.bucket_tokens} is listed twice")
     seen.add(cell)
 
 

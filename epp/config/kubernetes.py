@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
 
 from epp.config.section import Port, Section
-from epp.config.selector import check_selector
 
 #: API group of InferencePools.
 POOL_GROUP = "inference.networking.k8s.io"
+
+
+# Label selectors, by their grammar: an API server would refuse another one at every watch.
+_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_PREFIX = r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/"
+_KEY = rf"(?:{_PREFIX})?{_NAME}"
+_VALUE = rf"(?:{_NAME})?"
+_VALUES = rf"\(\s*{_VALUE}(?:\s*,\s*{_VALUE})*\s*\)"
+_REQUIREMENT = re.compile(
+    rf"\s*(?:!\s*{_KEY}|{_KEY}(?:\s*(?:==|=|!=)\s*{_VALUE}|\s+(?:in|notin)\s*{_VALUES})?)\s*"
+)
+_COMMA = re.compile(r",(?![^(]*\))")  # commas inside parentheses separate values
+
+
+def check_selector(text: str) -> None:
+    """Refuse what is no label selector.
+
+    Args:
+        text: requirements joined by commas: ``key=value``, ``key!=value``, ``key in (a, b)``,
+            ``key notin (a, b)``, ``key``, ``!key``.
+
+    Raises:
+        ValueError: naming the requirement that is wrong.
+    """
+    for requirement in _COMMA.split(text):
+        if not _REQUIREMENT.fullmatch(requirement):
+            raise ValueError(
+                f"{requirement.strip()!r} is not a requirement of a label selector; "
+                "write e.g. 'app=vllm,tier in (gold, silver),!canary'"
+            )
 
 
 class Kubernetes(Section, frozen=True):
     """Endpoints from a cluster: set exactly one of `pool_name`, `selector` and `service`.
 
     Attributes:
-        pool_name: InferencePool whose selector and target ports are followed, and whose InferenceObjectives
-            give requests their priority.
+        pool_name: InferencePool that is followed, with its InferenceObjectives.
         selector: label selector of the pods, for clusters without the CRDs; needs `target_ports`.
         service: Service whose EndpointSlices are followed, for clusters without the CRDs.
-        target_ports: with `selector`, the ports that each pod serves on, one endpoint each; with `service`,
-            the ports to take where it has several.
-        namespace: namespace of all of them; when empty, ``$NAMESPACE``, the picker's own, or ``default``.
-        engine_class_label: key of the engine class, looked for in the pod's annotations and labels, then in
-            its node's labels, after ``gorgo-epp/engine-class``.
+        target_ports: with `selector`, the ports of each pod; with `service`, those to take of several.
+        namespace: when empty, ``$NAMESPACE``, the picker's own, or ``default``.
+        engine_class_label: annotation or label of the pod, or label of its node, that names the engine class.
         watch_nodes: whether nodes' labels are read; needs a ClusterRole on nodes.
         tls: whether the pods speak TLS.
         kubeconfig: credentials file; when empty, the pod's service account, else ``$KUBECONFIG``, else

@@ -41,8 +41,8 @@ class ServerTls(FileTls, frozen=True):
         cert_file: certificate chain.
         key_file: private key.
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
-        self_signed: for this listener alone: make a certificate at start instead, for gateways that encrypt
-            and do not verify; needs ``pip install 'gorgo-epp[tls]'``.
+        self_signed: make a certificate at start instead (the gRPC listener's only), for gateways that do not
+            verify; needs ``pip install 'gorgo-epp[tls]'``.
     """
 
     self_signed: bool = False
@@ -65,25 +65,19 @@ class Listen(Section, frozen=True):
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez and /decisions/ID.
-        first_token: ``host:port``, or ``unix:/path`` of a socket, that Envoy tells first tokens to, for Envoy
-            alone; none when empty. The picker's gRPC listener takes Envoy's access log, whatever this is.
-        health: ``host:port`` of a second, plaintext listener for the gRPC health service alone, where every
-            service name is answered, by the picker's own transport; none when empty. The picker's gRPC
-            listener answers it too.
-        transport: who speaks gRPC there: ``builtin``, the picker's own transport, or ``grpcio``, the gRPC
-            library's, which costs several times the CPU.
-        tls: TLS of the gRPC side, plaintext when absent.
-        first_token_tls: TLS of the listener for first tokens, plaintext when absent. Where it is not on
-            loopback, ask for client certificates (``client_ca_file``): who reaches it can release load.
-        http_tls: TLS of the HTTP side, plaintext when absent.
-        max_connections: connections to each listener at once, handshakes included; those beyond are closed as
-            they come, and so are those to ``http`` and ``first_token`` on which nothing was heard for two
-            minutes. On the ``builtin`` gRPC transport one address (or client certificate) has at most half of
-            them, and idle ones are ended to make room. An Envoy has one or two for each of its workers, and
-            eight for first tokens. Never more than an eighth of the files that the process may open
-            (``ulimit -n``).
-        max_receive_bytes: longest gRPC message taken; 0 for the longest body (or 32 MiB, if that is more) and
-            its envelope.
+        first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
+        health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
+            name; none when empty.
+        transport: ``builtin``, or ``grpcio``, which costs several times the CPU.
+        tls: TLS of the gRPC listener, plaintext when absent.
+        first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
+            (``client_ca_file``): who reaches it can release load.
+        http_tls: TLS of the HTTP listener.
+        max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address
+            has at most half of the gRPC listener's. An Envoy has one or two for each worker, and eight for
+            first tokens.
+        max_receive_bytes: longest gRPC message taken; 0 for the longest body (at least 32 MiB) and its
+            envelope.
     """
 
     grpc: str = "127.0.0.1:9002"

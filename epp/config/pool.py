@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -32,17 +32,16 @@ class EndpointSpec(Section, frozen=True):
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
         engine_class: its hardware and engine class, free text.
-        models: public model names that it serves, any when empty: a list where its engine knows them by the
-            same names, else a mapping of public name to the engine's name. Requests are rewritten to the
-            engine's name and their answers back.
+        models: public model names that it serves, any when empty; a mapping where its engine has other names,
+            which requests are rewritten to and answers back.
         adapters: LoRA adapters of its base model, written like ``models``.
         context_tokens: longest prompt plus output that it accepts.
-        kv_capacity_tokens: its KV cache, when the engine's metrics do not tell it.
+        kv_capacity_tokens: its KV cache, when the engine's metrics do not report it.
         rtt_ms: what to assume until it is measured.
         draining: takes no new requests.
-        bearer_token_file: token for its probes and scrapes, instead of the one in ``scrape``.
-        ca_file: CA bundle for its probes and scrapes, instead of the one in ``scrape``.
-        uid: names the process behind the address; another one means that its cache is empty.
+        bearer_token_file: instead of the one in ``scrape``.
+        ca_file: instead of the one in ``scrape``.
+        uid: the process behind the address; another one means that its cache is empty.
         labels: free labels.
     """
 
@@ -135,7 +134,8 @@ def _check(spec: EndpointSpec, source: str, place: str, specs: dict[str, Endpoin
     if address in specs:
         raise ConfigError(source, key, f"{address} is listed twice", "one entry per address")
     if wrong := misnamed(spec.models, spec.adapters):
-        raise ConfigError(source, f"{place}.{wrong.key}", wrong.problem, wrong.fix)
+        key, problem, fix = wrong
+        raise ConfigError(source, f"{place}.{key}", problem, fix)
     specs[address] = spec
 
 
@@ -144,43 +144,26 @@ def _named(names: list[str] | dict[str, str]) -> dict[str, str]:
     return names if isinstance(names, dict) else {name: name for name in names}
 
 
-class Misnamed(NamedTuple):
-    """Why names of models cannot be told apart, or cannot be sent.
-
-    Attributes:
-        key: ``models`` or ``adapters``.
-        name: which of them is wrong; None for all under that key.
-        problem: what is wrong.
-        fix: what to write instead.
-    """
-
-    key: str
-    name: str | None
-    problem: str
-    fix: str
-
-
-def misnamed(models: list[str] | dict[str, str], adapters: list[str] | dict[str, str]) -> Misnamed | None:
-    """What is wrong with an endpoint's names first, whoever states them; None where nothing is."""
+def misnamed(
+    models: list[str] | dict[str, str], adapters: list[str] | dict[str, str]
+) -> tuple[str, str, str] | None:
+    """The first thing that is wrong with an endpoint's names: key, problem and fix; None where nothing is."""
     base, own = _named(models), _named(adapters)
     for key, given, named in (("models", models, base), ("adapters", adapters, own)):
         for name in (*given, *named.values()):
             if not name or len(name) > MAX_MODEL_CHARS or not name.isprintable():
                 fix = f"1 to {MAX_MODEL_CHARS} printable characters"
-                return Misnamed(key, name, f"{name[:40]!r} is not a model's name", fix)
+                return key, f"{name[:40]!r} is not a model's name", fix
         if len(named) != len(given):
-            twice = next(name for name in given if list(given).count(name) > 1)
-            return Misnamed(key, twice, f"{twice!r} is listed twice", "one entry per model")
-    key = "adapters"
+            return key, "a name is listed twice", "one entry per model"
     if own and not base:
-        fix = "name the base model under 'models'"
-        return Misnamed(key, None, "without 'models' every name is served, adapters or not", fix)
+        problem = "without 'models' every name is served, adapters or not"
+        return "adapters", problem, "name the base model under 'models'"
     if both := base.keys() & own.keys():
-        fix = "an adapter has a public name of its own"
-        return Misnamed(key, min(both), f"{min(both)!r} is under 'models', too", fix)
+        return "adapters", f"{min(both)!r} is under 'models', too", "an adapter has a public name of its own"
     if both := set(base.values()) & set(own.values()):
         fix = "a second name of the base belongs under 'models'"
-        return Misnamed(key, min(both), f"the engine's {min(both)!r} is the base model", fix)
+        return "adapters", f"the engine's {min(both)!r} is the base model", fix
     return None
 
 

@@ -24,13 +24,12 @@ class Relays(Section, frozen=True):
     """One relay per region, an Envoy or several at one address; the global Envoy reaches engines through it.
 
     Attributes:
-        regions: region -> ``host:port`` of its relay, nearest first; requests that nobody can pick an
-            endpoint for go to any of them. Without regions there is one tier: the Envoy beside the picker
-            reaches engines itself.
-        connections: HTTP/2 connections to a relay for each worker of the global Envoy. Each has a port of
-            its own, from the relay's on upwards: Envoy keeps one connection per worker and address.
-        ca_file: who signs the certificates of both tiers, as a path that Envoy sees; so are the next two. The
-            picker reads them, too: it probes and scrapes endpoints through their relay.
+        regions: region -> ``host:port`` of its relay, nearest first. Without regions Envoy reaches engines
+            itself.
+        connections: HTTP/2 connections to a relay for each worker of the global Envoy, on ports from the
+            relay's upwards.
+        ca_file: who signs the certificates of both tiers; a path for Envoy and for the picker, which probes
+            through relays. So are the next two.
         cert_file: certificate of the Envoy that reads it, for the DNS name ``global.epp.internal`` or
             ``relay.epp.internal``. A relay serves nobody but the global Envoy.
         key_file: its private key.

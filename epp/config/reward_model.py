@@ -7,8 +7,6 @@ bit. `epp learn` writes it, `epp serve` reads and watches it. Old versions lie b
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -29,6 +27,9 @@ FORMAT = 1
 MAX_LAYERS = 16
 MAX_WEIGHTS = 2_000_000
 
+_AGAIN = "write it again with epp learn"
+_ARRAYS = ("mean", "std", "low", "high", "scale", "offset")
+
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -44,12 +45,12 @@ class LayerEntry(Section, frozen=True):
 
     inputs: PositiveInt
     outputs: PositiveInt
-    weights: str
-    bias: str
+    weights: bytes
+    bias: bytes
 
 
 class RewardModelFile(Section, frozen=True):
-    """The whole file; what each key means is told at `epp.policies.reward_model.RewardModel`.
+    """The whole file; `epp.policies.reward_model.RewardModel` says what each key means.
 
     Attributes:
         format: of the file.
@@ -62,12 +63,12 @@ class RewardModelFile(Section, frozen=True):
     features: Annotated[list[_Name], msgspec.Meta(max_length=256)]
     classes: Annotated[list[_Name], msgspec.Meta(max_length=256)]
     heads: list[_Name]
-    mean: str
-    std: str
-    low: str
-    high: str
-    scale: str
-    offset: str
+    mean: bytes
+    std: bytes
+    low: bytes
+    high: bytes
+    scale: bytes
+    offset: bytes
     layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
     samples: PositiveInt
     seen: PositiveInt
@@ -88,107 +89,69 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "remove it to have no model")
     try:
-        told = msgspec.json.decode(text)
+        content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(source, "", f"is not JSON: {error}", "write it again with epp learn") from error
-    kind = told.get("format") if isinstance(told, dict) else None
+        raise ConfigError(source, "", f"is not JSON: {error}", _AGAIN) from error
+    kind = content.get("format") if isinstance(content, dict) else None
     if kind != FORMAT:
         raise ConfigError(source, "format", f"format {kind!r} is not known", f"this program reads {FORMAT}")
-    parsed = convert(told, RewardModelFile, source)
+    parsed = convert(content, RewardModelFile, source)
     model = _model(parsed, source)
     if model.version != parsed.version:
         problem = f"the content is version {model.version}, not {parsed.version}"
-        raise ConfigError(source, "version", problem, "the file is damaged: write it again with epp learn")
+        raise ConfigError(source, "version", problem, f"the file is damaged: {_AGAIN}")
     return model
 
 
 def _model(parsed: RewardModelFile, source: str) -> RewardModel:
     if sum(layer.inputs * layer.outputs for layer in parsed.layers) > MAX_WEIGHTS:
         raise ConfigError(source, "layers", f"more than {MAX_WEIGHTS} weights", "train a smaller network")
+    fields = {name: getattr(parsed, name) for name in parsed.__struct_fields__[2:]}
+    for name in ("features", "classes", "heads"):
+        fields[name] = tuple(fields[name])
     width, heads = len(parsed.features) + len(parsed.classes), len(parsed.heads)
-
-    def column(key: str, size: int) -> NDArray[np.float64]:
-        return _array(getattr(parsed, key), source, key, "<f8", (size,)).astype(np.float64)
-
-    def matrix(number: int, key: str, *shape: int) -> NDArray[np.float32]:
-        text = getattr(parsed.layers[number], key)
-        return _array(text, source, f"layers[{number}].{key}", "<f4", shape).astype(np.float32)
-
+    for name in _ARRAYS:
+        size = heads if name in ("scale", "offset") else width
+        fields[name] = _array(fields[name], source, name, "<f8", (size,)).astype(np.float64)
+    layers = []
+    for number, layer in enumerate(parsed.layers):
+        key, shape = f"layers[{number}]", (layer.inputs, layer.outputs)
+        weights = _array(layer.weights, source, f"{key}.weights", "<f4", shape).astype(np.float32)
+        bias = _array(layer.bias, source, f"{key}.bias", "<f4", shape[1:]).astype(np.float32)
+        layers.append((weights, bias))
+    fields["layers"] = tuple(layers)
     try:
-        return RewardModel(
-            features=tuple(parsed.features),
-            classes=tuple(parsed.classes),
-            heads=tuple(parsed.heads),
-            mean=column("mean", width),
-            std=column("std", width),
-            low=column("low", width),
-            high=column("high", width),
-            scale=column("scale", heads),
-            offset=column("offset", heads),
-            layers=tuple(
-                (
-                    matrix(number, "weights", layer.inputs, layer.outputs),
-                    matrix(number, "bias", layer.outputs),
-                )
-                for number, layer in enumerate(parsed.layers)
-            ),
-            samples=parsed.samples,
-            seen=parsed.seen,
-            round=parsed.round,
-            trained_at_s=float(parsed.trained_at_s),
-            tail=float(parsed.tail),
-            validation=parsed.validation,
-            congestion_ms=float(parsed.congestion_ms),
-        )
+        return RewardModel(**fields)
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
-        raise ConfigError(source, key, problem, "write it again with epp learn") from error
+        raise ConfigError(source, key, problem, _AGAIN) from error
 
 
-def _array(text: str, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ConfigError(source, key, f"is not base64: {error}", "write it again with epp learn") from error
+def _array(content: bytes, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     size = np.dtype(kind).itemsize * int(np.prod(shape))
     if len(content) != size:
         problem = f"holds {len(content)} bytes, not the {size} of shape {list(shape)}"
-        raise ConfigError(source, key, problem, "write it again with epp learn")
+        raise ConfigError(source, key, problem, _AGAIN)
     return np.frombuffer(content, kind).reshape(shape)
 
 
 def dump_reward_model(model: RewardModel) -> bytes:
     """The file's bytes."""
-    entry = RewardModelFile(
-        format=FORMAT,
-        version=model.version,
-        features=list(model.features),
-        classes=list(model.classes),
-        heads=list(model.heads),
-        mean=_text(model.mean, "<f8"),
-        std=_text(model.std, "<f8"),
-        low=_text(model.low, "<f8"),
-        high=_text(model.high, "<f8"),
-        scale=_text(model.scale, "<f8"),
-        offset=_text(model.offset, "<f8"),
-        layers=[
-            LayerEntry(
-                inputs=weights.shape[0],
-                outputs=weights.shape[1],
-                weights=_text(weights, "<f4"),
-                bias=_text(bias, "<f4"),
-            )
-            for weights, bias in model.layers
-        ],
-        samples=model.samples,
-        seen=model.seen,
-        round=model.round,
-        trained_at_s=model.trained_at_s,
-        tail=model.tail,
-        validation=dict(model.validation),
-        congestion_ms=model.congestion_ms,
-    )
-    return msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
+    content = {"format": FORMAT} | {
+        name: getattr(model, name) for name in RewardModelFile.__struct_fields__[1:]
+    }
+    content |= {name: _bytes(content[name], "<f8") for name in _ARRAYS}
+    content["validation"] = dict(model.validation)
+    content["layers"] = [
+        LayerEntry(
+            inputs=weights.shape[0],
+            outputs=weights.shape[1],
+            weights=_bytes(weights, "<f4"),
+            bias=_bytes(bias, "<f4"),
+        )
+        for weights, bias in model.layers
+    ]
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
 def version_path(model_file: Path, version: str) -> Path:
@@ -202,5 +165,5 @@ def version_path(model_file: Path, version: str) -> Path:
     return model_file.with_name(f"{model_file.stem}.{version}{model_file.suffix}")
 
 
-def _text(values: NDArray[np.generic], kind: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values, kind).tobytes()).decode()
+def _bytes(values: NDArray[np.generic], kind: str) -> bytes:
+    return np.ascontiguousarray(values, kind).tobytes()

@@ -30,10 +30,9 @@ class Pool(Section, frozen=True):
     Attributes:
         file: the endpoints file, watched; relative to the configuration file.
         kubernetes: a cluster to take endpoints from, instead of the file.
-        warmup_s: seconds over which the share of a new or returned endpoint ramps from 0 to 1.
-        eds_file: where the pool of `file` is written for Envoy, which follows it; `epp envoy render` tells
-            Envoy this path, relative to the configuration file. Empty where Envoy does not read it: it
-            shares no file system with the picker, or is of the `original-dst` variant.
+        warmup_s: seconds over which the share of a new endpoint ramps from 0 to 1.
+        eds_file: where the pool of `file` is written for Envoy, which follows it. Empty where Envoy shares no
+            file system with the picker or is of the `original-dst` variant.
     """
 
     file: str = "endpoints.yaml"
@@ -59,13 +58,12 @@ class PolicySection(Section, frozen=True):
 
     Attributes:
         name: a registered policy.
-        params: constants of the policy, as docs/policies.md names them; unknown ones are errors.
-        weights: starting weights; keys the policy does not know are errors.
-        bounds: tighter ``[low, high]`` per weight; values from either shared file outside them are refused.
+        params: constants of the policy (docs/policies.md).
+        weights: starting weights.
+        bounds: tighter ``[low, high]`` per weight, for both weights files.
         tie_band: costs within this relative distance of the best count as equal and are drawn among.
-        fallbacks: further endpoints sent after the picked one, in order of cost (0 for gateways that take
-            a single endpoint).
-        model_file: reward model of `lodestar`, as `epp learn` writes it, watched; none when empty.
+        fallbacks: further endpoints sent after the picked one, by cost; 0 for gateways that take one.
+        model_file: reward model of `lodestar`, written by `epp learn`, watched.
     """
 
     name: str = "gorgo-ms"
@@ -107,16 +105,11 @@ class Request(Section, frozen=True):
 
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
-        max_held_body_bytes: what all waiting requests may hold together: incomplete bodies (in full duplex
-            they come in pieces, as slowly as their clients send them), with their headers and metadata as
-            they lie in memory. More is answered with 503. Each response that is read counts 64 KiB; on the
-            picker's own transport, open streams (8 KiB each) and messages that are incomplete, queued or not
-            yet read count, too. All but bodies may exceed the limit by the length of the longest message. At
-            least `max_body_bytes`.
-        tenant_header: header whose value separates cache namespaces, none when empty.
-        inject_usage: ``always`` asks for the usage of streamed chat completions and completions whose clients
-            do not; they then see one more chunk at the end, with empty ``choices`` and ``usage``. A client
-            that says ``include_usage: false`` is obeyed.
+        max_held_body_bytes: memory of all waiting requests together: incomplete bodies, headers, open streams
+            (8 KiB each) and responses being read (64 KiB each). More is answered with 503.
+        tenant_header: header whose value separates cache namespaces.
+        inject_usage: ``always`` asks engines for the usage of streams whose clients do not; they see one more
+            chunk at the end. ``include_usage: false`` is obeyed.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
@@ -135,10 +128,9 @@ class Protocol(Section, frozen=True):
 
     Attributes:
         subset_hint: obey the gateway's ``envoy.lb.subset_hint`` metadata.
-        emit_scores: send the score of every priced endpoint as metadata; higher is better.
-        errors: words of refusals: ``api`` for the API's own JSON, ``llm-d`` for its plain text.
-        conformance: for the Gateway API conformance suite alone, never in production: clients choose the
-            endpoint by a header, and answers tell who served.
+        emit_scores: send every priced endpoint's score as metadata; higher is better.
+        errors: form of refusals: the API's own JSON (``api``) or ``llm-d``'s plain text.
+        conformance: for the Gateway API conformance suite alone: clients choose the endpoint.
     """
 
     subset_hint: bool = True
@@ -166,11 +158,10 @@ class Tokens(Section, frozen=True):
     """Token counting.
 
     Attributes:
-        tokenizer: ``auto`` takes each served model's own tokenizer where its files are on this machine (the
-            folder that its engine serves, the Hugging Face cache), ``download`` also from the hub;
-            ``estimate`` takes only those of ``models``.
-        models: tokenizers by the public model name that requests give, before any that ``auto`` finds.
-        budget_ms: longest wait for a count; after it the estimate is used.
+        tokenizer: ``auto`` takes served models' tokenizers where their files are on this machine,
+            ``download`` also from the hub; ``estimate`` only those of ``models``.
+        models: by public model name, ``{source: folder or hub id, revision, chat_template}``.
+        budget_ms: longest wait for a count, before it is estimated.
     """
 
     tokenizer: Literal["auto", "download", "estimate"] = "auto"
@@ -182,12 +173,11 @@ class Prefix(Section, frozen=True):
     """The prefix index.
 
     Attributes:
-        secret_file: file whose bytes key all block hashes; a random key of the process when empty.
+        secret_file: file whose bytes key all block hashes; a random key when empty.
         block_bytes: bytes of canonical prompt per block.
-        capacity_tokens: tokens believed to fit an endpoint's KV cache until the engine reports a size.
-        state_slots: recurrent states that an engine of a hybrid model keeps, those of running requests
-            included; with 0 every token of a prompt can be taken up again.
-        chunk_tokens: most tokens of one prefill of such an engine: it copies a state at the end of each.
+        capacity_tokens: size of an endpoint's KV cache until the engine reports it.
+        state_slots: recurrent states that an engine of a hybrid model keeps; 0 for other models.
+        chunk_tokens: most tokens of one prefill of such an engine.
     """
 
     secret_file: str = ""
@@ -205,7 +195,7 @@ class Scrape(Section, frozen=True):
         path: path of the exposition.
         stale_after_s: age at which a value counts as unknown.
         ca_file: CA bundle for endpoints with TLS, the system's when empty.
-        bearer_token_file: token sent with scrapes and probes, re-read when it changes.
+        bearer_token_file: token of scrapes and probes, watched.
     """
 
     interval_s: NotNegative = 1.0
@@ -221,7 +211,7 @@ class Probe(Section, frozen=True):
     Attributes:
         interval_s: seconds between probes of one endpoint; 0 turns probing off.
         timeout_s: longest wait for a probe's or a scrape's answer.
-        path: path asked for; any HTTP answer below 500 counts as alive.
+        path: path of probes; an answer below 500 counts as alive.
         eject_s: first ejection, after three failures in a row; doubles to ten times this.
     """
 
@@ -235,9 +225,8 @@ class CapabilitySection(Section, frozen=True):
     """Several models behind one public name, which answer differently well (docs/laar.md).
 
     Attributes:
-        file: what is known of their answers, as `epp laar fit` writes it, watched; none when empty.
-        tell_model: responses tell which model answered, by its engine's name for it, in
-            ``x-epp-served-model``, and how many are left that are worth a try in
+        file: what is known of their answers, written by `epp laar fit`, watched.
+        tell_model: answers carry ``x-epp-served-model`` and, how many are left to try,
             ``x-epp-untried-models``. Render Envoy's configuration again after a change.
     """
 
@@ -258,16 +247,14 @@ class ObserveSection(Section, frozen=True):
     """Which responses are read, of those that a gateway shows the picker (STREAMED and full duplex).
 
     Where responses do not pass through the picker, as in our own Envoy configuration, nothing here matters:
-    Envoy's report tells all of it in a constant number of messages.
+    Envoy reports each request in a constant number of messages.
 
     Attributes:
-        mode: ``all``, ``none``, or ``sample:`` and the share that is read, as in ``sample:0.1``, drawn by
-            decision id. ``observe: sample:0.1`` is short for a section with this key alone.
-        max_chunks_per_s: above so many pieces read a second the share falls by itself, and says so; 0 for no
-            limit. In full duplex answers that this leaves unread pass through, whatever `unobserved` says.
-        unobserved: what becomes of the others. ``end``: the stream ends with the pick, in one message, and
-            leases end when that is to be expected. ``carry``: they pass through unread, for proxies that
-            do not know CONTINUE_AND_REPLACE in full duplex (docs/transport.md).
+        mode: ``all``, ``none``, or ``sample:`` and the share that is read. ``observe: sample:0.1`` is short
+            for a section with this key alone.
+        max_chunks_per_s: above so many pieces a second the share falls by itself; 0 for no limit.
+        unobserved: ``end`` ends the other streams with their pick; ``carry`` passes them through, for
+            proxies that do not know CONTINUE_AND_REPLACE in full duplex (docs/transport.md).
     """
 
     mode: ObserveMode = "all"
@@ -279,10 +266,11 @@ class Records(Section, frozen=True):
     """The flight recorder.
 
     Attributes:
-        folder: where decisions and outcomes are written, nowhere when empty. Pickers may share one.
-        max_bytes: size of all files of the folder together; the oldest go first.
+        folder: where decisions and outcomes are written. Pickers may share one. With `prefix.secret_file`
+            the prefix index is rebuilt from it at start.
+        max_bytes: size of all files together; the oldest go first.
         compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
-        sample: share of the requests that is recorded, drawn by decision id.
+        sample: share of the requests that is recorded.
     """
 
     folder: str = ""
@@ -295,15 +283,14 @@ class Config(Section, frozen=True):
     """All of `epp.yaml`.
 
     Attributes:
-        weights_file: weights written by the tuner, watched; none when empty.
-        overrides_file: weights pinned by the operator, watched; they win. None when empty.
+        weights_file: weights written by the tuner, watched.
+        overrides_file: weights pinned by the operator, watched; they win.
         regions: rules that bind requests to regions; all that match apply.
         observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
             a section.
         shadow: policies that score live decisions without a say in them (docs/lodestar.md).
-        drain_s: seconds that streams may go on after SIGTERM (or SIGINT, or SIGHUP unless it is ignored).
-        drain_accept_s: how many of them new streams are still taken, because proxies learn late that the
-            picker is leaving.
+        drain_s: seconds that streams may go on after SIGTERM.
+        drain_accept_s: how many of them new streams are still taken.
     """
 
     listen: Listen = Listen()

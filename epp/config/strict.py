@@ -218,40 +218,27 @@ def _explain(text: str, kind: object, source: str, key: str) -> list[ConfigError
 
 
 def _fix(problem: str, kind: object) -> str:
-    """What to write instead, where that can be told from the type."""
+    """What to write instead, where the type shows it."""
     info = msgspec.inspect.type_info(kind)
     if problem.startswith("Invalid enum value"):
-        words = [word for option in _options(info) for word in _words(option)]
-        return f"one of: {', '.join(words)}" if words else ""
+        words = [
+            repr(word) if word == "" else str(word)
+            for option in _union(info)
+            if isinstance(option, msgspec.inspect.LiteralType)
+            for word in option.values
+        ]
+        return f"one of: {', '.join(words)}"
     wrong = _WRONG_TYPE.match(problem)
     wanted = wrong["wanted"].split(" | ") if wrong else []
     usual = "; or ".join(_FIXES[name] for name in wanted if name in _FIXES)
-    if "object" in wanted and (known := _known(info)):
-        usual = f"a section: keys under it, or leave it out; known keys: {', '.join(sorted(known))}"
     if wrong and wrong["got"] == "str":
         return usual
-    stated = (str(option.extra["fix"]) for option in _stated(info) if option.extra)
-    return next(stated, usual)
-
-
-def _words(info: msgspec.inspect.Type) -> list[str]:
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return [repr(word) if word == "" else str(word) for word in info.values]
-    if isinstance(info, msgspec.inspect.EnumType):
-        return [str(member.value) for member in info.cls]
-    return []
+    metas = (option for option in _union(info) if isinstance(option, msgspec.inspect.Metadata))
+    return next((str(meta.extra["fix"]) for meta in metas if meta.extra), usual)
 
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
-
-
-def _known(info: msgspec.inspect.Type) -> list[str]:
-    """Names of the keys that a section may have."""
-    for option in _options(info):
-        if isinstance(option, msgspec.inspect.StructType):
-            return [field.encode_name for field in option.fields]
-    return []
 
 
 def _alternatives(kind: object) -> tuple[object, ...]:
@@ -259,18 +246,6 @@ def _alternatives(kind: object) -> tuple[object, ...]:
     if get_origin(kind) is Annotated:
         return _alternatives(get_args(kind)[0])
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _options(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
-    """The alternatives of a union, or the type itself, without what is stated beside them."""
-    return tuple(
-        option.type if isinstance(option, msgspec.inspect.Metadata) else option for option in _union(info)
-    )
-
-
-def _stated(info: msgspec.inspect.Type) -> list[msgspec.inspect.Metadata]:
-    """Those alternatives that state a fix (`msgspec.Meta.extra`)."""
-    return [option for option in _union(info) if isinstance(option, msgspec.inspect.Metadata)]
 
 
 def _union(info: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.config.address import UNIX, is_ip, split_address
 from epp.config.eds import eds_content
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of what lies behind Envoy, and of what it tells."""
+    """Flags of what lies behind Envoy, and of what it reports."""
     parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
     parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
     parser.add_argument(
@@ -108,7 +109,7 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask engines for answers that are not compressed, so that their usage can be read",
     )
     parser.add_argument(
-        "--no-observe", action="store_true", help="tell the picker nothing about how requests went"
+        "--no-observe", action="store_true", help="report nothing to the picker about how requests went"
     )
     parser.add_argument(
         "--eds",
@@ -147,10 +148,6 @@ def run(arguments: argparse.Namespace) -> int:
         text = render(settings)
     else:
         region = arguments.tier.removeprefix(RELAY)
-        regions = settings.relays.regions if settings.relays else {}
-        if region not in regions:
-            fix = f"one of: {', '.join(regions)}" if regions else "there are none: write host:port by region"
-            raise ConfigError(str(arguments.config), "relays.regions", f"no relay for {region!r}", fix)
         text = render_relay(settings, region)
         endpoints = tuple(endpoint for endpoint in endpoints if endpoint.region == region)
     if arguments.eds:
@@ -181,48 +178,44 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         ConfigError: naming the file, the key and the fix.
     """
     settings = _configured(arguments.config, arguments.variant)
-    settings = replace(
-        settings,
-        variant=Variant(arguments.variant),
-        upstream_ca_file=arguments.upstream_ca,
-        health_check_path=arguments.health_check,
-        access_log=arguments.access_log,
-        observe=not arguments.no_observe,
-        strip_accept_encoding=arguments.strip_accept_encoding,
-    )
+    changes: dict[str, Any] = {
+        "variant": Variant(arguments.variant),
+        "upstream_ca_file": arguments.upstream_ca,
+        "health_check_path": arguments.health_check,
+        "access_log": arguments.access_log,
+        "observe": not arguments.no_observe,
+        "strip_accept_encoding": arguments.strip_accept_encoding,
+        "picker_tls": _towards_picker(settings.picker_tls, arguments),
+        "first_token_tls": _towards_picker(settings.first_token_tls, arguments),
+    }
+    for flag, field in (
+        (arguments.upstream_idle_timeout, "upstream_idle_timeout_s"),
+        (arguments.preconnect_ratio, "preconnect_ratio"),
+        (arguments.admin_port, "admin_port"),
+    ):
+        changes |= {field: flag} if flag is not None else {}
     if arguments.eds:
-        settings = replace(settings, eds_path=str(arguments.eds.absolute()))
-    if arguments.upstream_idle_timeout is not None:
-        settings = replace(settings, upstream_idle_timeout_s=arguments.upstream_idle_timeout)
-    if arguments.preconnect_ratio is not None:
-        settings = replace(settings, preconnect_ratio=arguments.preconnect_ratio)
+        changes["eds_path"] = str(arguments.eds.absolute())
     if arguments.listen:
-        host, port = _address("--listen", arguments.listen)
+        host, changes["listener_port"] = _address("--listen", arguments.listen)
         if not is_ip(host):
             problem = f"Envoy listens on addresses, not on names such as {host!r}"
             raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
-        settings = replace(settings, listener_host=host, listener_port=port)
+        changes["listener_host"] = host
     if arguments.picker:
-        host, port = _address("--picker", arguments.picker)
-        # A picker that is elsewhere is told first tokens there, too.
-        settings = replace(settings, picker_host=host, picker_port=port, first_token_host="")
+        changes["picker_host"], changes["picker_port"] = _address("--picker", arguments.picker)
+        # A picker that is elsewhere listens for first tokens there, too.
+        changes["first_token_host"] = ""
     if arguments.first_token == "0":  # noqa: S105 - a token of an answer
-        settings = replace(settings, first_token_port=0, first_token_path="")
+        changes |= {"first_token_port": 0, "first_token_path": ""}
     elif arguments.first_token and arguments.first_token.startswith(UNIX):
-        settings = replace(settings, first_token_path=arguments.first_token.removeprefix(UNIX))
+        changes["first_token_path"] = arguments.first_token.removeprefix(UNIX)
     elif arguments.first_token:
         host, port = _address("--first-token", arguments.first_token)
-        settings = replace(settings, first_token_host=host, first_token_port=port, first_token_path="")
-    settings = replace(
-        settings,
-        picker_tls=_towards_picker(settings.picker_tls, arguments),
-        first_token_tls=_towards_picker(settings.first_token_tls, arguments),
-    )
+        changes |= {"first_token_host": host, "first_token_port": port, "first_token_path": ""}
     if arguments.envoy_version:
-        settings = replace(settings, envoy_version=_version(arguments.envoy_version))
-    if arguments.admin_port is not None:
-        settings = replace(settings, admin_port=arguments.admin_port)
-    return settings
+        changes["envoy_version"] = _version(arguments.envoy_version)
+    return replace(settings, **changes)
 
 
 def _configured(config_file: Path, variant: str) -> EnvoySettings:
@@ -264,10 +257,10 @@ def _check_renderable(config: Config, variant: str, source: str) -> None:
 
 
 def _version(text: str) -> tuple[int, int]:
-    parts = text.split(".")
-    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+    found = re.match(r"([0-9]+)\.([0-9]+)(\.|$)", text)
+    if found is None:
         raise ConfigError("<arguments>", "--envoy-version", f"{text!r} is not a version", "e.g. 1.36")
-    return int(parts[0]), int(parts[1])
+    return int(found[1]), int(found[2])
 
 
 def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:

@@ -74,7 +74,7 @@ def script(settings: EnvoySettings) -> str:
     parameters = {
         "NAMESPACE": _quoted(OBSERVED_NAMESPACE),
         "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
-        "CLUSTER": _quoted(FIRST_TOKENS if settings.tells_first_tokens else ""),
+        "CLUSTER": _quoted(FIRST_TOKENS if settings.reports_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(_USAGE_BYTES),
     }
@@ -103,7 +103,7 @@ def decision_header() -> api.core.HeaderValueOption:
 
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
     """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
-    if not settings.tells_first_tokens:
+    if not settings.reports_first_tokens:
         return []
     host, path = settings.first_token_host or settings.picker_host, settings.first_token_path
     address = api.core.Address(pipe=api.core.Pipe(path=path)) if path else None

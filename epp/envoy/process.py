@@ -76,7 +76,7 @@ async def version_of(binary: Path) -> tuple[int, int]:
         output, _ = await process.communicate()
         found = re.search(rb"/(\d+)\.(\d+)\.\d+", output)
         if found is None:
-            raise EnvoyError(f"{binary} does not tell its version: {output.decode(errors='replace').strip()}")
+            raise EnvoyError(f"{binary} does not name its version: {output.decode(errors='replace').strip()}")
         _versions[binary] = int(found[1]), int(found[2])
     return _versions[binary]
 

@@ -1,4 +1,4 @@
-"""What an Envoy in front of the picker can be told: one plain frozen value with documented defaults.
+"""Settings of an Envoy in front of the picker: one plain frozen value with documented defaults.
 
 Knows nothing of Envoy's API and reads no file. The rest of this folder turns it into configuration.
 """
@@ -38,7 +38,7 @@ class Variant(StrEnum):
 #: First version of Envoy with all that we configure.
 FULL_FEATURED = (1, 38)
 
-#: Longest time that Envoy is told, in seconds: it refuses durations over 292 years.
+#: Longest time that Envoy is given, in seconds: it refuses durations over 292 years.
 MOST_S = 1e9
 
 
@@ -96,8 +96,8 @@ class EnvoySettings:
         destination_patterns: `original-dst` only: RE2 patterns of further ``ip:port`` destinations that the
             picker may name beside `endpoints`.
         access_log: whether one JSON line a request goes to stdout.
-        observe: whether the picker is told how requests went: when the first token came, and a report at the
-            end. Full duplex shows it the response itself and needs none of this.
+        observe: whether Envoy reports first tokens and ended requests to the picker. Full duplex shows it the
+            response itself.
         first_token_host: address of the picker's listener for first tokens, `picker_host` when empty.
         first_token_port: its port; 0 sends no first tokens, so that the picker learns of them at the end.
         first_token_path: its Unix socket, instead of host and port; none when empty.
@@ -107,7 +107,7 @@ class EnvoySettings:
             because nothing can be read of a compressed answer.
         restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
             name back. In full duplex the picker does that itself.
-        served_model_header: whether responses tell the client which model served it, by the engine's name
+        served_model_header: whether responses name the model that served them, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
@@ -149,8 +149,8 @@ class EnvoySettings:
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property
-    def tells_first_tokens(self) -> bool:
-        """Whether there is a listener to tell first tokens to."""
+    def reports_first_tokens(self) -> bool:
+        """Whether there is a listener to report first tokens to."""
         return self.observed and bool(self.first_token_path or self.first_token_port)
 
     @property
@@ -174,13 +174,6 @@ class EnvoySettings:
             raise ConfigError("envoy", "upstream_idle_timeout_s", f"must be from 0.001 to {MOST_S:.0f}")
         if not 1 <= self.preconnect_ratio <= 3:
             raise ConfigError("envoy", "preconnect_ratio", "must be from 1 to 3, the range that Envoy takes")
-        if self.max_body_bytes >= 1 << 32:
-            raise ConfigError("envoy", "max_body_bytes", "must be below 4 GiB")
-        for name in ("listener_port", "admin_port", "picker_port", "first_token_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError("envoy", name, "must be a port, from 0 to 65535")
-        if self.health_check_path and not self.health_check_path.startswith("/"):
-            raise ConfigError("envoy", "health_check_path", "must begin with /", "e.g. /health")
         if self.variant is not Variant.STANDALONE and self.relays is not None:
             raise ConfigError(
                 "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"

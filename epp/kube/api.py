@@ -25,7 +25,6 @@ from epp.kube.problems import KubeError, Reason, reason_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from epp.clock import Clock
     from epp.config.kubernetes import Kubernetes
     from epp.kube.credentials import Surroundings
 
@@ -51,11 +50,10 @@ class KubeApi:
     Args:
         settings: which credentials.
         around: where they are looked for.
-        clock: the time.
     """
 
-    def __init__(self, settings: Kubernetes, around: Surroundings, clock: Clock) -> None:
-        self._settings, self._around, self._clock = settings, around, clock
+    def __init__(self, settings: Kubernetes, around: Surroundings) -> None:
+        self._settings, self._around = settings, around
         self._client: Any = None
         self._opening = asyncio.Lock()
 
@@ -133,7 +131,7 @@ class KubeApi:
     async def _open(self) -> Any:
         async with self._opening:
             if self._client is None:
-                configuration = await load(self._settings, self._around, self._clock)
+                configuration = await load(self._settings, self._around)
                 self._client = _new_client(configuration)
             return self._client
 

@@ -1,9 +1,8 @@
 """From the configuration to a client of the API server, by the library's own loaders.
 
 Owns where credentials come from: the kubeconfig file that the configuration names, else the pod's service
-account, else ``$KUBECONFIG`` or ``~/.kube/config``. Tokens rotate: the service account's is read again every
-minute, a kubeconfig's (token file, exec plugin, OIDC) are asked for again before they expire. Client
-certificates and CAs live in a TLS context: `epp.kube.api` builds a new client when the old one is refused.
+account, else ``$KUBECONFIG`` or ``~/.kube/config``. Credentials rotate: when they are refused `epp.kube.api`
+builds a new client, which loads them anew.
 
 The library is imported here and in `epp.kube.api` alone, and only when a cluster is configured.
 """
@@ -14,22 +13,17 @@ import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from epp.kube.problems import KubeError, Reason
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Mapping
 
-    from epp.clock import Clock
     from epp.config.kubernetes import Kubernetes
 
-T = TypeVar("T")
-
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: How often a kubeconfig's credentials are looked at again; exec plugins run only when theirs expire.
-REFRESH_S = 60.0
 #: Longest time that credentials may take: a plugin that hangs would hold every call for ever.
 LOAD_S = 60.0
 _AUTH = "BearerToken"
@@ -70,24 +64,36 @@ def namespace_of(settings: Kubernetes, around: Surroundings) -> str:
     return own or "default"
 
 
-async def load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
-    """The library's configuration, with credentials that refresh themselves.
+async def load(settings: Kubernetes, around: Surroundings) -> Any:
+    """The library's configuration.
 
     Raises:
         KubeError: there are no credentials, or they cannot be used.
     """
-    configuration = await _beside_the_loop(lambda: _load(settings, around, clock))
-    _keep_fresh(configuration)
-    return configuration
+    try:
+        # Beside the loop: the library reads files, and runs plugins, as if they always answered.
+        async with asyncio.timeout(LOAD_S):
+            return await in_daemon_thread(lambda: asyncio.run(_load(settings, around)))
+    except KubeError:
+        raise
+    except Exception as error:  # files, plugins and token servers fail in any way they like
+        words = f"no answer within {LOAD_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        problem = f"cannot use the credentials: {words or type(error).__name__}"
+        raise KubeError(Reason.CREDENTIALS, problem) from error
 
 
-async def _load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any:
+async def _load(settings: Kubernetes, around: Surroundings) -> Any:
     from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415  # see the module
     from kubernetes_asyncio.config import load_incluster_config  # noqa: PLC0415
+    from kubernetes_asyncio.config.kube_config import (  # noqa: PLC0415
+        KubeConfigLoader,
+        KubeConfigMerger,
+    )
 
-    configuration = Configuration()
+    configuration: Any = Configuration()
     if settings.kubeconfig or not around.environ.get("KUBERNETES_SERVICE_HOST"):
-        await _from_kubeconfig(configuration, settings, around, clock)
+        merged: Any = KubeConfigMerger(_kubeconfig_files(settings, around)).config
+        await KubeConfigLoader(merged, config_base_path=None).load_and_set(configuration)
     else:
         load_incluster_config(  # type: ignore[no-untyped-call]  # the library leaves it untyped
             client_configuration=configuration,
@@ -95,44 +101,9 @@ async def _load(settings: Kubernetes, around: Surroundings, clock: Clock) -> Any
             cert_filename=str(around.service_account / "ca.crt"),
             environ=around.environ,
         )
+    if token := configuration.api_key.get(_AUTH):
+        configuration.api_key[_AUTH] = token.strip()  # a header holds no line break of its file
     return configuration
-
-
-async def _beside_the_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine of the library's in a thread: it reads files as if they always answered.
-
-    Raises:
-        KubeError: whatever it raises, in our words, or that it takes too long.
-    """
-    try:
-        async with asyncio.timeout(LOAD_S):  # what blocks does not see its own limit
-            return await in_daemon_thread(lambda: asyncio.run(asyncio.wait_for(work(), LOAD_S)))
-    except KubeError:
-        raise
-    except Exception as error:  # files, plugins and token servers fail in any way they like
-        raise _unusable(error) from error
-
-
-async def _from_kubeconfig(
-    configuration: Any, settings: Kubernetes, around: Surroundings, clock: Clock
-) -> None:
-    from kubernetes_asyncio.config.kube_config import (  # noqa: PLC0415  # see the module
-        KubeConfigLoader,
-        KubeConfigMerger,
-    )
-
-    merged: Any = KubeConfigMerger(_kubeconfig_files(settings, around)).config
-    loader = KubeConfigLoader(merged, config_base_path=None)
-    await loader.load_and_set(configuration)
-    fresh_until_s = clock.mono_s() + REFRESH_S
-
-    async def refresh(configuration: Any) -> None:
-        nonlocal fresh_until_s
-        if clock.mono_s() >= fresh_until_s:
-            fresh_until_s = clock.mono_s() + REFRESH_S
-            await loader.load_and_set(configuration)
-
-    configuration.refresh_api_key_hook = refresh
 
 
 def _kubeconfig_files(settings: Kubernetes, around: Surroundings) -> str:
@@ -151,30 +122,3 @@ def _kubeconfig_files(settings: Kubernetes, around: Surroundings) -> str:
             "run in a cluster, or set pool.kubernetes.kubeconfig",
         )
     return named
-
-
-def _keep_fresh(configuration: Any) -> None:
-    """Wrap the library's refreshing: its errors become ours; no token keeps the line break of its file."""
-    inner: Callable[[Any], Awaitable[None] | None] | None = configuration.refresh_api_key_hook
-
-    async def refresh(configuration: Any) -> None:
-        async def renew() -> None:
-            waiting = inner(configuration) if inner is not None else None
-            if waiting is not None:
-                await waiting
-
-        await _beside_the_loop(renew)
-        _strip(configuration)
-
-    configuration.refresh_api_key_hook = refresh
-    _strip(configuration)
-
-
-def _strip(configuration: Any) -> None:
-    if _AUTH in configuration.api_key:
-        configuration.api_key[_AUTH] = configuration.api_key[_AUTH].strip()
-
-
-def _unusable(error: Exception) -> KubeError:
-    words = f"no answer within {LOAD_S:g} s" if isinstance(error, TimeoutError) else str(error)
-    return KubeError(Reason.CREDENTIALS, f"cannot use the credentials: {words or type(error).__name__}")

@@ -1,8 +1,8 @@
-"""Annotations and labels that tell of an endpoint what the endpoints file would: same names, one prefix.
+"""Annotations and labels that describe an endpoint as the endpoints file would: same names, one prefix.
 
 ``gorgo-epp/region``, ``gorgo-epp/engine-class`` and so on, on the pod; an annotation goes before a label.
 Values that labels cannot hold (model names with slashes, lists) are annotations. A value that cannot be used
-is told and counts as absent: one pod's typing error must not cost the pool.
+is reported and counts as absent: one pod's typing error must not cost the pool.
 """
 
 from __future__ import annotations
@@ -53,14 +53,11 @@ def stated(meta: Meta, problems: list[str]) -> dict[str, Any]:
             problems.append(f"pod {meta.name}: {PREFIX}{key}: {text!r}: {error}; it is left out")
         else:
             fields[key.replace("-", "_")] = value
-    while wrong := misnamed(fields.get("models", []), fields.get("adapters", [])):
-        problems.append(
-            f"pod {meta.name}: {PREFIX}{wrong.key}: {wrong.problem} ({wrong.fix}); it is left out"
-        )
-        if wrong.name is None:
-            del fields[wrong.key]
-        else:
-            fields[wrong.key].remove(wrong.name)
+    if wrong := misnamed(fields.get("models", []), fields.get("adapters", [])):
+        key, problem, fix = wrong
+        problems.append(f"pod {meta.name}: {PREFIX}{key}: {problem} ({fix}); its names are left out")
+        for key in ("models", "adapters"):
+            fields.pop(key, None)
     return fields
 
 

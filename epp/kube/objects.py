@@ -6,6 +6,8 @@ decoded, so that one odd object costs itself and not the list. Never talks to a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -32,17 +34,11 @@ class Named(_Object, frozen=True):
     metadata: Meta = Meta()
 
 
-class ContainerPort(_Object, frozen=True):
-    """A port that a container declares."""
-
-    container_port: int = 0
-
-
 class Container(_Object, frozen=True):
     """A container of a pod."""
 
     name: str = ""
-    ports: list[ContainerPort] | None = None
+    ports: list[dict[str, Any]] | None = None
 
 
 class PodSpec(_Object, frozen=True):
@@ -52,30 +48,12 @@ class PodSpec(_Object, frozen=True):
     containers: list[Container] | None = None
 
 
-class Running(_Object, frozen=True):
-    """State of a container that runs."""
-
-    started_at: str | None = None
-
-
-class ContainerState(_Object, frozen=True):
-    """State of a container; `running` is absent while it waits or after it ended."""
-
-    running: Running | None = None
-
-
 class ContainerStatus(_Object, frozen=True):
     """What the kubelet says about a container."""
 
     name: str = ""
     restart_count: int = 0
-    state: ContainerState | None = None
-
-
-class PodIp(_Object, frozen=True):
-    """One of a pod's addresses."""
-
-    ip: str = ""
+    state: dict[str, dict[str, Any] | None] | None = None
 
 
 class Condition(_Object, frozen=True):
@@ -90,7 +68,7 @@ class PodStatus(_Object, frozen=True):
 
     phase: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
-    pod_ips: list[PodIp] | None = msgspec.field(default=None, name="podIPs")
+    pod_ips: list[dict[str, str]] | None = msgspec.field(default=None, name="podIPs")
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
 

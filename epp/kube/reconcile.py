@@ -179,7 +179,7 @@ def _offers(
 
 def addresses_of(pod: Pod) -> tuple[str, tuple[str, ...]]:
     """The pod's primary address, ``""`` when it has none, and its others."""
-    ips = [entry.ip for entry in pod.status.pod_ips or ()]
+    ips = [entry.get("ip", "") for entry in pod.status.pod_ips or ()]
     if pod.status.pod_ip and pod.status.pod_ip not in ips:
         ips.insert(0, pod.status.pod_ip)
     primary, *others = [ip for ip in ips if is_ip(ip)] or [""]
@@ -197,7 +197,7 @@ def process_of(pod: Pod, port: int) -> str:
     declaring = {
         container.name
         for container in pod.spec.containers or ()
-        if any(declared.container_port == port for declared in container.ports or ())
+        if any(declared.get("containerPort") == port for declared in container.ports or ())
     }
     starts = sorted(
         _start(status)
@@ -208,5 +208,6 @@ def process_of(pod: Pod, port: int) -> str:
 
 
 def _start(status: ContainerStatus) -> str:
-    running = status.state.running if status.state else None
-    return f"{status.name}/{status.restart_count}/{(running.started_at or '') if running else 'stopped'}"
+    running = (status.state or {}).get("running")  # absent while it waits or after it ended
+    started = running.get("startedAt", "") if running else "stopped"
+    return f"{status.name}/{status.restart_count}/{started}"

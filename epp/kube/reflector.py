@@ -282,10 +282,13 @@ class Reflector(Generic[T]):
                 log.warning("%s", self._explain(error))
                 self._warned = True
             self.problem = error
+            if error.reason not in self.resource.spared:
+                self._tools.observer.ok(name, ok=False)
             self._changed()
         await self._tools.sleep(max(error.retry_after_s, self._backoff.next_s()))
 
     def _mended(self) -> None:
+        self._tools.observer.ok(self.resource.name, ok=True)
         if self.problem is not None:
             if self._warned:
                 log.info("the API server answers on %s again", self.resource.name)

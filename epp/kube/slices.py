@@ -1,7 +1,7 @@
 """EndpointSlices in, endpoints out: discovery through a Service, for clusters without the CRDs.
 
 A pod with two families is in two slices; it is one replica and so one endpoint. Slices know no restarts of a
-container: the engine's own metrics tell them (start time), as they do outside Kubernetes.
+container: the engine's own metrics show them (start time), as they do outside Kubernetes.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ def reconcile_slices(
             problems.append(f"EndpointSlice {each.metadata.name} holds {each.address_type}, not addresses")
             continue
         ports = _ports(each, settings, in_use, problems)
-        for said in each.endpoints or ():
+        for listed in each.endpoints or ():
             # Addresses of one entry are interchangeable: the first is the one that everybody uses.
-            ip = said.addresses[0] if said.addresses else ""
+            ip = listed.addresses[0] if listed.addresses else ""
             if is_ip(ip):
-                replica = (said.target_ref.uid if said.target_ref else "") or ip
+                replica = (listed.target_ref.uid if listed.target_ref else "") or ip
                 created = each.metadata.creation_timestamp or ""
-                replicas.setdefault(replica, []).append(_Entry(family, ip, ports, created, said))
+                replicas.setdefault(replica, []).append(_Entry(family, ip, ports, created, listed))
     offers: list[Offer] = []
     for entries in replicas.values():
         wanted = min(entry.family for entry in entries)
         others = [entry.ip for entry in entries if entry.family != wanted]
         for entry in entries:
             if entry.family == wanted:
-                node = nodes.get(entry.said.node_name or "")
+                node = nodes.get(entry.listed.node_name or "")
                 offers.extend(_offers(entry, others, node=node, settings=settings, known=known))
     return settle(offers, problems)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One address of one replica, and the slice's words that hold for it."""
+    """One address of one replica, and what its slice says of it."""
 
     family: str
     ip: str
     ports: tuple[int, ...]
     created: str
-    said: SliceEndpoint
+    listed: SliceEndpoint
 
 
 def _ports(
@@ -101,20 +101,20 @@ def _offers(
     settings: Kubernetes,
     known: Mapping[str, EndpointSpec],
 ) -> Iterable[Offer]:
-    said = entry.said
-    serving = said.conditions.ready is not False and not said.conditions.terminating
+    listed = entry.listed
+    serving = listed.conditions.ready is not False and not listed.conditions.terminating
     node_labels = (node.metadata.labels if node else None) or {}
     labels = {key: node_labels[key] for key in (ZONE, REGION) if key in node_labels}
-    if said.zone:
-        labels[ZONE] = said.zone
-    if said.node_name:
-        labels[HOSTNAME] = said.node_name
-    uid = said.target_ref.uid if said.target_ref else ""
+    if listed.zone:
+        labels[ZONE] = listed.zone
+    if listed.node_name:
+        labels[HOSTNAME] = listed.node_name
+    uid = listed.target_ref.uid if listed.target_ref else ""
     for rank, port in enumerate(entry.ports):
         address = join_address(entry.ip, port)
         if not serving and (address not in known or known[address].uid != uid):
             continue
-        name = {f"{PREFIX}name": f"{said.target_ref.name}-rank-{rank}"} if said.target_ref else {}
+        name = {f"{PREFIX}name": f"{listed.target_ref.name}-rank-{rank}"} if listed.target_ref else {}
         spec = EndpointSpec(
             address=address,
             uid=uid,

@@ -19,7 +19,7 @@ import msgspec
 
 from epp.config.kubernetes import POOL_GROUP
 from epp.kube.objects import EndpointSlice, InferencePool, Named, Objective, Pod
-from epp.kube.problems import Reason, advice
+from epp.kube.problems import KubeError, Reason, advice
 from epp.kube.reconcile import Discovered, Made, reconcile_pods
 from epp.kube.reflector import Reflector, Resource
 from epp.kube.slices import reconcile_slices
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: Changes are gathered for this long: a rollout is many events and few pools.
 GATHER_S = 0.05
 #: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
-#: Nobody has to install either, and roles made for the newer one need not grant the older.
+#: Neither has to be installed, and roles made for the newer one need not grant the older.
 _OBJECTIVES = {
     "llm-d.ai/v1alpha2": frozenset({Reason.NOT_FOUND}),
     "inference.networking.x-k8s.io/v1alpha2": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}),
@@ -79,25 +79,20 @@ class KubeSource:
         self._applied = False
         self._priorities: Mapping[str, int] = {}
         self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
-        self._pool = self._objectives = self._old_objectives = None
-        if settings.pool_name:
-            name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
-            self._pool = self._mirror(
-                "inferencepools", self._collection(f"{POOL_GROUP}/v1"), InferencePool, name
-            )
-            new, old = (
-                self._mirror(
-                    "inferenceobjectives",
-                    self._collection(group, "inferenceobjectives"),
-                    Objective,
-                    spared=spared,
-                )
-                for group, spared in _OBJECTIVES.items()
-            )
-            self._objectives, self._old_objectives = new, old
+        self._pool: Reflector[InferencePool] | None = None
+        #: In the order of `_OBJECTIVES`.
+        self._objectives: list[Reflector[Objective]] = []
         self._members: Reflector[Pod] | None = None
         self._next_members: Reflector[Pod] | None = None
         self._slices: Reflector[EndpointSlice] | None = None
+        if settings.pool_name:
+            name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
+            path = self._collection(f"{POOL_GROUP}/v1", "inferencepools")
+            self._pool = self._mirror("inferencepools", path, InferencePool, name)
+            for group, spared in _OBJECTIVES.items():
+                path = self._collection(group, "inferenceobjectives")
+                mirror = self._mirror("inferenceobjectives", path, Objective, spared=spared)
+                self._objectives.append(mirror)
         if settings.selector:
             self._members = self._pods(settings.selector)
         if settings.service:
@@ -107,7 +102,7 @@ class KubeSource:
 
     async def run(self) -> None:
         """Follow for ever."""
-        fixed = [self._pool, self._members, self._slices, self._objectives, self._old_objectives]
+        fixed = [self._pool, self._members, self._slices, *self._objectives]
         if self._settings.watch_nodes:
             fixed.append(self._nodes)
         async with asyncio.TaskGroup() as self._group:
@@ -118,7 +113,6 @@ class KubeSource:
                 await self._dirty.wait()
                 await self._tools.sleep(GATHER_S)
                 self._dirty.clear()
-                self._report_ok()
                 try:
                     self._reconcile()
                 except Exception:  # a fault of ours; the next change is another try
@@ -131,17 +125,20 @@ class KubeSource:
         if self._applied:
             # Without a problem an empty pool may be scaled from nothing.
             return "" if self._current.specs else min(self._reported, default="")
-        for mirror in self._needed():
-            if mirror.problem is not None:
-                return advice(mirror.resource, self._settings, self._namespace, mirror.problem)
+        for mirror in (self._pool, self._members or self._next_members, self._slices):
+            if mirror is not None and mirror.problem is not None:
+                return self._advice(mirror.resource, mirror.problem)
         return "waiting for the cluster's first answers"
 
     def priority(self, objective: str) -> int:
         """Priority of an InferenceObjective by name, 0 for one that does not exist."""
         return self._priorities.get(objective, 0)
 
-    def _collection(self, group: str, plural: str = "inferencepools") -> str:
+    def _collection(self, group: str, plural: str) -> str:
         return f"/apis/{group}/namespaces/{self._namespace}/{plural}"
+
+    def _advice(self, resource: Resource[Any], problem: KubeError) -> str:
+        return advice(resource, self._settings, self._namespace, problem)
 
     def _mirror(
         self,
@@ -161,46 +158,21 @@ class KubeSource:
             metadata_only=metadata_only,
             spared=spared,
         )
-        return Reflector(
-            resource,
-            self._tools,
-            self._dirty.set,
-            lambda problem: advice(resource, self._settings, self._namespace, problem),
-        )
+        return Reflector(resource, self._tools, self._dirty.set, lambda error: self._advice(resource, error))
 
     def _pods(self, selector: str) -> Reflector[Pod]:
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         return self._mirror("pods", path, Pod, {"labelSelector": selector})
 
-    def _all(self) -> list[Reflector[Any]]:
-        mirrors: list[Reflector[Any] | None] = [self._pool, self._next_members or self._members, self._slices]
-        if self._settings.watch_nodes:
-            mirrors.append(self._nodes)
-        mirrors += [self._objectives, self._old_objectives]
-        return [mirror for mirror in mirrors if mirror is not None and not _spared(mirror)]
-
-    def _needed(self) -> list[Reflector[Any]]:
-        mirrors = (self._pool, self._members or self._next_members, self._slices)
-        return [mirror for mirror in mirrors if mirror is not None]
-
     def _start(self, mirror: Reflector[Any]) -> None:
         if self._group is not None:
             self._running[mirror] = self._group.create_task(mirror.run(), name=mirror.resource.name)
 
-    def _report_ok(self) -> None:
-        """Report each resource once all mirrors of it have heard of the server."""
-        mirrors: dict[str, list[Reflector[Any]]] = {}
-        for mirror in self._all():
-            mirrors.setdefault(mirror.resource.name, []).append(mirror)
-        for name, each in mirrors.items():
-            if all(mirror.synced or mirror.problem is not None for mirror in each):
-                self._tools.observer.ok(name, ok=all(mirror.problem is None for mirror in each))
-
     def _reconcile(self) -> None:
-        if self._objectives is not None and self._old_objectives is not None:
-            newer = self._objectives.synced or not self._old_objectives.synced
-            in_force = self._objectives if newer else self._old_objectives
-            self._priorities = priorities(in_force.objects.values(), self._settings)
+        for mirror in self._objectives:
+            if mirror.synced:
+                self._priorities = priorities(mirror.objects.values(), self._settings)
+                break
         self._follow_pool()
         # The first pool waits for the nodes, where they may be read: regions must not come later.
         if self._settings.watch_nodes and not (self._nodes.synced or self._nodes.problem):
@@ -262,12 +234,6 @@ class KubeSource:
         return reconcile_pods(
             self._members.objects.values(), nodes, ports, settings, known, memory=self._memory
         )
-
-
-def _spared(mirror: Reflector[Any]) -> bool:
-    """Whether the only thing wrong is that something is missing which clusters do without."""
-    problem = mirror.problem
-    return problem is not None and problem.reason in mirror.resource.spared
 
 
 def _selects(mirror: Reflector[Any] | None, selector: str) -> bool:

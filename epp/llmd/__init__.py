@@ -1,1 +1,1 @@
-"""What llm-d's picker is told, understood: its flags, its plugin configuration, its words for refusals."""
+"""llm-d's command line, plugin configuration, errors and scores."""

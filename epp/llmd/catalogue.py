@@ -10,7 +10,7 @@ INSTEAD = {
     "leave it out, and say the pods in the InferencePool's selector": """
         by-label by-label-selector header-label-affinity-scorer label-selector-filter
     """,
-    "endpoints that only prefill or only decode are not told apart yet; keep llm-d for them": """
+    "endpoints that only prefill or only decode are not distinguished yet; keep llm-d for them": """
         always-disagg-multimodal-decider always-disagg-pd-decider decode-filter disagg-headers-handler
         disagg-profile-handler disaggregatedset-rollout-screener encode-filter p2p-source-producer
         pd-profile-handler prefill-filter prefill-header-handler prefix-based-pd-decider
@@ -48,7 +48,7 @@ INSTEAD = {
     "name the policy 'gorgo' or 'least-load' as a plugin: both count requests in flight": """
         active-request-scorer load-aware-scorer running-requests-size-scorer token-load-scorer
     """,
-    "leave it out: adapters are not told apart yet": """
+    "leave it out: adapters are not distinguished yet": """
         lora-affinity-scorer
     """,
     "use prefix-cache-scorer, or name the policy 'gorgo' as a plugin": """

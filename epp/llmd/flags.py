@@ -61,7 +61,7 @@ class Flag:
         read: text to value; raises ValueError in words.
         help: what it does.
         stance: what becomes of it. For ACCEPTED and REFUSED, only of values other than ``harmless``.
-        says: the warning, or the reason of the refusal.
+        message: the warning, or the reason of the refusal.
         harmless: values that mean here what they mean there.
         fix: what to do instead of a refused value.
     """
@@ -71,7 +71,7 @@ class Flag:
     read: Callable[[str], object]
     help: str
     stance: Stance = Stance.HONOURED
-    says: str = ""
+    message: str = ""
     harmless: tuple[object, ...] = ()
     fix: str = ""
 
@@ -112,12 +112,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("health-checking", False, _B, "", _A, "the ext_proc port answers the health service whatever this says", (True,)),
     Flag("grpc-max-recv-msg-size", None, values.quantity_bytes, "longest gRPC message taken, e.g. 25M"),
     Flag("grpc-max-send-msg-size", None, values.quantity_bytes, "", _A, "messages are sent up to the longest body and its envelope", (None,)),
-    Flag("metrics-endpoint-auth", True, _B, "", _R, "/metrics asks nobody for a token here", (False,), "--metrics-endpoint-auth=false with a NetworkPolicy, or --metrics-client-ca-file"),
+    Flag("metrics-endpoint-auth", True, _B, "", _R, "/metrics asks for no token here", (False,), "--metrics-endpoint-auth=false with a NetworkPolicy, or --metrics-client-ca-file"),
     Flag("metrics-client-ca-file", "", _text, "clients of /metrics must present a certificate signed by it"),
     Flag("metrics-cert-dir", "", _text, "folder with tls.crt and tls.key of /metrics"),
     Flag("enable-pprof", True, _B, "", _A, "there is no pprof in Python; py-spy shows a running picker from outside", (False,)),
     Flag("enable-grpc-stream-metrics", False, _B, "", _A, "stream metrics, llm_d_epp_extproc_streams_*, are always there", (True,)),
-    Flag("tracing", True, _B, "", _A, "no spans are exported; `epp explain` and the flight records tell what was decided", (False,)),
+    Flag("tracing", True, _B, "", _A, "no spans are exported; use `epp explain` and the flight records", (False,)),
     Flag("v", 2, values.whole, "verbosity: 2 is normal, 4 and above is debug"),
     Flag("zap-encoder", "console", _one_of("json", "console"), "form of the log"),
     Flag("zap-log-level", "", _level, "debug, info, error, panic or a number; goes before --v"),
@@ -179,8 +179,8 @@ def read_flags(given: Mapping[str, str | Sequence[str]], *, beside_config: bool 
         if flag.stance is Stance.HONOURED or value in flag.harmless:
             continue
         if flag.stance is Stance.REFUSED:
-            raise ConfigError(SOURCE, f"--{name}", flag.says, flag.fix)
-        warnings.append(f"--{name}: {flag.says}")
+            raise ConfigError(SOURCE, f"--{name}", flag.message, flag.fix)
+        warnings.append(f"--{name}: {flag.message}")
     if not beside_config:
         _check_together(found)
     elif others := sorted(given.keys() - LOG_FLAGS):

@@ -96,7 +96,7 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
 def _refuse_sections(config: EndpointPickerConfig, source: str) -> None:
     if len(config.scheduling_profiles) > 1:
         names = ", ".join(profile.name for profile in config.scheduling_profiles)
-        fix = "keep the one that decodes; prefill and decode endpoints are not told apart yet"
+        fix = "keep the one that decodes; prefill and decode endpoints are not distinguished yet"
         raise ConfigError(source, "schedulingProfiles", f"one profile is served, not several ({names})", fix)
     if config.flow_control is not None:
         raise ConfigError(source, "flowControl", "nothing is queued here", "leave it out")

@@ -106,7 +106,7 @@ def translate(
         )
     if "metrics-endpoint-auth" not in flags.given and not flags["metrics-client-ca-file"]:
         warnings.append(
-            "--metrics-endpoint-auth: /metrics asks nobody for a token here, though llm-d's does by default; "
+            "--metrics-endpoint-auth: /metrics asks for no token here, though llm-d's does by default; "
             "restrict it with a NetworkPolicy"
         )
     warnings += meaning.warnings

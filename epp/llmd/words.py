@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Header that tells a client, or a gateway's retry rule, why a request was dropped.
+#: Header that says to a client, or a gateway's retry rule, why a request was dropped.
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 
 #: llm-d's names of statuses, in its answers and as labels of its metrics.

@@ -79,7 +79,7 @@ class ClusterFeed:
         require_library(source)
         self._pool = pool
         around = Surroundings.here(base)
-        self._api = KubeApi(settings, around, clock)
+        self._api = KubeApi(settings, around)
         tools = Tools(self._api, _Counts(metrics), clock, asyncio.sleep, seed=secrets.randbits(63))
         self._source = KubeSource(settings, namespace_of(settings, around), tools, self._apply)
 

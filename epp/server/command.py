@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for flag in FLAGS:
         names = ["-v", "--v"] if flag.name == "v" else [f"--{flag.name}"]
-        shown = flag.help or flag.says
+        shown = flag.help or flag.message
         default = "" if flag.default in (None, "", ()) else f" (default: {flag.default})"
         options: dict[str, Any] = {"dest": _DEST + flag.name, "metavar": "X", "help": f"{shown}{default}"}
         if flag.boolean:

@@ -140,15 +140,16 @@ def test_a_wrong_configuration_names_file_key_and_fix(
 
 def test_all_errors_of_a_configuration_and_its_pool_are_said_at_once(tmp_path: Path) -> None:
     config = {
-        "policy": {"name": "gorg", "seed": "x"},
+        "policy": {"name": "gorg", "tie_band": "x"},
         "scrape": {"interval_s": -1},
         "pool": {"file": "p.yaml"},
     }
     (tmp_path / "epp.yaml").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "p.yaml").write_text("endpoints: [{address: nowhere}]", encoding="utf-8")
-    printed = run("serve", "--config", "epp.yaml", status=2, cwd=tmp_path)
-    for key in ("policy.name", "policy.seed", "scrape.interval_s", "endpoints[0].address"):
-        assert len([line for line in printed.splitlines() if key in line]) == 1, printed
+    for command, status in ((("serve",), 2), (("config", "check"), 1)):
+        printed = run(*command, "--config", "epp.yaml", status=status, cwd=tmp_path)
+        for key in ("policy.name", "policy.tie_band", "scrape.interval_s", "endpoints[0].address"):
+            assert len([line for line in printed.splitlines() if key in line]) == 1, printed
 
 
 def test_a_busy_replica_is_left_out_of_a_burst(stack: Stack) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.envoy.process import EnvoyProcess
-from tests.kit.envoy import require_envoy, settings
+from tests.kit.envoy import require_envoy
 
 pytestmark = pytest.mark.envoy
 
@@ -33,15 +32,6 @@ def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-async def test_leaving_the_context_ends_envoy_and_its_folder() -> None:
-    require_envoy()
-    async with EnvoyProcess(settings([], 1)) as envoy:
-        pid, folder = envoy.pid, envoy.log_file.parent
-        assert alive(pid)
-    assert not alive(pid)
-    assert not folder.exists()
 
 
 async def test_killed_parent_takes_envoy_with_it(tmp_path: Path) -> None:

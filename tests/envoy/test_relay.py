@@ -108,12 +108,6 @@ async def test_a_pick_is_served_by_the_endpoint_picked(tiers: Tiers) -> None:
             assert "x-gateway-destination-endpoint" not in replica.headers[-1]
 
 
-async def test_endpoints_of_other_regions_in_the_list_are_passed_over(tiers: Tiers) -> None:
-    near, far = tiers.replicas[NEAR][0], tiers.replicas[FAR][1]
-    tiers.pick(near, far, through=(FAR, NEAR))
-    assert (await tiers.ask()).served == far.address
-
-
 async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tiers: Tiers) -> None:
     replica = tiers.replicas[FAR][0]
     tiers.pick(replica, through=(FAR,))
@@ -153,21 +147,6 @@ async def test_a_region_without_a_live_endpoint_hands_over_to_the_next(tiers: Ti
     assert (answer.status, answer.served) == (200, near.address)
 
 
-async def test_many_requests_share_a_connection_for_each_address(tiers: Tiers) -> None:
-    replica = tiers.replicas[NEAR][0]
-    tiers.pick(replica, through=(NEAR,))
-    await tiers.ask()
-    before = await tiers.envoy.stats("cluster.replicas.upstream_cx_total")
-    answers = await asyncio.gather(*(tiers.ask(body=b"x" * 10_000) for _ in range(20)))
-    assert [answer.status for answer in answers] == [200] * 20
-    assert await tiers.envoy.stats("cluster.replicas.upstream_cx_total") == before
-
-
-async def test_without_a_pick_some_region_serves(tiers: Tiers) -> None:
-    tiers.picker.destination = ""
-    assert (await tiers.ask()).status == 200
-
-
 async def test_a_client_cannot_choose(tiers: Tiers) -> None:
     first, second = tiers.replicas[NEAR]
     tiers.pick(first, through=(NEAR,))
@@ -205,10 +184,6 @@ async def test_a_relay_refuses_whoever_is_not_the_global_envoy(tiers: Tiers, who
     with pytest.raises(aiohttp.ClientError):
         await knock(tiers, context)
     assert sum(len(replica.requests) for replica in tiers.replicas[NEAR]) == before
-
-
-async def test_a_relay_serves_the_global_envoys_certificate(tiers: Tiers) -> None:
-    await knock(tiers, client(tiers.folder / "global.crt"))
 
 
 async def test_compressed_bodies_arrive_as_they_were_sent(tiers: Tiers) -> None:

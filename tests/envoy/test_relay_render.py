@@ -9,7 +9,6 @@ import yaml
 
 from epp.cli import main
 from epp.config.load import parse_config
-from epp.config.relays import GLOBAL_NAME
 from epp.envoy.examples import REGIONAL_ENDPOINTS, RELAYS
 from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
@@ -51,16 +50,6 @@ def test_both_tiers_agree_on_addresses() -> None:
         assert len(here) == RELAYS.connections
 
 
-def test_a_relay_knows_the_endpoints_of_its_region_alone() -> None:
-    for region in RELAYS.regions:
-        [locality] = cluster(render_relay(two_tiers(), region))["load_assignment"]["endpoints"]
-        known = {
-            host["endpoint"]["address"]["socket_address"]["address"] for host in locality["lb_endpoints"]
-        }
-        wanted = {e.address.rpartition(":")[0] for e in REGIONAL_ENDPOINTS if e.region == region}
-        assert known == wanted
-
-
 def test_the_global_tier_weighs_relays_by_their_endpoints() -> None:
     weights = {
         entry["locality"]["region"]: {int(host["load_balancing_weight"]) for host in entry["lb_endpoints"]}
@@ -69,27 +58,11 @@ def test_the_global_tier_weighs_relays_by_their_endpoints() -> None:
     assert weights == {"eu-central": {2}, "ap-northeast": {1}}
 
 
-def test_a_relay_asks_for_the_global_tiers_certificate() -> None:
-    chain = tree(render_relay(two_tiers(), "eu-central"))["listeners"][0]["filter_chains"][0]
-    tls = chain["transport_socket"]["typed_config"]
-    names = tls["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
-    assert tls["require_client_certificate"] is True
-    assert [name["matcher"] for name in names] == [{"exact": GLOBAL_NAME}]
-
-
-def test_one_tier_is_as_it_was() -> None:
-    text = render(two_tiers(relays=None))
-    assert "relay" not in text.lower().replace("x-envoy", "")
-    assert "http2_protocol_options" not in cluster(text)
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"variant": Variant.FULL_DUPLEX}, "full-duplex"),
         ({"variant": Variant.ORIGINAL_DST}, "original-dst"),
         ({"endpoints": (Endpoint("10.0.0.1:8000", region="atlantis"),)}, "atlantis"),
-        ({"endpoints": (Endpoint("10.0.0.1:8000"),)}, "without a region"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], word: str) -> None:
@@ -97,23 +70,12 @@ def test_contradictions_are_refused(changes: dict[str, Any], word: str) -> None:
         render(two_tiers(**changes))
 
 
-def test_a_relay_of_no_region_is_refused() -> None:
-    with pytest.raises(ConfigError, match="atlantis"):
-        render_relay(two_tiers(), "atlantis")
-    with pytest.raises(ConfigError, match="there are none"):
-        render_relay(two_tiers(relays=None), "eu-central")
-
-
 @pytest.mark.parametrize(
     "section",
     [
         "regions: {eu: 10.0.0.1:8443}",  # no certificates
-        f"regions: {{eu: 10.0.0.1}}, {CERTIFICATES}",
         f"regions: {{eu: '10.0.0.1:65534'}}, connections: 4, {CERTIFICATES}",
-        f"regions: {{eu: '10.0.0.1:8443'}}, connections: 0, {CERTIFICATES}",
         f"regions: {{eu: '10.0.0.1:8443', us: '10.0.0.1:8450'}}, connections: 8, {CERTIFICATES}",  # one port is both's
-        f"regions: {{eu: '[fd00::1]:8443', us: '[fd00:0::1]:8443'}}, {CERTIFICATES}",
-        "compression: zstd",
     ],
 )
 def test_wrong_sections_are_refused(section: str) -> None:
@@ -137,16 +99,3 @@ def test_the_command_renders_both_tiers_from_one_configuration(tmp_path: Path) -
     assert "10.0.0.2" not in texts["global"]
     for tier in ("regional", "relay:", "relay:us"):
         assert main(["envoy", "render", "--config", str(config), "--tier", tier]) == 2
-
-
-def test_a_relay_s_endpoints_file_holds_its_region_alone(tmp_path: Path) -> None:
-    config, eds = tmp_path / "epp.yaml", tmp_path / "eds.yaml"
-    regions = "{eu: '10.0.0.1:8443', us: '10.1.0.1:8443'}"
-    config.write_text(f"relays: {{regions: {regions}, {CERTIFICATES}}}\n")
-    pool = "endpoints: [{address: '10.0.0.2:8000', region: eu}, {address: '10.1.0.2:8000', region: us}]\n"
-    (tmp_path / "endpoints.yaml").write_text(pool)
-    flags = ["--config", str(config), "--tier", "relay:eu", "--eds", str(eds)]
-    for more in (["--out", str(tmp_path / "relay.yaml")], ["--eds-only"]):
-        assert main(["envoy", "render", *flags, *more]) == 0
-        assert "10.0.0.2" in eds.read_text()
-        assert "10.1.0.2" not in eds.read_text()

@@ -12,8 +12,6 @@ from epp.envoy.settings import Variant
 from tests.kit.envoy import require_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.envoy.conftest import Answer, Rig
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -63,27 +61,6 @@ async def test_forged_headers_never_choose_while_the_picker_is_alive(rig: Rig) -
     assert "x-envoy-original-dst-host" not in seen
 
 
-async def test_forged_headers_never_choose_without_a_pick(rig: Rig) -> None:
-    rig.picker.destination = ""
-    admin = rig.envoy.admin_url.removeprefix("http://")
-    answers = [await rig.ask(headers=forged(admin)) for _ in range(3)]
-    if rig.settings.variant is Variant.ORIGINAL_DST:
-        assert {answer.status for answer in answers} == {503}
-    else:
-        assert {answer.status for answer in answers} == {200}
-        target = rig.addresses[2]
-        served = {(await rig.ask(headers=forged(target))).served for _ in range(20)}
-        assert served - {target}
-
-
-async def test_clients_cannot_set_timeouts_or_retries(rig: Rig) -> None:
-    rig.picker.destination = rig.addresses[0]
-    await rig.ask(headers={"x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "9"})
-    names = rig.replicas[0].headers[-1]
-    assert "x-envoy-upstream-rq-timeout-ms" not in names
-    assert "x-envoy-max-retries" not in names
-
-
 async def test_unknown_destinations_are_passed_over_or_refused(rig: Rig) -> None:
     rig.picker.destination = f"127.0.0.1:1,{rig.addresses[1]}"
     answer = await rig.ask()
@@ -91,15 +68,6 @@ async def test_unknown_destinations_are_passed_over_or_refused(rig: Rig) -> None
         assert answer.status == 503
     else:
         assert (answer.status, answer.served) == (200, rig.addresses[1])
-
-
-async def test_the_admin_port_is_no_destination(rig: Rig) -> None:
-    rig.picker.destination = rig.envoy.admin_url.removeprefix("http://")
-    answer = await rig.ask()
-    if rig.settings.variant is Variant.ORIGINAL_DST:
-        assert answer.status == 503
-    else:
-        assert (answer.status, answer.served in rig.addresses) == (200, True)
 
 
 async def test_large_body_arrives_whole(rig: Rig) -> None:
@@ -114,17 +82,6 @@ async def test_body_over_the_limit_is_413_before_the_picker_is_asked(rig: Rig) -
     asked = len(rig.picker.headers)
     assert (await rig.ask(body=io.BytesIO(bytes(LIMIT + 1)))).status == 413
     assert len(rig.picker.headers) == asked
-
-
-async def test_unannounced_body_over_the_limit_is_413_where_envoy_buffers(rig: Rig) -> None:
-    if rig.settings.variant is Variant.FULL_DUPLEX:
-        pytest.skip("in full duplex Envoy streams: the picker counts")
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(34):
-            yield bytes(1024 * 1024)
-
-    assert (await rig.ask(body=chunks())).status == 413
 
 
 async def test_picker_killed_and_back(rig: Rig) -> None:

@@ -73,7 +73,7 @@ class Following:
         self.seen = Counted()
         self.pools: list[Discovered] = []
         clock = RealClock()
-        self.api = Listing(settings, around, clock)
+        self.api = Listing(settings, around)
         self.api.lists = Counter()
         tools = Tools(self.api, self.seen, clock, _short, seed=1)
         self.source = KubeSource(settings, namespace_of(settings, around), tools, self.pools.append)

@@ -1,4 +1,4 @@
-"""An API server for tests; see docs/kubernetes.md for its limits.
+"""An API server for tests, without admission, schemas or defaulting.
 
 List with selectors and pages, watch with resume, bookmarks and 410, create, patch, delete, status, custom
 resources. Made for being hurt: credentials and rights can be taken away, watches cut, history forgotten, the whole

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tests.kit import kubeobjects as objects
 from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool
-from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     import pytest
@@ -167,17 +166,3 @@ async def test_without_rights_on_nodes_only_regions_are_missing(
         assert len(told) == 1, "once, however often it is tried"
         await cluster.permit(())
         await picker.until(lambda: picker.pools[-1].specs["10.0.0.1:8000"].region == "eu")
-
-
-async def test_a_role_for_objectives_of_the_newer_group_is_enough(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.OLD_OBJECTIVE_CRD)
-    await cluster.permit((f"inferenceobjectives.{objects.OLD_GROUP}",))
-    await cluster.client.create(pool())
-    await cluster.client.create(objective("batch", -1))
-    async with cluster.follow(pool_name="pool") as picker:
-        await picker.until(lambda: picker.source.priority("batch") == -1)
-        await picker.until(lambda: picker.seen.failures["inferenceobjectives", "forbidden"] > 0)
-        assert picker.seen.fine["inferenceobjectives"] is True
-    assert "may not read" not in "".join(own_lines(caplog))

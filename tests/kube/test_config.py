@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from epp.config.kubernetes import check_selector
 from epp.config.load import parse_config
-from epp.config.selector import check_selector
 from epp.errors import ConfigError
 
 

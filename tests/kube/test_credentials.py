@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.clock import ManualClock
 from epp.config.kubernetes import Kubernetes
 from epp.kube.api import KubeApi
-from epp.kube.credentials import REFRESH_S, Surroundings, namespace_of
+from epp.kube.credentials import Surroundings, namespace_of
 from epp.kube.problems import KubeError, Reason
 from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig, nowhere
@@ -45,18 +44,17 @@ async def reason_of(api: KubeApi) -> Reason | None:
     return None
 
 
-async def test_a_token_file_is_read_again_before_anybody_refuses_it(
+async def test_a_token_file_is_read_again_when_its_token_is_refused(
     server: KubeServer, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
-    clock = ManualClock()
     path = kubeconfig(tmp_path / "config", server.url, token_file=str(token))
-    api = KubeApi(settings(path), nowhere(tmp_path), clock)
+    api = KubeApi(settings(path), nowhere(tmp_path))
     assert await reason_of(api) is None
     token.write_text("second\n")
     server.tokens = {"second"}
-    clock.advance(REFRESH_S + 1)
+    assert await reason_of(api) is Reason.UNAUTHORIZED
     assert await reason_of(api) is None
     await api.close()
 
@@ -69,18 +67,17 @@ async def test_a_plugin_is_asked_for_credentials_and_its_failure_is_told(
     answer.write_text(credential % "first")
     script = f"import sys; sys.stdout.write(open({str(answer)!r}).read())"
     path = kubeconfig(tmp_path / "config", server.url, plugin=[sys.executable, "-c", script])
-    clock = ManualClock()
-    api = KubeApi(settings(path), nowhere(tmp_path), clock)
+    api = KubeApi(settings(path), nowhere(tmp_path))
     assert await reason_of(api) is None
     answer.write_text(credential % "second")
     server.tokens = {"second"}
-    clock.advance(REFRESH_S + 1)
+    assert await reason_of(api) is Reason.UNAUTHORIZED
     assert await reason_of(api) is None
     answer.write_text("no JSON")
-    clock.advance(REFRESH_S + 1)
+    server.tokens = {"third"}
+    assert await reason_of(api) is Reason.UNAUTHORIZED
     assert await reason_of(api) is Reason.CREDENTIALS
-    answer.write_text(credential % "second")
-    clock.advance(REFRESH_S + 1)
+    answer.write_text(credential % "third")
     assert await reason_of(api) is None
     await api.close()
 
@@ -99,11 +96,11 @@ async def test_in_a_cluster_the_service_account_is_used_verified_and_rotated(
     server.tokens = {"first"}
     await server.start()
     shutil.copy(certificate[0], tmp_path / "ca.crt")
-    (tmp_path / "token").write_text("first\n")
+    (tmp_path / "token").write_text("first")
     (tmp_path / "namespace").write_text("own\n")
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
     around = Surroundings(environ, service_account=tmp_path, home=tmp_path)
-    api = KubeApi(settings(), around, ManualClock())
+    api = KubeApi(settings(), around)
     assert await reason_of(api) is None
     server.tokens = {"second"}
     (tmp_path / "token").write_text("second")
@@ -111,7 +108,7 @@ async def test_in_a_cluster_the_service_account_is_used_verified_and_rotated(
     assert await reason_of(api) is None, "but a refusal makes it read at once"
     await api.close()
     (other / "token").write_text("second")
-    stranger = KubeApi(settings(), Surroundings(environ, service_account=other), ManualClock())
+    stranger = KubeApi(settings(), Surroundings(environ, service_account=other))
     with pytest.raises(KubeError, match="TLS with the API server fails"):
         await stranger.get(PODS, {})
     shutil.copy(certificate[0], other / "ca.crt")
@@ -133,7 +130,7 @@ async def test_an_unusable_kubeconfig_is_told_and_never_fatal(
 ) -> None:
     if content is not None:
         (tmp_path / "config").write_text(content)
-    api = KubeApi(settings("config"), nowhere(tmp_path), ManualClock())
+    api = KubeApi(settings("config"), nowhere(tmp_path))
     with pytest.raises(KubeError, match=words) as caught:
         await api.get(PODS, {})
     assert caught.value.reason is Reason.CREDENTIALS
@@ -141,7 +138,7 @@ async def test_an_unusable_kubeconfig_is_told_and_never_fatal(
 
 async def test_outside_of_everything_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match=r"set pool\.kubernetes\.kubeconfig"):
-        await KubeApi(settings(), nowhere(tmp_path), ManualClock()).get(PODS, {})
+        await KubeApi(settings(), nowhere(tmp_path)).get(PODS, {})
 
 
 async def test_the_environment_names_a_kubeconfig(server: KubeServer, tmp_path: Path) -> None:
@@ -150,18 +147,11 @@ async def test_the_environment_names_a_kubeconfig(server: KubeServer, tmp_path: 
         Surroundings({"KUBECONFIG": f"/nowhere:{path}"}, service_account=tmp_path, home=tmp_path),
         Surroundings({}, service_account=tmp_path, home=tmp_path),
     ):
-        api = KubeApi(settings(), around, ManualClock())
+        api = KubeApi(settings(), around)
         assert await reason_of(api) is None
         await api.close()
         (tmp_path / ".kube").mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / ".kube" / "config")
-
-
-async def test_an_api_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "config", "http://127.0.0.1:9", token="first")
-    api = KubeApi(settings(path), nowhere(tmp_path), ManualClock())
-    assert await reason_of(api) is Reason.UNREACHABLE
-    await api.close()
 
 
 @pytest.mark.parametrize(

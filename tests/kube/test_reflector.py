@@ -183,17 +183,6 @@ async def test_waits_double_up_to_a_bound_and_start_small_after_success() -> Non
     )
 
 
-async def test_a_server_that_asks_for_patience_gets_it() -> None:
-    script, _, _ = await play(KubeError(Reason.SERVER, "busy", retry_after_s=17.0))
-    assert script.slept == [17.0]
-
-
-async def test_a_watch_that_ends_at_once_is_not_asked_for_in_a_loop() -> None:
-    script, _, _ = await play(a_list(version=1), [], [], [], [1.5])
-    assert len(script.slept) == 3
-    assert script.slept == sorted(script.slept)
-
-
 async def test_after_a_while_it_lists_again_whatever_the_watch_says() -> None:
     script, mirror, _ = await play(a_list("ghost", version=5), [RELIST_S + 1.0], a_list(version=6))
     assert "watch" not in script.asked[2]

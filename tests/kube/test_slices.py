@@ -53,12 +53,6 @@ def test_an_entry_counts_when_it_is_ready_and_stays(conditions: dict[str, Any], 
     assert bool(found(a_slice(entry("10.0.0.1", **conditions))).specs) is counts
 
 
-def test_an_entry_brings_its_pods_name_place_and_identity() -> None:
-    spec = found(a_slice(entry("10.0.0.1"))).specs["10.0.0.1:8000"]
-    assert (spec.uid, spec.region, spec.labels["topology.kubernetes.io/zone"]) == ("uid-a", "eu", "eu-a")
-    assert spec.labels["gorgo-epp/name"] == "a-rank-0"
-
-
 def test_an_endpoint_that_terminates_drains() -> None:
     before = found(a_slice(entry("10.0.0.1")))
     assert (
@@ -91,10 +85,3 @@ def test_a_port_that_is_added_takes_nobody_out_of_the_pool() -> None:
     assert list(after.specs) == ["10.0.0.1:8000", "10.0.0.2:8000"]
     assert "target_ports" in after.problems[0]
     assert "while endpoints at 8000 are known requests go there" in after.problems[0]
-
-
-def test_names_are_refused_and_slices_without_pods_taken() -> None:
-    result = found(a_slice(entry("engine.example"), kind="FQDN", name="f"))
-    assert (dict(result.specs), len(result.problems)) == ({}, 1)
-    by_hand = {"addresses": ["10.0.0.9"], "conditions": {}}
-    assert list(found(a_slice(by_hand)).specs) == ["10.0.0.9:8000"]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import ssl
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from os import kill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
@@ -31,11 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-NOT_SERVING, SERVING = (
-    health_pb2.HealthCheckResponse.NOT_SERVING,
-    health_pb2.HealthCheckResponse.SERVING,
-)
-
 
 @dataclass
 class Serving:
@@ -46,16 +37,6 @@ class Serving:
     replica: SimReplica
     child: Child
     addresses: dict[str, str]
-
-    def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "picker.log").read_text().splitlines()]
-
-    async def health(self, name: str = "inference-extension") -> int:
-        async with grpc.aio.insecure_channel(loopback(self.addresses["health"])) as channel:
-            request = health_pb2.HealthCheckRequest(service=name)
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True)
-        status: int = answer.status
-        return status
 
     async def certificate(self) -> Path:
         """What the picker presents, as a gateway that verified nothing would see it."""
@@ -108,16 +89,12 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield Serving(tmp_path, server, replica, child, json.loads(ready.read_text()))
 
 
-async def until_serving(serving: Serving) -> None:
-    async with asyncio.timeout(20):
-        while await serving.health() != SERVING:
-            await asyncio.sleep(0.05)
-
-
 async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(serving: Serving) -> None:
     """Protocol 004 end to end: pool, pick, TLS without files, full duplex both ways."""
     require_envoy()
-    await until_serving(serving)
+    async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+        while (await http.get(f"http://{loopback(serving.addresses['http'])}/readyz")).status != 200:
+            await asyncio.sleep(0.05)
     settings = EnvoySettings(
         endpoints=(Endpoint(serving.replica.address),),
         variant=Variant.FULL_DUPLEX,
@@ -138,22 +115,3 @@ async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(servin
     assert decision["policy"] == "llm-d"
     assert decision["weights"] == {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
     assert decision["endpoints"] == [serving.replica.address]
-
-
-async def test_health_logs_and_drain(serving: Serving) -> None:
-    """The health port's names, one JSON object a line, and readiness that goes before the streams do."""
-    await until_serving(serving)
-    assert await serving.health("liveness") == SERVING
-    assert await serving.health("whatever a chart calls it") == SERVING
-    lines = serving.log()
-    assert all({"level", "ts", "logger", "msg"} <= line.keys() for line in lines)
-    assert any(line["level"] == "warn" and "--metrics-endpoint-auth" in line["msg"] for line in lines)
-    denied = [line["msg"] for line in lines if "may not read" in line["msg"]]
-    assert ["may not read nodes: regions and engine classes" in words for words in denied] == [True]
-    kill(serving.child.pid, signal.SIGTERM)
-    async with asyncio.timeout(10):
-        while await serving.health() != NOT_SERVING:
-            await asyncio.sleep(0.01)
-    assert await serving.health("liveness") == SERVING
-    async with asyncio.timeout(10):
-        await serving.child.wait()

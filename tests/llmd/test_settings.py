@@ -10,13 +10,12 @@ from epp.cli import build_parser
 from epp.config.kubernetes import Kubernetes
 from epp.config.listen import ServerTls
 from epp.errors import ConfigError
-from epp.llmd.flags import FLAGS, Stance, read_flags
+from epp.llmd.flags import read_flags
 from epp.llmd.settings import Translation, translate
 from epp.server.command import Setup, read_setup
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
 POOL = ("--pool-name", "vllm", "--pool-namespace", "serving")
 CONFIG = """
@@ -157,26 +156,3 @@ def test_flags_that_are_refused_say_why(words: list[str], says: str) -> None:
 def test_the_form_of_the_log(words: list[str], level: str, json: bool, time: str) -> None:
     log = setup(*POOL, *words).log
     assert (log.level, log.json, log.time) == (level, json, time)
-
-
-def test_log_flags_go_with_our_configuration_too(tmp_path: Path) -> None:
-    file = tmp_path / "epp.yaml"
-    file.write_text("policy: {name: random}")
-    made = setup("--config", str(file), "--zap-encoder=json", "-v=4")
-    assert made.log.json
-    assert made.log.level == "DEBUG"
-    assert made.base == tmp_path
-    assert made.config.policy.name == "random"
-
-
-def test_a_default_is_harmless_or_told() -> None:
-    """What llm-d does without being told is done here, or a warning or the documentation says otherwise."""
-    told = {"health-checking", "enable-grpc-stream-metrics", "enable-pprof", "tracing", "metrics-endpoint-auth",
-            "refresh-prometheus-metrics-interval", "zap-stacktrace-level"}  # fmt: skip
-    differing = {
-        flag.name
-        for flag in FLAGS
-        if flag.stance is not Stance.HONOURED and flag.default not in flag.harmless
-    }
-    assert differing == told
-    assert translated().warnings

@@ -109,13 +109,13 @@ def test_the_configuration_says_how_envoy_reaches_the_listener() -> None:
         parse_config("listen: {first_token: 'unix:/run/epp/first.sock'}", "epp.yaml"), pool
     )
     assert (by_socket.first_token_path, by_socket.first_token_port) == ("/run/epp/first.sock", 0)
-    assert by_socket.tells_first_tokens
+    assert by_socket.reports_first_tokens
     assert by_socket.first_token_tls is None
     tls = "listen: {first_token_tls: {cert_file: c.pem, key_file: k.pem, client_ca_file: ca.pem}}"
     by_tls = settings_from_config(parse_config(tls, "epp.yaml"), pool)
     assert by_tls.first_token_tls == TlsFiles(ca_file="c.pem")
     assert (by_tls.picker_tls, by_tls.first_token_port) == (None, 9003)
     nobody = settings_from_config(parse_config("listen: {first_token: ''}", "epp.yaml"), pool)
-    assert not nobody.tells_first_tokens
+    assert not nobody.reports_first_tokens
     with pytest.raises(ConfigError, match="first_token"):
         parse_config("listen: {first_token: 'unix:'}", "epp.yaml")

@@ -83,7 +83,7 @@ def test_what_is_written_is_read_again() -> None:
         ("models: {a: [{language: en, bucket_tokens: 4096, success: .nan}]}", "success"),
         ("version: 2\nmodels: {}", "version 2"),
         ("models: {a: [{language: en, bucket_tokens: 4096, success: 0.5}, {language: en, bucket_tokens: 4096, success: 0.5}]}",
-         "told twice"),
+         "listed twice"),
         ("models: {a: [{language: en", "valid YAML"),
     ],
 )  # fmt: skip
