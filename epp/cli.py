@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from epp import __version__
 from epp.errors import ConfigError, EppError
@@ -16,11 +17,25 @@ from epp.errors import ConfigError, EppError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its words, one line of help, and the module with ``add_arguments`` and ``run``."""
+    """One command.
+
+    Attributes:
+        words: what is typed.
+        module: the module with ``add_arguments`` and ``run``; of ``module:show`` they are
+            ``add_show_arguments`` and ``run_show``.
+        help: one line.
+    """
 
     words: tuple[str, ...]
     module: str
     help: str
+
+    def function(self, name: str) -> Any:
+        """Import one of the command's two functions."""
+        module, _, word = self.module.partition(":")
+        if word:
+            name = {"add_arguments": f"add_{word}_arguments", "run": f"run_{word}"}[name]
+        return getattr(import_module(module), name)
 
 
 COMMANDS = (
@@ -34,10 +49,10 @@ COMMANDS = (
     ),
     Command(("bench",), "epp.lab.bench.command", "what requests cost here, goals beside measurements"),
     Command(("replay",), "epp.lab.compare.command", "compare policies on one load, simulated or over HTTP"),
-    Command(("records", "show"), "epp.ops.records_show", "recorded requests as a table"),
-    Command(("records", "filter"), "epp.ops.records_filter", "the lines of the requests that are wanted"),
-    Command(("records", "follow"), "epp.ops.records_follow", "decisions and outcomes as they are written"),
-    Command(("records", "verify"), "epp.records.verify", "prove that recorded decisions run again"),
+    Command(("records", "show"), "epp.ops.records:show", "recorded requests as a table"),
+    Command(("records", "filter"), "epp.ops.records:filter", "the lines of the requests that are wanted"),
+    Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
+    Command(("records", "verify"), "epp.ops.records:verify", "prove that recorded decisions run again"),
     Command(
         ("laar", "fit"),
         "epp.learn.capability.command",
@@ -94,9 +109,9 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
                 inner = top.add_parser(group, help=GROUPS[group], description=GROUPS[group])
                 groups[group] = inner.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
             leaf = groups[group].add_parser(word, help=command.help, description=command.help)
-        leaf.set_defaults(module=command.module)
+        leaf.set_defaults(run=command)
         if only is None or only == command.words:
-            import_module(command.module).add_arguments(leaf)
+            command.function("add_arguments")(leaf)
     return parser
 
 
@@ -105,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to stop
     try:
-        status = _run(sys.argv[1:] if argv is None else argv)
+        status = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except EppError as error:
         for each in error.errors if isinstance(error, ConfigError) else (error,):
@@ -135,11 +150,16 @@ def _drop_output() -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def _run(words: list[str]) -> int:
+def run(words: list[str]) -> int:
+    """Run a command; its errors are the caller's.
+
+    Raises:
+        EppError: the command's, for people.
+    """
     plain = tuple(word for word in words[:2] if not word.startswith("-"))
     only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
     arguments = build_parser(only).parse_args(words)
-    status: int = import_module(arguments.module).run(arguments)
+    status: int = arguments.run.function("run")(arguments)
     return status
 
 

@@ -12,10 +12,9 @@ from rich.table import Table
 
 from epp.errors import EppError
 from epp.ops.picker_http import answered
-from epp.ops.wide_console import wide_console
+from epp.ops.records import DEFAULT_FOLDER, number, wide_console
 from epp.policies.lodestar import FALLBACKS
-from epp.records.check import whole_records
-from epp.records.query import DEFAULT_FOLDER, number
+from epp.records.files import read_records
 
 if TYPE_CHECKING:
     import argparse
@@ -86,7 +85,7 @@ def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any
     found: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
     alike: dict[str, None] = {}
-    for record in whole_records(folder):
+    for record in read_records(folder):
         if record["kind"] == "decision":
             if decision_id == "last":
                 wanted = found is None or record["at"] >= found["at"]
@@ -115,7 +114,7 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
     """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
     request = record["request"]
     weights = ", ".join(f"{escape(name)} {value:g}" for name, value in record["weights"].items())
-    model = record.get("params", {}).get("model")
+    model = record["params"].get("model")
     head = (
         f"[bold]{escape(record['id'])}[/bold]"
         f"  policy [bold]{escape(record['policy'])}[/bold] ({escape(record['basis'])})"
@@ -131,16 +130,16 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
 
 def _counted(record: dict[str, Any]) -> str:
     """How the tokens were counted, where a record tells."""
-    size, tokens = record.get("text_bytes", 0), record["request"]["prompt_tokens"]
+    size, tokens = record["text_bytes"], record["request"]["prompt_tokens"]
     return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
 
 
 def _expected(record: dict[str, Any]) -> str:
     """How long the first token takes where it comes soonest, which some policies price by what is usual."""
-    least_ms = record.get("least_first_token_ms", 0.0)
+    least_ms = record["least_first_token_ms"]
     if not least_ms:
         return ""
-    usual_ms = record["request"].get("usual_first_token_ms", 0.0)
+    usual_ms = record["request"]["usual_first_token_ms"]
     usual = f", usually {usual_ms:,.0f}" if usual_ms else ""
     return f"\nfirst token in {least_ms:,.0f} ms at best{usual}"
 
@@ -198,17 +197,16 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         column, filled = record["signals"][name], unknown.get(name, ())
         cells = [f"{column[row]:,.0f}" + ("?" if row in filled else "") for row in order]
         lines.append((title, cells, "dim"))
-        if name == "rtt_ms" and record.get("rtt_sources"):
+        if name == "rtt_ms" and record["rtt_sources"]:
             told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
             lines.append(("rtt by", [escape(told.get(row, "-")) for row in order], "dim"))
-    if any(record["signals"].get("cold_chance", ())):  # else nobody told of connections
+    if any(record["signals"]["cold_chance"]):  # else nobody told of connections
         for name, title, shape in _CONNECTIONS:
             column = record["signals"][name]
             lines.append((title, [shape.format(column[row]) for row in order], "dim"))
     for name, title, scale in _RATES:
-        if name in record["signals"]:  # since schema 2
-            column = record["signals"][name]
-            lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
+        column = record["signals"][name]
+        lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
     for name, column in record["terms"].items():
         title, cell = _OF_LEARNED.get(name, (f"{escape(name)} term", "{:,.1f}".format))
         lines.append((title, [cell(column[row]) for row in order], None))

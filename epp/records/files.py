@@ -8,6 +8,7 @@ The content of a line is no business of this module.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from epp.errors import EppError
-from epp.schedule.decision import READABLE_VERSIONS
+from epp.schedule.decision import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"records-(\d{8}T\d{6}\.\d{6}Z)-\d+-[0-9a-f]{8}\.jsonl(\.zst)?")
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
@@ -149,9 +152,10 @@ class Tail:
 
 
 def read_records(place: Path) -> Iterator[dict[str, Any]]:
-    """All records of a folder or a file, file by file, oldest first; lines that are not whole are skipped.
+    """Yield all records of a folder or a file, file by file, oldest first.
 
-    Files of several processes may overlap in time: sort by ``at`` where that matters.
+    Lines that are not whole are skipped and logged in one warning at the end. Files of several processes may
+    overlap in time: sort by ``at`` where that matters.
 
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
@@ -161,16 +165,21 @@ def read_records(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_records(place: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """As `read_records`, each with the line that it stands in.
+    """Yield records as `read_records` does, each with the line that it stands in.
 
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
     """
+    damaged: list[Place] = []
     for path in record_files(place):
         for number, line in enumerate(Tail(path).lines(), 1):
             record = parse_line(line, path)
-            if record is not None:
+            if record is None:
+                damaged.append(Place(path, number))
+            else:
                 yield Place(path, number), record
+    if damaged:
+        log.warning("%d damaged lines were skipped, the first is %s", len(damaged), damaged[0])
 
 
 def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
@@ -185,7 +194,6 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or "kind" not in record or not isinstance(record.get("schema"), int):
         return None
-    if record["schema"] not in READABLE_VERSIONS:
-        known = " and ".join(str(version) for version in sorted(READABLE_VERSIONS))
-        raise EppError(f"{path} has schema {record['schema']}; this version reads {known}")
+    if record["schema"] != SCHEMA_VERSION:
+        raise EppError(f"{path} has schema {record['schema']}; this version reads {SCHEMA_VERSION}")
     return record

@@ -16,7 +16,7 @@ import msgspec
 from epp.errors import EppError
 from epp.prefix_cache.warm_index import Seeds
 from epp.records.files import DAMAGED, Tail, record_files
-from epp.schedule.decision import READABLE_VERSIONS
+from epp.schedule.decision import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,7 +122,7 @@ def _decisions(
             line = decode(text)
         except DAMAGED:
             continue
-        if line.schema not in READABLE_VERSIONS or (line.kind == "file" and line.key_id != key_id):
+        if line.schema != SCHEMA_VERSION or (line.kind == "file" and line.key_id != key_id):
             return None
         known = known or line.kind == "file"
         if line.kind == "outcome":

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Columns that earlier records had not, with what stood in their place.
-_SINCE = {
-    "decoding_tokens": 0.0,
-    "hit_ratio": 1.0,
-    "prefill_base_ms": 0.0,
-    "prefill_ms_per_token": 0.0,
-    "decode_base_ms": 0.0,
-    "decode_ms_per_request": 0.0,
-    "success": 1.0,
-    "cold_chance": 0.0,
-    "connect_ms": 0.0,
-    "upload_rounds": 1.0,
-}
 #: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
 MAX_WAITING = 200_000
 
@@ -102,19 +89,19 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             affinity_key=request["affinity_key"],
             prefix_key=request["prefix_key"],
             sequence=request["sequence"],
-            expected_output_tokens=request.get("expected_output_tokens", 0.0),  # since schema 2
-            prefix_sharing=request.get("prefix_sharing", 0.0),
-            usual_first_token_ms=request.get("usual_first_token_ms", 0.0),
-            language=request.get("language", ""),
-            task=request.get("task", ""),
-            tried_models=tuple(request.get("tried_models", ())),
+            expected_output_tokens=request["expected_output_tokens"],
+            prefix_sharing=request["prefix_sharing"],
+            usual_first_token_ms=request["usual_first_token_ms"],
+            language=request["language"],
+            task=request["task"],
+            tried_models=tuple(request["tried_models"]),
         ),
         fleet=fleet,
         weights=record["weights"],
         weights_version=record["weights_version"],
         seed=record["seed"],
         tie_band=record["tie_band"],
-        ranking=Ranking(costs, terms, record.get("least_first_token_ms", 0.0)),
+        ranking=Ranking(costs, terms, record["least_first_token_ms"]),
         shares=None if shares is None else _column(shares, len(fleet)),
         chosen=chosen,
         fallbacks=tuple(record["fallbacks"]),
@@ -122,9 +109,9 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         held_back=tuple(record["held_back"]),
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
-        text_bytes=record.get("text_bytes", 0),
-        served_models=tuple(record.get("served_models", ())),  # records before there were such names lack it
-        params=record.get("params", {}),
+        text_bytes=record["text_bytes"],
+        served_models=tuple(record["served_models"]),
+        params=record["params"],
     )
 
 
@@ -135,7 +122,6 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         unknown[name] = np.zeros(count, np.bool_)
         unknown[name][rows] = True
     signals = record["signals"]
-    signals = {**{name: [value] * count for name, value in _SINCE.items() if name not in signals}, **signals}
     return Snapshot.of_columns(
         {name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
         endpoints=tuple(record["endpoints"]),
@@ -143,17 +129,13 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         engine_classes=tuple(record["engine_classes"]),
         unknown=unknown,
         rtt_sources=_rtt_sources(record, count),
-        models=tuple(record.get("served_models", ())),
+        models=tuple(record["served_models"]),
     )
 
 
-def _rtt_sources(record: Mapping[str, Any], count: int) -> NDArray[np.int8] | None:
-    """None of records from before they told it."""
-    told = record.get("rtt_sources")
-    if not told:
-        return None
+def _rtt_sources(record: Mapping[str, Any], count: int) -> NDArray[np.int8]:
     sources = np.zeros(count, np.int8)
-    for name, rows in told.items():
+    for name, rows in record["rtt_sources"].items():
         sources[rows] = RTT_SOURCES.index(name)
     return sources
 

@@ -1,4 +1,4 @@
-"""`epp records verify`: run every recorded decision again and prove that it comes out the same.
+"""Verify records: every recorded decision is run again and must come out the same.
 
 The same policy code, on the snapshot that was recorded, with the weights and the seed that were recorded: the
 choice, its fallbacks, the draw and every cost must be what they were. Numbers are compared bit for bit; those
@@ -8,24 +8,19 @@ processor. A decision whose model is no longer kept proves nothing either way.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epp.errors import ConfigError, EppError
+from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.records.check import whole_records
 from epp.records.model_versions import ModelVersions
-from epp.records.query import add_decision_conditions, add_folder, query_of
 from epp.records.schema import RecordError, decision_of
 from epp.schedule.rerun import rerun
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
 
-_TOLD = 20
 _NO_MODELS = ModelVersions(())
 
 
@@ -123,45 +117,3 @@ def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> s
 
 def _nearly_equal(then: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
     return then.shape == now.shape and np.allclose(then, now, rtol=1e-4, atol=1e-3)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
-    add_folder(parser)
-    add_decision_conditions(parser)
-    parser.add_argument(
-        "--models",
-        type=Path,
-        help="folder with the versions of the reward model (the folder above the records, and models in it)",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict; 1 when anything differs.
-
-    Raises:
-        EppError: there was nothing to verify, which proves nothing.
-    """
-    query = query_of(arguments)
-    wanted = (
-        record
-        for record in whole_records(arguments.folder)
-        if record["kind"] == "decision" and query.decision(record)
-    )
-    # Not `Path.resolve`, which has an error of its own for links in a circle.
-    place = Path(os.path.realpath(arguments.folder))
-    above = (place.parent if place.is_file() else place).parent
-    folders = [above, above / "models"] if arguments.models is None else [arguments.models]
-    verdict = verify(wanted, ModelVersions(folders))
-    for version, count in verdict.models_gone.items():
-        where = " or ".join(map(str, folders))
-        print(f"{count} decisions of reward model {version} not verifiable: it is not in {where}")
-    if not verdict.decisions:
-        raise EppError(f"no decisions in {arguments.folder} that can be run again: nothing was verified")
-    for line in verdict.differences[:_TOLD]:
-        print(line)
-    if len(verdict.differences) > _TOLD:
-        print(f"... and {len(verdict.differences) - _TOLD} more")
-    same = "all identical" if not verdict.differences else f"{len(verdict.differences)} differ"
-    print(f"{verdict.decisions} decisions run again: {same}")
-    return 1 if verdict.differences else 0

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 2
-#: Versions that readers understand. What version 1 lacks, they take as not known.
-READABLE_VERSIONS = frozenset({1, SCHEMA_VERSION})
-
 
 #: Ends of answers that came whole.
 _COMPLETE = frozenset({"completed", "retried-elsewhere"})

@@ -14,7 +14,6 @@ from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.errors import EppError
 from epp.extproc.types import HttpRequest, Refusal
-from epp.learn.capability import command as fit_command
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import Row, read_rows, write_rows
 from epp.learn.capability.split import halves
@@ -138,7 +137,7 @@ def test_tasks_are_apart() -> None:
 def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, out = tmp_path / "results.jsonl", tmp_path / "capability.yaml"
     write_rows(results, answers(30))
-    assert command(fit_command, results, "--out", out) == 0
+    assert command("laar", "fit", results, "--out", out) == 0
     parsed = parse_capability(out.read_bytes(), "capability.yaml")
     assert parsed == fit(answers(30), 0)
     assert "held-out answers" in capsys.readouterr().out

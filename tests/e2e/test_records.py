@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.ops import explain
-from epp.records import verify as record_verify
 from epp.records.files import read_records, record_files
 from tests.kit.picker import CHAT, Serving
 from tests.kit.records import command, ended
@@ -68,9 +66,9 @@ async def test_what_was_decided_runs_again_to_the_same_choice(
         async with serving.http.get(f"{serving.url}/v1/models") as answer:
             assert answer.status == 200
         await until(lambda: ended(records) == 61)
-        assert command(record_verify, records) == 0
+        assert command("records", "verify", records) == 0
         assert "61 decisions run again: all identical" in capsys.readouterr().out
-        assert command(explain, "--records", records) == 0
+        assert command("explain", "--records", records) == 0
         assert "E2E" in capsys.readouterr().out
         assert await serving.picker.metric("epp_records_dropped_total") == 0
 
@@ -121,7 +119,7 @@ async def restarted(tmp_path: Path, **records: Any) -> tuple[float, float]:
         await until_used(serving)
         after = await turns(serving, TURNS)
         stayed = sum(after[number][0] == before[number][0] for number in after) / len(after)
-        assert command(record_verify, tmp_path / "records") == 0
+        assert command("records", "verify", tmp_path / "records") == 0
         return stayed, sum(cached for _, cached in after.values()) / len(after)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from epp import cli
 from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.config.schema import Records
@@ -25,7 +25,6 @@ from epp.signals.fleet import Fleet
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import ModuleType
 
     from epp.schedule.decision import Decision
 
@@ -126,9 +125,6 @@ def record_all(folder: Path, requests: list[tuple[Decision, Ask]], **settings: A
             recorder.outcome(outcome_of(decision), decision.at_wall_s + 0.1)
 
 
-def command(module: ModuleType, *words: object) -> int:
-    """Run a command by its module, as the command line does."""
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    status: int = module.run(parser.parse_args([str(word) for word in words]))
-    return status
+def command(*words: object) -> int:
+    """Run a command as the command line does, but let its errors through."""
+    return cli.run([str(word) for word in words])

@@ -106,13 +106,6 @@ async def test_other_paths_are_not_found(path: str) -> None:
         assert await talk(receiver, request, answer_bytes=len(MISSING)) == MISSING
 
 
-async def test_a_failure_behind_it_is_not_envoys(caplog: pytest.LogCaptureFixture) -> None:
-    async with listening() as (receiver, sink):
-        assert await talk(receiver, call("bad") + call("a"), answer_bytes=2 * len(OK)) == OK + OK
-        assert (sink.ids, receiver.failed) == (["a"], 1)
-        assert "a first token was lost" in caplog.text
-
-
 async def test_stop_closes_connections_and_the_port() -> None:
     receiver = FirstTokenReceiver(Sink())
     await receiver.start("127.0.0.1", 0)
@@ -125,15 +118,6 @@ async def test_stop_closes_connections_and_the_port() -> None:
     writer.transport.abort()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", receiver.port)
-
-
-def test_uvloop_serves_as_well() -> None:
-    async def check() -> None:
-        async with listening() as (receiver, sink):
-            assert await talk(receiver, call("a"), answer_bytes=len(OK)) == OK
-            assert sink.ids == ["a"]
-
-    uvloop.run(check())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

@@ -199,13 +199,6 @@ def test_no_cut_changes_what_is_found(body: bytes, expected: Usage, data: st.Dat
 
 
 @EACH
-def test_every_single_cut(body: bytes, expected: Usage) -> None:
-    for at in range(max(len(body) - 500, 0), len(body)):
-        assert LUA([body[:at], body[at:]]).usage == expected
-    assert LUA([bytes([byte]) for byte in body[-1500:]]).read <= 1500
-
-
-@EACH
 @given(data=st.data())
 @FEW
 def test_a_stream_is_complete_with_its_last_event_though_the_connection_stays(
@@ -225,13 +218,6 @@ def test_before_its_last_event_it_is_not(body: bytes) -> None:
     assert LUA([body, b": still here\n\n", b"\n"]).read == 3
 
 
-@pytest.mark.parametrize("ending", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
-def test_other_spellings_of_the_mark(ending: bytes) -> None:
-    for at in range(len(ending)):
-        pieces = [piece for piece in (answers.usage() + ending[:at], ending[at:]) if piece]
-        assert LUA([*pieces, b"more"]).read == len(pieces)
-
-
 WHOLE = (
     b'{"choices": [{"message": {"content": "'
     + b"w" * 5000
@@ -246,37 +232,6 @@ def test_a_whole_answer_tells_its_usage_wherever_it_stands(data: st.DataObject, 
     body = WHOLE + b', "prompt_logprobs": "' + b"z" * after + b'"}'
     seen = LUA(data.draw(cuts(body)), b"application/json")
     assert (seen.usage, seen.calls, seen.notes["streamed"]) == (Usage(1200, 5, 1024), [], False)
-
-
-def test_a_whole_answer_has_one_usage_the_last() -> None:
-    body = b'{"content": [{"input": {"usage": {"cached_tokens": 7}}}], "usage": {"prompt_tokens": 3}}'
-    assert LUA([body], b"application/json").usage == Usage(3, None, None)
-
-
-def test_a_batch_is_added_up_and_a_huge_one_unknown() -> None:
-    def batch(prompts: int) -> bytes:
-        told = [
-            {"meta_info": {"id": f"p{at}", "prompt_tokens": 2, "cached_tokens": 1}} for at in range(prompts)
-        ]
-        return json.dumps(told).encode()
-
-    assert LUA([batch(5)], b"application/json").usage == Usage(10, None, 5)
-    assert LUA([batch(40)], b"application/json").usage == NO_USAGE
-
-
-@FEW
-@given(st.data(), st.binary(max_size=300), st.integers(0, 3 * TAIL_BYTES))
-def test_garbage_raises_nothing_and_reads_the_same_in_any_cut(
-    data: st.DataObject, garbage: bytes, length: int
-) -> None:
-    usage = b'"usage": {"n": "' + b"x" * length + b'", "prompt_tokens": 5}'
-    body = garbage + usage + garbage
-    whole = LUA([body], b"application/json")
-    assert LUA(data.draw(cuts(body)), b"application/json").notes.get("usage") == whole.notes.get("usage")
-    if len(usage) > TAIL_BYTES:
-        assert whole.usage.prompt_tokens != 5
-    else:
-        assert whole.notes["usage"].isascii()
 
 
 @given(st.data())

@@ -32,7 +32,7 @@ def dechunked(body: bytes) -> bytes:
     return out
 
 
-@pytest.mark.parametrize("cut", [1, 5, 20, 40, 90, 150])
+@pytest.mark.parametrize("cut", [5, 90])
 async def test_usage_event_split_over_chunks(rig: Rig, cut: int) -> None:
     last = answers.usage() + answers.DONE
 
@@ -54,36 +54,6 @@ async def test_usage_event_split_over_chunks(rig: Rig, cut: int) -> None:
     assert (report.attempts, report.request_bytes) == (1, 2)
     assert report.response_bytes == len(dechunked(body))
     assert 0 < report.headers_ms <= report.ttft_ms <= report.e2e_ms
-
-
-async def test_every_byte_a_chunk_of_its_own(rig: Rig) -> None:
-    whole = answers.token("né 你好") + answers.usage() + answers.DONE
-    rig.plays(answers.stream(*(bytes([byte]) for byte in whole)))
-    _, body, report = await rig.exchange()
-    assert dechunked(body) == whole
-    assert report.usage == EXPECTED
-
-
-async def test_stream_without_usage_is_unknown_not_zero(rig: Rig) -> None:
-    rig.plays(answers.stream(answers.token("a"), answers.token("usage"), answers.DONE))
-    _, _, report = await rig.exchange()
-    assert report.usage == NO_USAGE
-    assert report.cause is Termination.COMPLETED
-
-
-async def test_words_of_the_answer_are_not_its_usage(rig: Rig) -> None:
-    rig.plays(answers.stream(answers.usage(), answers.token('"usage": {"prompt_tokens": 7}'), answers.DONE))
-    _, _, report = await rig.exchange()
-    assert report.usage == EXPECTED
-
-
-async def test_cut_inside_a_character_is_harmless(rig: Rig) -> None:
-    for shift in range(4):
-        text = "你" * TAIL_BYTES + "x" * shift
-        rig.plays(answers.stream(answers.token(text), answers.usage({"prompt_tokens": 3, "näme": "你"})))
-        _, body, report = await rig.exchange()
-        assert text.encode() in dechunked(body)
-        assert report.usage == Usage(3, None, None)
 
 
 async def test_first_token_is_told_while_the_answer_runs(rig: Rig) -> None:
@@ -120,21 +90,7 @@ async def test_whole_answer_has_usage_and_no_call(rig: Rig) -> None:
     assert rig.picker.ids[-1] not in rig.told.first_tokens
 
 
-async def test_usage_far_before_the_end_is_found(rig: Rig) -> None:
-    body = json.dumps({"usage": answers.USAGE, "choices": ["x" * 20 * TAIL_BYTES]}).encode()
-    rig.plays(answers.whole(body))
-    _, received, report = await rig.exchange()
-    assert dechunked(received) == body
-    assert report.usage == EXPECTED
-
-
-async def test_a_usage_beyond_the_bound_is_unknown(rig: Rig) -> None:
-    rig.plays(answers.whole(json.dumps({"usage": {"note": "x" * TAIL_BYTES, "prompt_tokens": 3}}).encode()))
-    _, _, report = await rig.exchange()
-    assert report.usage == NO_USAGE
-
-
-@pytest.mark.parametrize("cut", [1, 60, 150, 200])
+@pytest.mark.parametrize("cut", [60])
 async def test_both_ends_of_an_anthropic_stream_tell(rig: Rig, cut: int) -> None:
     begun = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 16, "output_tokens": 1}}
     first = b"event: message_start\n" + answers.event({"type": "message_start", "message": begun})
@@ -161,15 +117,6 @@ async def test_both_ends_of_an_anthropic_stream_tell(rig: Rig, cut: int) -> None
     assert dechunked(body + b"\r\n0\r\n\r\n").startswith(first)
     assert report.usage == Usage(20, 44, 16)
     assert report.chunks is not None
-
-
-async def test_the_last_event_of_responses_repeats_the_answer_after_its_usage(rig: Rig) -> None:
-    usage = {"input_tokens": 20, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 4}
-    response = {"output": ["word " * 9000], "usage": usage, "metadata": {"note": "y" * 3 * TAIL_BYTES}}
-    done = answers.event({"type": "response.completed", "response": response})
-    rig.plays(answers.stream(answers.event({"type": "response.created"}), done[:70_000], done[70_000:]))
-    _, _, report = await rig.exchange()
-    assert report.usage == Usage(20, 4, 16)
 
 
 async def test_compressed_answer_says_so(rig: Rig) -> None:
@@ -201,14 +148,7 @@ async def test_answer_without_a_body(rig: Rig) -> None:
     assert math.isnan(report.ttft_ms)
 
 
-async def test_empty_stream(rig: Rig) -> None:
-    rig.plays(answers.stream(b""))
-    _, body, report = await rig.exchange()
-    assert dechunked(body) == b""
-    assert (report.cause, math.isnan(report.ttft_ms)) == (Termination.COMPLETED, True)
-
-
-@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "500 Internal", "503 Busy"])
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "500 Internal"])
 async def test_engine_errors_are_reported_as_they_are(rig: Rig, status: str) -> None:
     rig.plays(answers.whole(b'{"error": {}, "usage": {"prompt_tokens": 1}}', status=status))
     client, _, report = await rig.exchange()

@@ -137,15 +137,6 @@ async def test_picker_that_dies_mid_answer_and_returns() -> None:
         assert (await rig.told.report(rig.picker.ids[-1])).usage.completion_tokens == 5
 
 
-async def test_streams_of_the_log_can_be_ended_for_a_graceful_stop() -> None:
-    async with running() as rig:
-        rig.plays(answers.whole(b"{}"))
-        await rig.exchange()
-        rig.picker.als.end_streams()
-        # Envoy opens another.
-        assert (await rig.exchange())[2].cause is Termination.COMPLETED
-
-
 @pytest.mark.parametrize(
     ("flags", "cluster", "watched"),
     [

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.apis.usage import NO_USAGE
 from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from tests.kit.envoy import ScriptedUpstream
@@ -29,22 +28,6 @@ async def never_ends(writer: asyncio.StreamWriter) -> None:
 
 async def last_report(rig: Rig) -> Report:
     return await rig.told.report(rig.picker.ids[-1])
-
-
-async def test_client_leaves_before_the_first_token(rig: Rig) -> None:
-    asked = asyncio.Event()
-
-    async def silent(_: asyncio.StreamWriter) -> None:
-        asked.set()
-        await asyncio.Event().wait()
-
-    rig.plays(silent)
-    async with rig.client() as client:
-        await asyncio.wait_for(asked.wait(), 10)
-        client.leave()
-    report = await last_report(rig)
-    assert (report.cause, report.served) == (Termination.CLIENT_GONE, rig.upstream.endpoint.address)
-    assert (math.isnan(report.ttft_ms), report.usage) == (True, NO_USAGE)
 
 
 async def test_client_leaves_after_the_first_token(rig: Rig) -> None:
@@ -119,16 +102,6 @@ async def test_no_pick_is_told_without_an_id(rig: Rig) -> None:
     await rig.told.until(lambda: len(rig.told.reports) > before)
     assert [report.decision_id for report in rig.told.reports[before:]] == [""]
     assert client.header("x-epp-decision-id") == ""
-
-
-async def test_too_long_a_request_is_refused(rig: Rig) -> None:
-    before = len(rig.told.reports)
-    async with rig.client(length=1 << 30) as client:
-        await client.read_head()
-    await rig.told.until(lambda: len(rig.told.reports) > before)
-    refused = rig.told.reports[before]
-    assert (client.status, refused.status, refused.cause) == (413, 413, Termination.REFUSED)
-    assert (refused.decision_id, refused.served) == ("", "")
 
 
 async def test_retry_is_served_by_the_second_endpoint() -> None:

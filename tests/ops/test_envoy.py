@@ -202,16 +202,6 @@ def test_routes_that_do_not_ask_the_picker_are_left_alone() -> None:
     assert dump.found() == []
 
 
-def test_subscribed_routes_are_found_by_their_name() -> None:
-    dump = Dump()
-    routes = typed("RouteConfiguration", **dump.manager.pop("route_config"))
-    dump.manager["rds"] = {"route_config_name": "requests"}
-    del routes["virtual_hosts"][0]["routes"][0]["route"]["timeout"]
-    configs = [{"route_config": routes}, {"route_config": {**copy.deepcopy(routes), "name": "other"}}]
-    dump.tree["configs"].append(typed("RoutesConfigDump", dynamic_route_configs=configs))
-    assert [finding.what for finding in dump.found()] == ["route replicas ends a request after 15 s"]
-
-
 def holding(*hosts: tuple[str, int]) -> dict[str, Any]:
     sockets = [{"address": {"socket_address": {"address": host, "port_value": port}}} for host, port in hosts]
     return {"cluster_statuses": [{"name": "replicas", "host_statuses": sockets}]}
@@ -234,15 +224,6 @@ def test_with_relays_envoy_holds_these_and_no_endpoint() -> None:
     assert Dump().found(holding(*ports), specs=POOL, config=config(relays=relays)) == []
     [finding] = Dump().found(holding(ports[0]), specs=POOL, config=config(relays=relays))
     assert finding.what == "cluster replicas does not hold 10.9.0.1:8444 of relays.regions"
-
-
-@pytest.mark.parametrize(
-    "tree", [{}, {"configs": []}, {"configs": [{}]}, {"configs": [typed("ListenersConfigDump")]}]
-)
-def test_an_empty_dump_is_an_envoy_that_does_not_ask(tree: dict[str, Any]) -> None:
-    dump = Dump()
-    dump.tree = tree
-    assert [finding.severity for finding in dump.found()] == [Severity.ERROR]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"configs": null}', '{"configs": [1]}'])

@@ -50,7 +50,3 @@ def test_a_name_that_the_engine_does_not_know_is_an_error_with_its_fix(
     assert finding.what == f"a:1 does not serve {what}"
     assert fix in finding.fix
     assert "llama-3" in finding.fix
-
-
-def test_an_engine_that_lists_nothing_proves_nothing() -> None:
-    assert checked(models=["chat"]) == []

@@ -12,14 +12,11 @@ from epp.config.schema import Config
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.envoy_dump import Envoy
-from epp.ops.doctor.fetch import read_kernel
 from epp.ops.doctor.network import Far, Kernel, Route, far_regions, parse_route
 from epp.ops.doctor.picker import Page
 from tests.kit.doctor import findings, noted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from epp.ops.doctor.context import Finding
 
 SPECS = {
@@ -79,17 +76,6 @@ def test_regions_are_far_by_what_the_picker_measures() -> None:
     assert far_regions(context(config=relays())) == relayed
 
 
-def test_what_is_late_on_this_machine_is_not_far() -> None:
-    names = ("127.0.0.1:1", "[::1]:1", "localhost:1")
-    specs = {name: EndpointSpec(address=name, region="demo") for name in names}
-    late = dict.fromkeys((*names, "10.0.0.9:1"), 0.2)
-    assert far_regions(context(specs=specs, metrics=page(late))) == {}
-    specs |= {"10.0.0.9:1": EndpointSpec(address="10.0.0.9:1", region="demo")}
-    assert far_regions(context(specs=specs, metrics=page(late))) == {
-        "demo": Far(0.2, ("10.0.0.9",), relayed=False)
-    }
-
-
 def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
     worst = Kernel({**GOOD, "tcp_slow_start_after_idle": "1", "tcp_congestion_control": "reno"})
     near = {"10.0.0.1:8000": SPECS["10.0.0.1:8000"]}
@@ -134,20 +120,6 @@ def test_relays_need_no_wide_beginning_but_room_for_their_windows() -> None:
     (finding,) = found(context(kernel=narrow, config=relays()))
     assert "4,194,304" in finding.what
     assert "8388608" in finding.fix, "twice the stream window"
-
-
-def test_a_control_chosen_by_route_counts() -> None:
-    routes = {"10.0.1.1": Route("dev eth0", initcwnd=40, congestion="bbr")}
-    assert found(context(kernel=Kernel({**GOOD, "tcp_congestion_control": "cubic"}, routes))) == []
-
-
-@pytest.mark.parametrize(
-    ("kernel", "words"), [(Kernel({}), "could not be read"), (None, "run the doctor where")]
-)
-def test_where_nothing_can_be_read_nothing_is_found(kernel: Kernel | None, words: str) -> None:
-    seen = context(kernel=kernel)
-    assert found(seen) == []
-    assert words in noted(examine(seen))[-1]
 
 
 @pytest.mark.parametrize(
@@ -202,11 +174,3 @@ ROUTES = [
 @pytest.mark.parametrize(("text", "route"), ROUTES)
 def test_routes_are_read(text: str, route: Route | None) -> None:
     assert parse_route(text) == route
-
-
-def test_what_can_be_read_is(tmp_path: Path) -> None:
-    (tmp_path / "tcp_slow_start_after_idle").write_text("1\n")
-    assert read_kernel([], tmp_path) == Kernel({"tcp_slow_start_after_idle": "1"})
-    assert read_kernel([], tmp_path / "elsewhere").settings == {}
-    for route in read_kernel(["127.0.0.1"], tmp_path).routes.values():
-        assert route.way  # where there is no `ip` there are no routes

@@ -123,31 +123,9 @@ def test_shares_of_a_few_requests_say_nothing() -> None:
     assert found(**few) == []
 
 
-def test_files_that_are_not_there_are_told_and_are_not_in_force() -> None:
-    config = Config(weights_file="weights.yaml", overrides_file="mine.yaml")
-    report = examine(Context(config=config, specs=SPECS, metrics=Page(page())))
-    notes = noted(report)
-    assert "files in force: weights" in notes
-    assert "files that are not there, so that nothing of them counts: overrides (mine.yaml)" in notes
-
-
 def test_the_names_that_are_read_are_names_that_pickers_show() -> None:
     shown = {row.name for row in TABLE} | {f"{row.name}_count" for row in TABLE}
     assert {name.partition("{")[0].partition(" ")[0] for name in page().splitlines()} <= shown
-
-
-def test_another_page_is_not_taken_for_a_pickers() -> None:
-    assert "epp_requests_in_flight" not in Page("up 1\n")
-    with pytest.raises(ValueError, match=r".*"):
-        Page("<html>")
-
-
-@pytest.mark.parametrize("flag", ["--picker", "--envoy-admin"])
-def test_an_address_without_http_is_called_so_and_not_a_picker_that_does_not_answer(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--config", "deploy/epp.example.yaml", flag, "127.0.0.1:9090"]) == 2
-    assert f"{flag}: 127.0.0.1:9090 is not an http address" in capsys.readouterr().err
 
 
 def test_a_picker_is_asked_over_tls_where_it_serves_tls(

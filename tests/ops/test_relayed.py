@@ -48,18 +48,3 @@ async def test_what_another_endpoint_answered_is_not_taken_for_the_ones_asked(tm
     async with relay(tmp_path, [], served="10.9.9.8:8000") as address:
         (what,) = said(await through_relay(tmp_path, address))
     assert f"the relay did not reach {ENGINE}: 10.9.9.8:8000 answered" in what
-
-
-async def test_certificates_that_are_not_here_are_told(tmp_path: Path) -> None:
-    (what,) = said(await through_relay(tmp_path, "127.0.0.1:1"))
-    assert f"ca_file {tmp_path}/ca.crt: No such file" in what
-    certificates(tmp_path)
-    (tmp_path / "global.key").unlink()
-    (what,) = said(await through_relay(tmp_path, "127.0.0.1:1"))
-    assert f"with key_file {tmp_path}/global.key: No such file" in what
-
-
-async def test_a_bundle_of_an_endpoint_that_is_not_here_is_told_by_name() -> None:
-    specs = {"127.0.0.1:1": EndpointSpec(address="127.0.0.1:1", tls=True, ca_file="/nowhere/ca.crt")}
-    (what,) = said(await examined(parse_config("", "epp.yaml"), specs))
-    assert "ca_file /nowhere/ca.crt: No such file" in what

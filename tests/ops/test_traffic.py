@@ -93,25 +93,3 @@ def test_reuse_is_what_was_sent_before_whoever_served_it() -> None:
     assert traffic.reusable_tokens == pytest.approx(1920 * 100 / 101)
     assert traffic.spread_ms == 180.0
     assert traffic.ttft_ms == 500.0
-
-
-def test_unknown_rtts_do_not_make_a_distance() -> None:
-    made = list(records(3, tokens=400, shared_blocks=0, rtts=[1.0, 500.0]))
-    for record in made:
-        if record["kind"] == "decision":
-            record["unknown"] = {"rtt_ms": [1]}
-    assert measure(made).spread_ms == 0.0
-
-
-def test_requests_without_a_prompt_and_answers_without_a_count_are_left_out() -> None:
-    made = list(records(2, tokens=400, shared_blocks=0, rtts=FAR))
-    made[0]["request"]["prompt_tokens"] = 0
-    made[3]["cached_tokens"] = 0
-    traffic = measure([{"kind": "file"}, *made])
-    assert traffic.requests == 1
-    assert traffic.cached_known == {"a:1"}, "0 is a count"
-
-
-def test_nothing_recorded_is_nothing_known() -> None:
-    traffic = measure([])
-    assert (traffic.requests, traffic.reuse, traffic.ttft_ms) == (0, 0.0, None)

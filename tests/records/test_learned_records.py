@@ -15,13 +15,10 @@ from epp.config.reward_model import dump_reward_model, version_path
 from epp.errors import EppError
 from epp.ops.explain import explain
 from epp.policies.lodestar import Lodestar
-from epp.records import verify as record_verify
 from epp.records.model_versions import ModelVersions
-from epp.records.schema import decision_of
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
 from epp.schedule.model_watch import WINDOW, ModelWatch
-from epp.schedule.rerun import rerun
 from tests.kit.records import ask_of, command, decided, picker_of, record_all
 from tests.kit.reward_models import linear_model, random_model
 
@@ -89,27 +86,18 @@ def test_the_command_finds_the_versions_above_the_records(
     ask = ask_of(1)
     record_all(tmp_path / "records", [(d, ask) for model in (MODEL, OTHER) for d in learned(model)])
     with pytest.raises(EppError, match="nothing was verified"):
-        command(record_verify, tmp_path / "records")
+        command("records", "verify", tmp_path / "records")
     keep(tmp_path / "models", MODEL)
-    assert command(record_verify, tmp_path / "records") == 0
+    assert command("records", "verify", tmp_path / "records") == 0
     out = capsys.readouterr().out
     assert f"12 decisions of reward model {OTHER.version} not verifiable" in out
     assert "12 decisions run again: all identical" in out
     (one,) = (tmp_path / "records").iterdir()
-    assert command(record_verify, one) == 0
+    assert command("records", "verify", one) == 0
     assert "12 decisions run again: all identical" in capsys.readouterr().out
     keep(tmp_path / "elsewhere", MODEL, OTHER)
-    assert command(record_verify, tmp_path / "records", "--models", tmp_path / "elsewhere") == 0
+    assert command("records", "verify", tmp_path / "records", "--models", tmp_path / "elsewhere") == 0
     assert "24 decisions run again: all identical" in capsys.readouterr().out
-
-
-def test_the_snapshot_is_the_training_row() -> None:
-    for decision in learned(MODEL):
-        again = decision_of(through_json(decision))
-        seen = MODEL.inputs(decision.request, decision.fleet)
-        assert MODEL.inputs(again.request, again.fleet).tolist() == seen.tolist()
-        predicted = MODEL.predict(seen)[:, 0]
-        assert decision.ranking.terms["predicted_ms"].tolist() == predicted.tolist()
 
 
 def shown(decision: Decision) -> str:
@@ -155,9 +143,3 @@ def test_the_watch_says_nothing_before_it_has_seen_enough() -> None:
     watch.watch(MODEL)
     assert watch.withdrawn(MODEL.trained_at_s) == ""
     assert watch.withdrawn(MODEL.trained_at_s + 61.0) == "stale"
-
-
-def test_another_policy_may_be_asked_about_a_learned_decision() -> None:
-    decision = learned(MODEL, 1)[0]
-    again = rerun(decision, Lodestar(OTHER))
-    assert again.params == {"model": OTHER.version}

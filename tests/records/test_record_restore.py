@@ -8,7 +8,7 @@ import pytest
 
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.records.files import read_records, record_files
+from epp.records.files import record_files
 from epp.records.restore import read_seeds
 from tests.kit.records import (
     HASHER,
@@ -105,38 +105,12 @@ def test_reading_stops_when_time_is_up(tmp_path: Path) -> None:
     assert 0 < restored.requests < 200
 
 
-def test_time_that_is_up_within_the_only_file_is_told(tmp_path: Path) -> None:
-    record_all(tmp_path, decided(200))
-    assert len(record_files(tmp_path)) == 1
-    calls = iter([False])
-    restored = read(tmp_path, hurry=lambda: next(calls, True))
-    assert 0 < restored.requests < 200
-    assert not restored.complete
-    assert read(tmp_path).complete
-
-
 def test_reading_stops_when_every_cache_is_accounted_for(tmp_path: Path) -> None:
     requests = decided(200)
     record_all(tmp_path, requests, file_bytes=20_000)
     restored = read(tmp_path, capacities=dict.fromkeys(SLOTS.values(), 2000.0))
     assert restored.seeds.full
     assert restored.requests < 100
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        pytest.param(b'{"kind":"outcome","schema":2,"id":"\xff\xfe"}', id="no-utf-8-in-a-field-that-is-read"),
-        pytest.param(b'{"kind":"outcome","schema":2,"id":"a","x":' + b"[" * 50_000, id="nested-too-deep"),
-    ],
-)
-def test_a_line_that_breaks_its_decoder_costs_itself(tmp_path: Path, damaged: bytes) -> None:
-    record_all(tmp_path, decided(20))
-    (path,) = record_files(tmp_path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:10], damaged + b"\n", *lines[10:]]))
-    assert read(tmp_path).requests == 20
-    assert sum(1 for _ in read_records(path)) == len(lines)
 
 
 def test_damage_costs_what_is_damaged(tmp_path: Path) -> None:

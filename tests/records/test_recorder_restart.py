@@ -58,16 +58,3 @@ async def test_a_thread_that_fails_starts_again_and_loses_what_it_held(
     kept = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert kept == [decision.id for decision, _ in rest]
     assert (sum(dropped), log.waiting_bytes) == (2, 0)
-
-
-def test_a_thread_that_fails_at_the_end_does_not_start_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Disk(monkeypatch)
-    dropped: list[int] = []
-    log = FileRecorder(tmp_path, settings=Records(), hasher=HASHER, on_drop=dropped.append)
-    for request in decided(100):
-        log.decision(*request)
-    log.close()
-    assert not log._thread.is_alive()
-    assert sum(dropped) == 100

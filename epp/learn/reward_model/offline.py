@@ -19,7 +19,7 @@ from epp.learn.reward_model.samples import logged, pending_of
 from epp.learn.reward_model.status import round_lines
 from epp.learn.sidecar.files import Files
 from epp.learn.tuner.samples import sample_of
-from epp.records.check import whole_records
+from epp.records.files import read_records
 from epp.records.schema import RecordError, decision_of, join
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run_offline(
     Raises:
         EppError: there are no records, too few of them, or the model cannot be written.
     """
-    requests = sorted(join(whole_records(folder)), key=lambda request: float(request.decision["at"]))
+    requests = sorted(join(read_records(folder)), key=lambda request: float(request.decision["at"]))
     learner = Learner(settings, seed)
     held: list[Round] = []
     for request in requests:

@@ -20,7 +20,6 @@ from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
 from epp.learn.tuner.plan import INCUMBENT
 from epp.learn.tuner.samples import read_stamp
-from epp.records.check import whole
 from epp.records.files import Tail, parse_line, record_files
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def newest_records(
         try:
             for line in Tail(path).lines():
                 record = parse_line(line, path)
-                if record is None or not whole(record):
+                if record is None:
                     continue
                 if record["kind"] == "outcome":
                     outcomes[record["id"]] = record

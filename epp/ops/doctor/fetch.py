@@ -30,8 +30,7 @@ from epp.ops.doctor.envoy_dump import Envoy, is_dump
 from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, parse_route
 from epp.ops.doctor.picker import Page
 from epp.ops.doctor.traffic import measure
-from epp.records.check import whole_records
-from epp.records.files import DAMAGED, record_files
+from epp.records.files import DAMAGED, read_records, record_files
 from epp.server.client_credentials import client_tls
 from epp.server.listed import parse_models
 from epp.server.poll import target_of
@@ -118,7 +117,7 @@ async def fetch_context(
         requests_sent=send_requests,
     )
     if records is not None:
-        lines = (record for file in _newest(records) for record in whole_records(file))
+        lines = (record for file in _newest(records) for record in read_records(file))
         context = replace(context, traffic=measure(lines))
     async with aiohttp.ClientSession() as http:
         if context.picker_url:
