@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from epp.config.section import PositiveInt, Section
+from epp.config.section import Positive, PositiveInt, Section
 
 #: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
@@ -73,6 +73,8 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP listener.
+        stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
+            stack and ends with status 70. Readiness fails after half of it.
         max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address
             has at most half of the gRPC listener's. An Envoy has one or two for each worker, and eight for
             first tokens.
@@ -88,5 +90,6 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
+    stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -2,7 +2,7 @@
 
 Owns the state and its watchers, not the wire. Names (llm-d's and Envoy's, source [E]):
 
-* ``liveness``: SERVING until the event loop has stood still for `STALL_LIMIT_S`. llm-d without leader
+* ``liveness``: SERVING until the event loop has stood still for `listen.stall_limit_s`. llm-d without leader
   election lets it follow the pool and the drain, so that a liveness probe kills a picker that waits for its
   pool or drains; not so here.
 * ``""``, ``readiness``, ``inference-extension``, ``envoy.service.ext_proc.v3.ExternalProcessor``: readiness.

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
-#: When the event loop has stood still for so long, `/livez` fails, and the process logs the loop's stack and
-#: ends; readiness fails after half of it. Time in which the whole process was stopped does not count.
-STALL_LIMIT_S = 5.0
 #: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
 _TICK_S = 0.25
 #: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
@@ -81,7 +78,7 @@ class HealthThread:
     """The listeners for probes and metrics, and their thread.
 
     Args:
-        listen: addresses and TLS.
+        listen: addresses, TLS and the stall limit.
         base: folder that relative paths are relative to.
         source: name of the configuration file, for errors.
         metrics: counted into.
@@ -101,7 +98,7 @@ class HealthThread:
     ) -> None:
         self._listen, self._base, self._source, self._follow = listen, base, source, follow
         self._metrics, self._max_connections = metrics, max_connections
-        self._tick_s = min(_TICK_S, STALL_LIMIT_S / 4)
+        self._tick_s = min(_TICK_S, listen.stall_limit_s / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._state = HealthState()
@@ -116,7 +113,7 @@ class HealthThread:
         Args:
             routes: of `listen.http`.
             on_stall: called from the thread once the picker's loop has stood still for
-                `STALL_LIMIT_S`, with the seconds and the stack of the loop's thread.
+                `listen.stall_limit_s`, with the seconds and the stack of the loop's thread.
 
         Returns:
             The addresses of `listen.http` and `listen.health`, ``""`` for one that is not configured.
@@ -180,11 +177,11 @@ class HealthThread:
 
     def not_ready(self) -> str:
         """Why requests should not come here, ``""`` when they should. In the thread."""
-        return self._stalled(STALL_LIMIT_S / 2) or self._not_ready
+        return self._stalled(self._listen.stall_limit_s / 2) or self._not_ready
 
     def not_live(self) -> str:
         """Why the process should end, ``""`` when it should not. In the thread."""
-        return self._stalled(STALL_LIMIT_S)
+        return self._stalled(self._listen.stall_limit_s)
 
     def on_picker_loop(self, handler: _Handler) -> _Handler:
         """A route's handler that runs on the picker's loop: 503 when the loop does not answer in time."""

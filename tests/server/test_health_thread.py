@@ -76,10 +76,9 @@ def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
 
 
 @pytest.fixture
-async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
-    monkeypatch.setattr("epp.server.health_thread.STALL_LIMIT_S", 0.4)
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     any_ports = dict.fromkeys(("grpc", "http", "first_token", "health"), ANY)
-    config = {"listen": any_ports}
+    config = {"listen": {**any_ports, "stall_limit_s": 0.4}}
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '127.0.0.1:1'}]")
     app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
     yield app
@@ -149,7 +148,7 @@ async def test_probes_tell_of_a_loop_that_stands_still_and_of_one_that_goes_on(
 
 
 def listening(transport: str) -> dict[str, object]:
-    return {**CONFIG["listen"], "transport": transport}
+    return {**CONFIG["listen"], "transport": transport, "stall_limit_s": 1}
 
 
 @pytest.mark.parametrize("transport", BOTH)
@@ -166,7 +165,7 @@ async def test_a_picker_whose_loop_hangs_logs_where_and_ends(tmp_path: Path, tra
 
 async def test_time_in_which_the_process_was_stopped_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    picker = PickerProcess(tmp_path, program=HANGING, listen=listening("builtin"))
+    picker = PickerProcess(tmp_path, listen=listening("builtin"))
     await picker.start()
     picker.freeze()
     await asyncio.sleep(2)  # twice the limit; a real process has no clock to inject
