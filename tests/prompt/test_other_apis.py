@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ClientError
-from epp.prompt import pooling
 from epp.prompt.anthropic import CountTokensParser, MessagesParser
 from epp.prompt.canonical import exact_tokens, text_bytes
 from epp.prompt.generate import SGLangGenerateParser, VllmGenerateParser
@@ -87,14 +86,6 @@ def test_claude_codes_line_of_attribution_is_no_part_of_the_prompt() -> None:
     assert system("1a2b3") == system("4c5d6") == messages(user("a"), system="be kind").canonical
 
 
-def test_a_system_prompt_of_one_text_is_kept_whole_whatever_it_begins_with() -> None:
-    """Engines take the line out as a block of its own alone (vLLM); in one text it is part of their prompt."""
-    line = "x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"
-    one, two = (messages(user("a"), system=f"{line}\n{rest}") for rest in ("be kind", "be brief"))
-    assert one.canonical != two.canonical
-    assert b"be kind" in one.canonical
-
-
 def test_a_system_message_among_the_messages_is_read_as_the_system_prompt_and_stays_there() -> None:
     def spoken(mark: str, *more: Any) -> bytes:
         line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={mark};"}
@@ -140,12 +131,6 @@ def test_every_block_is_read_and_tells_apart(block: dict[str, Any]) -> None:
 def test_counting_needs_no_prefill() -> None:
     counted = COUNT.parse(json.dumps({"model": "m", "messages": [user("a" * 9999)]}).encode(), {})
     assert (counted.canonical, counted.max_output_tokens, EstimateCounter().count(counted)) == (b"", 0, 0)
-
-
-def test_a_session_of_claude_code_is_its_header_or_its_user_id() -> None:
-    body = json.dumps({"model": "m", "max_tokens": 1, "messages": [user("a")], "metadata": {"user_id": "u"}})
-    assert MESSAGES.parse(body.encode(), {"x-claude-code-session-id": "h"}).session == "h"
-    assert MESSAGES.parse(body.encode(), {}).session == "u"
 
 
 # Responses
@@ -196,12 +181,6 @@ def test_responses_are_framed_as_the_chat_that_engines_make_of_them() -> None:
     assert said.canonical == CHAT.parse(json.dumps(chat).encode(), {}).canonical
 
 
-def test_a_text_is_a_message_of_the_user() -> None:
-    assert response("hi").canonical == response([user("hi")]).canonical
-    assert response("hi").canonical == response([{"type": "message", **user("hi"), "id": "m"}]).canonical
-    assert response("hi").canonical != response("hi", previous_response_id="r").canonical
-
-
 @pytest.mark.parametrize(
     "item",
     [
@@ -223,11 +202,6 @@ def test_every_item_is_read_and_tells_apart(item: dict[str, Any]) -> None:
     assert response([user("a"), item]).canonical != response([user("a")]).canonical
 
 
-def test_a_stored_prompt_needs_no_input() -> None:
-    body = b'{"model": "m", "prompt": {"id": "pmpt_1", "variables": {"x": "y"}}}'
-    assert RESPONSES.parse(body, {}).canonical
-
-
 # Rankings
 
 
@@ -238,33 +212,6 @@ def test_a_ranking_counts_the_query_for_every_document_within_bounds() -> None:
 
     assert size("q" * 100, 10) > 1000
     assert size("q" * 100_000, 1000) < 3 * MAX_REPEATED_CHARS
-
-
-def test_a_query_is_spelled_out_once_however_many_documents_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spelled: list[object] = []
-    plain = pooling._chars
-
-    def counting(side: object) -> int:
-        spelled.append(side)
-        return plain(side)
-
-    monkeypatch.setattr(pooling, "_chars", counting)
-    for query in ("q", [1] * 10_000, {"content": ["q"] * 100}):
-        RERANK.parse(json.dumps({"query": query, "documents": [""] * 2000}).encode(), {})
-    assert len(spelled) == 3
-
-
-def test_a_query_of_any_depth_is_read_or_refused() -> None:
-    said = set()
-    for depth in range(700, 1100):
-        body = b'{"query":' + b'{"a":' * depth + b"1" + b"}" * depth + b',"documents":["a","b"]}'
-        try:
-            said.add(RERANK.parse(body, {}).canonical[:2])
-        except ClientError as error:
-            said.add(error.message.encode())
-    assert all(b"nested too deeply" in word for word in said - {b"\xffQ"})
 
 
 @pytest.mark.parametrize(
@@ -280,15 +227,6 @@ def test_a_query_of_any_depth_is_read_or_refused() -> None:
 )
 def test_a_score_has_two_sides_by_any_name(body: dict[str, Any]) -> None:
     assert SCORE.parse(json.dumps(body).encode(), {}).canonical
-
-
-def test_pairs_are_told_apart() -> None:
-    def pairs(one: Any, two: Any) -> bytes:
-        return SCORE.parse(json.dumps({"text_1": one, "text_2": two}).encode(), {}).canonical
-
-    assert pairs("q", "d") == pairs(["q"], ["d"])
-    seen = [pairs("q", ["d", "e"]), pairs(["q", "r"], ["d", "e"]), pairs("q", "de"), pairs("qd", "e")]
-    assert len(set(seen)) == 4
 
 
 # Generate
@@ -362,26 +300,3 @@ def test_places_outside_of_the_prompt_are_refused(features: dict[str, Any]) -> N
     with pytest.raises(ClientError) as caught:
         tokens(token_ids=[1, 2, 3], features=features)
     assert caught.value.param == "features"
-
-
-def test_features_without_places_are_let_be() -> None:
-    assert tokens(token_ids=[1], features={"mm_hashes": None}).canonical == tokens(token_ids=[1]).canonical
-
-
-def test_embeddings_instead_of_text_are_told_apart() -> None:
-    assert generate(input_embeds=[[0.5]]).canonical != generate(input_embeds=[[0.25]]).canonical
-
-
-@pytest.mark.parametrize("ids", [[[1], 2], [[]], [], [4294967295]])
-def test_ids_that_are_none_are_refused(ids: Any) -> None:
-    with pytest.raises(ClientError):
-        generate(input_ids=ids)
-
-
-@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hello"}]])
-def test_roles_of_claude_code_are_the_user_s(content: Any) -> None:
-    """Templates know no others, and engines render these as the user's."""
-    plain = messages(user(content)).canonical
-    for role in ("ctx", "msg"):
-        assert messages({"role": role, "content": content}).canonical == plain
-    assert messages({"role": "assistant", "content": content}).canonical != plain

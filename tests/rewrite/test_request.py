@@ -67,21 +67,6 @@ def test_usage_is_asked_for_where_the_client_says_nothing(body: str, wanted: str
     assert rewrite(body.encode(), include_usage=True) == wanted.encode()
 
 
-def test_both_at_once() -> None:
-    assert rewrite(b'{"model":"p","stream":true}', model="s", include_usage=True) == (
-        b'{"model":"s","stream":true,"stream_options":{"include_usage":true}}'
-    )
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'"model"', b'{"model":', b'{"\xff":1}', b'{"stream_options":7}']
-)
-def test_what_is_no_object_is_the_clients_mistake(body: bytes) -> None:
-    with pytest.raises(ClientError) as caught:
-        rewrite(body, model="s", include_usage=True)
-    assert caught.value.status == 400
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_body_or_a_400(body: bytes) -> None:
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,8 @@ pytest.importorskip("tokenizers")
 
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError
-from epp.prompt.anthropic import MessagesParser
 from epp.prompt.content import prompt_content
 from epp.prompt.openai import ChatParser
-from epp.prompt.token_offsets import token_offsets
 from epp.prompt.types import NotCountableError
 from epp.tokenizer.load import load_model
 from epp.tokenizer.template import ChatTemplate, RenderError
@@ -59,19 +56,6 @@ def test_tools_and_calls_are_rendered() -> None:
     )
 
 
-def test_anthropic_messages_are_the_chat_that_engines_make_of_them() -> None:
-    body = {
-        "model": "m",
-        "max_tokens": 9,
-        "system": "Be brief.",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
-    }
-    theirs = MessagesParser().parse(json.dumps(body).encode(), {}).canonical
-    ours = canonical([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
-    made = load("bytes")
-    assert made.rendered(theirs) == made.rendered(ours)
-
-
 def test_media_cost_their_estimate() -> None:
     made = load("bytes")
     text = {"type": "text", "text": "What is this?"}
@@ -97,11 +81,6 @@ def test_chats_that_nothing_renders_are_not_countable(
         load(source).count(canonical(messages, **more), 256)
 
 
-def test_what_is_no_chat_and_no_text_is_not_countable() -> None:
-    with pytest.raises(NotCountableError, match="content"):
-        load("bytes").count(b"\xffQ", 256)
-
-
 def test_offsets_of_blocks_follow_the_text() -> None:
     made = load("bytes")
     dense, words = "".join(f"{number:04}" for number in range(2000)), "word and word " * 600
@@ -113,11 +92,6 @@ def test_offsets_of_blocks_follow_the_text() -> None:
     assert offsets[-1] <= counted.tokens
     in_dense = made.count(canonical([{"role": "user", "content": dense}]), 256).tokens
     assert offsets[len(dense) // 256 - 1] == pytest.approx(in_dense, rel=0.05)
-
-
-def test_offsets_of_nothing_are_none() -> None:
-    assert token_offsets(b"", b"", [], [], 256) == []
-    assert token_offsets(b"\xffPshort", b"short", [5], [2], 256) == []
 
 
 class TestTemplates:
