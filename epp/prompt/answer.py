@@ -32,7 +32,8 @@ WATCH_BYTES = 64 * 1024
 
 #: Pieces that are kept apart: as objects of their own, short ones would take many times their bytes.
 _MAX_PIECES = 512
-_NO_LINE_END = re.compile(rb"[^\r\n]")
+#: Comments and line ends, which are no token.
+_COMMENTS = re.compile(rb"(?:[\r\n]|(?:(?<=\n)|\A):[^\n]*+)*+")
 #: The event that ends a stream: OpenAI's mark, the last of Anthropic's messages, those of OpenAI's responses.
 _LAST_EVENT = re.compile(
     rb"(?:^|\n)data: ?\[DONE\]"
@@ -60,7 +61,6 @@ class AnswerWatch:
         "_good",
         "_head",
         "_head_bytes",
-        "_in_comment",
         "_reader",
         "_tail",
         "_tail_bytes",
@@ -78,8 +78,7 @@ class AnswerWatch:
         self.encoded = False
         self.streamed: bool | None = None
         self._good = True
-        self._in_comment = False
-        self._reader: UsageReader | None = UsageReader(lines=True)
+        self._reader: UsageReader | None = UsageReader()
         self._head: list[bytes] = []
         self._tail: list[bytes] = []
         self._head_bytes = self._tail_bytes = 0
@@ -112,28 +111,10 @@ class AnswerWatch:
                 self._keep(data[HEAD_BYTES:], size - HEAD_BYTES)
         else:
             self._keep(data, size)
-        if self._good and self.first_s != self.first_s and self._is_token(data):
+        if self._good and self.first_s != self.first_s and (self.encoded or not _COMMENTS.fullmatch(data)):
             self.first_s = now_s
             return True
         return False
-
-    def _is_token(self, data: bytes) -> bool:
-        """Whether there is more than comments and line ends so far, of which one may have begun before."""
-        if self.encoded:
-            return True
-        at = 0
-        while True:
-            if self._in_comment:
-                at = data.find(b"\n", at) + 1
-                if not at:
-                    return False
-                self._in_comment = False
-            found = _NO_LINE_END.search(data, at)
-            if found is None:
-                return False
-            if found.group() != b":":
-                return True
-            self._in_comment, at = True, found.end()
 
     def usage(self) -> Usage:
         """What the engine said; nothing of an answer that is compressed."""
@@ -141,7 +122,7 @@ class AnswerWatch:
             return NO_USAGE
         if self._reader is not None:
             return self._reader.usage
-        reader = UsageReader(lines=True)
+        reader = UsageReader()
         reader.feed(self._ends())
         return reader.usage
 

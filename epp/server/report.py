@@ -15,7 +15,7 @@ import msgspec
 
 from epp.extproc.headers import LB_NAMESPACE
 from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
-from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
+from epp.prompt.usage import NO_USAGE, Usage, UsageReader
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
@@ -258,9 +258,7 @@ def _count(struct: Struct | None, name: str) -> int | None:
 
 
 def _usage(text: str) -> Usage:
-    """The objects as they stood in the answer, names included; of an older filter the last one alone."""
-    if text.startswith("{"):
-        return parse_usage(text)
+    """The counts in the objects as they stood in the answer, names included."""
     reader = UsageReader()
     reader.feed(text.encode())
     return reader.usage

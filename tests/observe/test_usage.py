@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
+from epp.prompt.usage import NO_USAGE, Usage, UsageReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +56,6 @@ STREAM = (
     ],
 )
 def test_what_the_fields_mean(fields: dict[str, object], expected: Usage) -> None:
-    assert parse_usage(json.dumps(fields)) == expected
     assert read([json.dumps({"choices": [], "usage": fields}, indent=1).encode()]) == expected
 
 
