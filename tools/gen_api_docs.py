@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from epp.prompt.registry import ROUTES
+from epp.prompt.registry import PARSERS
 from tests.kit.apis import APIS, FEATURES, Api, cached_tokens, has
 
 PAGE = Path(__file__).parent.parent / "docs" / "apis.md"
@@ -157,9 +157,9 @@ def _cells(api: Api) -> list[str]:
 def _paths() -> str:
     titles = {api.name: api.title for api in APIS}
     return "\n".join(
-        f"| `{path}` | {titles[route.parser.name]} | {', '.join(sorted(route.methods))} |"
-        for route in ROUTES
-        for path in route.paths
+        f"| `{path}` | {titles[parser.name]} | {', '.join(sorted(parser.methods))} |"
+        for parser in PARSERS
+        for path in parser.paths
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from epp.prompt.body_values import too_many_values
 from epp.prompt.canonical import MEDIA_BYTES_PER_TOKEN
 from epp.prompt.decode import decoder
 
@@ -128,11 +127,7 @@ def _join(message: dict[str, Any]) -> None:
 
 def _call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if (
-        isinstance(function, dict)
-        and isinstance(arguments := function.get("arguments"), str)
-        and not too_many_values(arguments.encode())  # a text's values were not counted with the body's
-    ):
+    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
         with suppress(msgspec.DecodeError):
             function["arguments"] = _DECODE(arguments)
     return call

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
-from epp.prompt.canonical import Frames
+from epp.prompt.canonical import Frames, media_words
+from epp.prompt.decode import invalid
 from epp.prompt.image_size import Base64File, image_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: Media tokens that one request may claim; what comes after them counts as little as a frame can. A body of
 #: 20 MB could otherwise name enough images to make canonical bytes of many times its size.
@@ -38,14 +39,12 @@ _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
 #: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
-_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 #: A guess: one token's embedding, 4,096 numbers of two bytes.
 _EMBEDDING_BYTES = 8192
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _IGNORED = frozenset({"cache_control", "type"})
-#: What is no part of who a part is, and how it is spelled; looking for that is quicker than a walk.
+#: Fields that are no part of a part's identity.
 _LEFT_OUT = ("cache_control", "media_type")
-_LEFT_OUT_SPELLED = tuple(f'"{name}"'.encode() for name in _LEFT_OUT)
 #: Where parts keep the thing itself: a URL, base64, or the name of an uploaded file.
 _PAYLOADS = (
     "url",
@@ -58,10 +57,13 @@ _PAYLOADS = (
     "file_id",
     "image",
 )
-_PAYLOAD_NAMES = frozenset(_PAYLOADS)
 #: Names of uploaded files are shorter, files are not.
 _LONGEST_NAME = 64
 _MAX_DEPTH = 3
+
+
+#: A part, and its kind where the part does not say.
+Part = tuple[object, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +123,14 @@ _QWEN_28 = Rates(qwen_patches(28), 1369, 25.0, 384.0)
 _QWEN_32 = Rates(qwen_patches(32), 1024, 25.0, 384.0)
 
 
+_QWEN = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
+
+
 def rates_for(model: str, usual: Rates) -> Rates:
-    """What media cost with a model: known by its name's family, else as its API counts."""
-    name = model.lower()
-    if "qvq" not in name and not _QWEN_3_5.search(name) and not any(map(_sees, name.split("/"))):
+    """Return what media cost with a model: known by its name's family, else as its API counts."""
+    if not _QWEN.search(model):
         return usual
-    return _QWEN_32 if "qwen3" in name else _QWEN_28
-
-
-def _sees(part: str) -> bool:
-    """Whether a part of a name, lower-cased, is a Qwen with eyes; it is walked once, whatever it repeats."""
-    family = part.partition("qwen")[2]
-    return "vl" in family or "omni" in family
+    return _QWEN_32 if "qwen3" in model.lower() else _QWEN_28
 
 
 class PromptFrames(Frames):
@@ -143,17 +141,15 @@ class PromptFrames(Frames):
         usual: rates of the request's API, for models that are not known by name.
     """
 
-    __slots__ = ("_described", "_left", "_model", "_rates", "_usual")
+    __slots__ = ("_described", "_left", "_model", "_usual")
 
     def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
         super().__init__()
         self._model, self._usual = model, usual
-        self._rates: Rates | None = None
-        self._left = MAX_REQUEST_TOKENS
-        self._described = 0
+        self._described, self._left = 0, MAX_REQUEST_TOKENS
 
     def add_part(self, part: object, kind: str = "") -> None:
-        """A part that is not text, as its API spells it.
+        """Add a part that is not text, as its API spells it.
 
         Args:
             part: the part: an object, or the URL or base64 itself.
@@ -161,68 +157,68 @@ class PromptFrames(Frames):
                 ``embeds``.
 
         Raises:
-            ValueError: as `describe`.
+            ClientError: as `describe`.
         """
-        identity, tokens = self.describe(part, kind)
-        self.add_media(identity, tokens)
+        self.add_media(*self.describe(part, kind))
 
-    def describe(self, part: object, kind: str = "") -> tuple[bytes, int]:
-        """Identity and cost in tokens of what `add_part` takes; it is taken from the request's share.
+    def words(self, media: Iterable[Part]) -> list[int]:
+        """Return words for media among token ids, one after the other.
 
         Raises:
-            ValueError: it has no JSON spelling, is nested too deeply, or more than `MAX_PARTS` came.
+            ClientError: as `describe`.
+        """
+        return [word for part in media for word in media_words(*self.describe(*part))]
+
+    def describe(self, part: object, kind: str = "") -> tuple[bytes, int]:
+        """Return identity and cost in tokens of a part; the cost is taken from the request's share.
+
+        Raises:
+            ClientError: 400, it is nested too deeply, or more than `MAX_PARTS` came.
         """
         self._described += 1
         if self._described > MAX_PARTS:
-            raise ValueError(f"more than {MAX_PARTS} media and parts of unknown kinds")
-        if self._rates is None:
-            self._rates = rates_for(self._model, self._usual)
+            raise invalid(f"more than {MAX_PARTS} media and parts of unknown kinds")
+        payload = _payload(part, _MAX_DEPTH)
         if isinstance(part, dict):
             said = part.get("type")
-            kind = kind or (said if isinstance(said, str) else "")
-            kind = kind or next((key for key in part if key in _PAYLOADS), "")
-        named = part.get("uuid") if isinstance(part, dict) else None
-        if isinstance(named, str) and named:  # vLLM's name for it: the next turn may send that and no file
-            part, payload = named, ""
-        else:
-            payload = _payload(part, _MAX_DEPTH)
-        tokens = min(_tokens(kind, payload, part, self._rates), MAX_PART_TOKENS, max(self._left, 0))
+            kind = kind or (
+                said if isinstance(said, str) else next((key for key in part if key in _PAYLOADS), "")
+            )
+            named = part.get("uuid")
+            if (
+                isinstance(named, str) and named
+            ):  # vLLM's name for it: the next turn may send that and no file
+                part, payload = named, ""
+        rates = rates_for(self._model, self._usual)
+        tokens = min(_tokens(kind, payload, part, rates), MAX_PART_TOKENS, max(self._left, 0))
         self._left -= tokens
         return _identity(kind, part, payload), tokens
 
 
 def _payload(part: object, depth: int) -> str:
-    """The thing itself, found at the places where APIs keep it; empty when it is nowhere."""
+    """Return the thing itself, found at the places where APIs keep it; empty when it is nowhere."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not depth:
         return ""
-    if not _PAYLOAD_NAMES.isdisjoint(part):
-        for name in _PAYLOADS:
-            if found := _payload(part.get(name), depth - 1):
-                return found
-    for name, value in part.items():
-        if isinstance(value, dict) and name not in _IGNORED and (found := _payload(value, depth - 1)):
-            return found
-    return ""
+    inner = [part[name] for name in _PAYLOADS if name in part]
+    inner += [value for name, value in part.items() if isinstance(value, dict) and name not in _IGNORED]
+    return next((found for value in inner if (found := _payload(value, depth - 1))), "")
 
 
 def _identity(kind: str, part: object, payload: str) -> bytes:
-    """A name of 32 hexadecimal digits for kind, content and everything beside it."""
+    """Return a name of 32 hexadecimal digits for kind, content and everything beside it."""
     content = payload.partition(",")[2] if payload.startswith("data:") else payload
     name = xxhash.xxh3_128(content.encode("utf-8", "replace"))
     try:
-        spelled = b"" if payload else _ENCODER.encode([kind, part])
-        if payload or any(left_out in spelled for left_out in _LEFT_OUT_SPELLED):
-            spelled = _ENCODER.encode([kind, _beside(part, payload)])
-        name.update(spelled)
+        name.update(_ENCODER.encode([kind, _beside(part, payload)]))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise invalid("nested too deeply") from None
     return name.hexdigest().encode()
 
 
 def _beside(part: object, payload: str) -> object:
-    """The part without its payload, by which a copy of megabytes is saved, and without marks for caching."""
+    """Return the part without its payload, which saves a copy of megabytes, and without marks for caching."""
     if payload and part is payload:
         return None
     if isinstance(part, list):
@@ -235,8 +231,7 @@ def _beside(part: object, payload: str) -> object:
 def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
     file = _inline(payload)
     if "audio" in kind:
-        seconds = _UNSEEN_AUDIO_S if file is None else _sound_s(file)
-        return math.ceil(seconds * rates.audio_per_s)
+        return math.ceil((_UNSEEN_AUDIO_S if file is None else _sound_s(file)) * rates.audio_per_s)
     if "video" in kind:
         seconds = _UNSEEN_VIDEO_S if file is None else len(file) / _VIDEO_BYTES_PER_S
         return math.ceil(seconds * rates.video_per_s)
@@ -252,7 +247,7 @@ def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
 
 
 def _inline(payload: str) -> Base64File | None:
-    """The file, when it is in the body: a data URL, or a text too long for an address or a name."""
+    """Return the file, when it is in the body: a data URL, or a text too long for an address or a name."""
     if payload.startswith("data:"):
         return Base64File(payload[payload.find(",", 0, 256) + 1 :])
     return Base64File(payload) if len(payload) > _LONGEST_NAME and "://" not in payload[:16] else None
@@ -262,11 +257,11 @@ def _low(part: object) -> bool:
     if not isinstance(part, dict):
         return False
     inner = part.get("image_url")
-    return part.get("detail") == "low" or (isinstance(inner, dict) and inner.get("detail") == "low")
+    return "low" in (part.get("detail"), inner.get("detail") if isinstance(inner, dict) else None)
 
 
 def _sound_s(file: Base64File) -> float:
-    """Seconds of a recording; WAV files say how many bytes a second has (``fmt``, first chunk)."""
+    """Return the seconds of a recording; WAV files say how many bytes a second has (``fmt``, first chunk)."""
     head = file.read(0, 32)
-    rate = int.from_bytes(head[28:32], "little") if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " else 0
-    return len(file) / (rate if rate > 0 else _AUDIO_BYTES_PER_S)
+    rate = int.from_bytes(head[28:32], "little") if head[8:16] == b"WAVEfmt " else 0
+    return len(file) / (rate or _AUDIO_BYTES_PER_S)

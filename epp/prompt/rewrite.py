@@ -14,8 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from epp.errors import ClientError
-from epp.prompt.decode import unmarked
-from epp.prompt.surrogates import has_private_escapes, with_private_escapes, with_surrogates
+from epp.prompt.decode import decode_repaired, unmarked
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODE = msgspec.json.Encoder().encode
@@ -36,26 +35,15 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
     Raises:
         ClientError: 400, the body is not a JSON object.
     """
-    body = unmarked(body)
     try:
-        try:
-            return _spliced(body, model, include_usage=include_usage)
-        except msgspec.DecodeError:
-            other = with_private_escapes(body)
-            if other is None or has_private_escapes(body):
-                raise
-            return with_surrogates(_spliced(other, model, include_usage=include_usage))
+        members = decode_repaired(_MEMBERS, unmarked(body))
+        if model is not None:
+            members["model"] = msgspec.Raw(_ENCODE(model))
+        if include_usage:
+            _ask_for_usage(members)
+        return _ENCODE(members)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
-
-
-def _spliced(body: bytes, model: str | None, *, include_usage: bool) -> bytes:
-    members = _MEMBERS.decode(body)
-    if model is not None:
-        members["model"] = msgspec.Raw(_ENCODE(model))
-    if include_usage:
-        _ask_for_usage(members)
-    return _ENCODE(members)
 
 
 def _ask_for_usage(members: dict[str, msgspec.Raw]) -> None:

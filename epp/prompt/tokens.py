@@ -87,7 +87,7 @@ class EstimateCounter:
         """The engine counted so many tokens in prompts of so many canonical bytes.
 
         Moves the ratio by a bounded step towards what was seen, so that no single request can spoil it.
-        Small prompts say nothing. Pass the bytes that `epp.prompt.canonical.text_bytes` gives.
+        Small prompts say nothing, nor do those that are not text alone.
         """
         if not _LEAST_TOKENS * requests <= prompt_tokens < math.inf or canonical_bytes <= 0 or requests < 1:
             return

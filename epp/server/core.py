@@ -17,7 +17,6 @@ from epp.decide.picker import Ask
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt
 from epp.policies.base import Need
-from epp.prompt.canonical import text_bytes
 from epp.prompt.error_bodies import openai_error
 from epp.prompt.language import language_of
 from epp.prompt.registry import affinity_key, error_words, find_parser, is_upgrade
@@ -290,7 +289,7 @@ class Core:
             subset=self.gateway.subset(request),
             api=parsed.api,
             stream=parsed.stream,
-            text_bytes=len(parsed.canonical) if parsed.text_only else text_bytes(parsed.canonical),
+            text_bytes=len(parsed.canonical) if parsed.text_only else 0,
             language=language_of(parsed.canonical),
             task=task_of(headers),
             tried_models=tried_models(headers),

@@ -339,7 +339,7 @@ SGLANG_GENERATE = Api(
     ),
     salted={"text": "a", "cache_salt": "salt"},
     bad=(b"", b"{", b"[]", b"{}", b'{"text": 5}', b'{"text": []}', b'{"input_ids": []}', b'{"input_ids": [1, [2]]}',
-         b'{"input_ids": [[]]}', b'{"input_ids": [-1]}'),
+         b'{"input_ids": []}', b'{"input_ids": [-1]}'),
     stream=(_events({"text": "x", "meta_info": _META | {"completion_tokens": 1}}, {"meta_info": _META}), _TOLD),
     answer=(json.dumps({"text": "x", "meta_info": _META}).encode(), _TOLD),
 )  # fmt: skip

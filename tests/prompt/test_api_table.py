@@ -11,7 +11,7 @@ import pytest
 from epp.errors import ClientError
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.canonical import exact_tokens
-from epp.prompt.registry import PARSERS, ROUTES, error_words, find_parser
+from epp.prompt.registry import PARSERS, error_words, find_parser
 from epp.prompt.tokens import EstimateCounter
 from epp.prompt.usage import UsageReader
 from tests.kit.apis import APIS, FEATURES, Api, has
@@ -39,7 +39,9 @@ def parse(api: Api, body: dict[str, Any]) -> ParsedRequest:
 
 def test_every_route_is_in_the_table_and_every_feature_is_tested() -> None:
     assert sorted(parser.name for parser in PARSERS) == sorted(api.name for api in APIS)
-    assert {path for route in ROUTES for path in route.paths} == {path for api in APIS for path in api.paths}
+    assert {path for parser in PARSERS for path in parser.paths} == {
+        path for api in APIS for path in api.paths
+    }
     assert set(FEATURES.values()) == {
         "body",
         "bad",

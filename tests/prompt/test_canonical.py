@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.prompt.canonical import exact_tokens, text_bytes
-from epp.prompt.openai import ChatParser, CompletionParser
+from epp.prompt.canonical import exact_tokens
+from epp.prompt.openai import parse_chat, parse_completion
 
-CHAT, COMPLETION = ChatParser(), CompletionParser()
 MARKS = "\u00ffRCITKMG\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
 
 
 def chat(messages: list[dict[str, Any]], **fields: Any) -> bytes:
     body = json.dumps({"model": "m", "messages": messages, **fields}, ensure_ascii=False).encode()
-    return CHAT.parse(body, {}).canonical
+    return parse_chat(body, {}).canonical
 
 
 def completion(prompt: Any) -> bytes:
-    return COMPLETION.parse(json.dumps({"model": "m", "prompt": prompt}).encode(), {}).canonical
+    return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode(), {}).canonical
 
 
 text = st.text(st.sampled_from(MARKS + "ab") | st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -101,18 +100,17 @@ def test_ids_are_counted_and_text_is_not(prompt: Any) -> None:
     given_ids = [one for one in plain(prompt) if isinstance(one, list)]
     expected = sum(map(len, given_ids)) if given_ids else None
     assert exact_tokens(completion(prompt)) == expected
-    assert text_bytes(completion(prompt)) == (0 if given_ids else len(completion(prompt)))
 
 
 def test_a_chat_of_text_alone_is_known_as_such() -> None:
     def text_only(*parts: Any) -> bool:
         body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
-        return CHAT.parse(json.dumps(body).encode(), {}).text_only
+        return parse_chat(json.dumps(body).encode(), {}).text_only
 
     picture = {"type": "image_url", "image_url": {"url": "data:,A"}}
     assert text_only("a", {"type": "text", "text": "\u00ffM0123"})
     assert not text_only("a", picture)
-    assert not COMPLETION.parse(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
+    assert not parse_completion(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
 
 
 def test_marks_for_caching_move_without_changing_the_prompt() -> None:
@@ -172,7 +170,7 @@ def test_a_tool_is_spelled_as_engines_hand_it_to_templates() -> None:
 )
 def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
-    assert CHAT.parse(body, {}).max_output_tokens == limit
+    assert parse_chat(body, {}).max_output_tokens == limit
 
 
 @pytest.mark.parametrize(
@@ -188,4 +186,4 @@ def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
 )
 def test_the_session_hint_in_the_body_has_an_order(fields: dict[str, Any], session: str) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
-    assert CHAT.parse(body, {"x-request-id": "r"}).session == session
+    assert parse_chat(body, {"x-request-id": "r"}).session == session

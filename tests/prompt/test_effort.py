@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from epp.prompt.anthropic import MessagesParser
+from epp.prompt.anthropic import parse_messages
 from epp.prompt.content import prompt_content
-from epp.prompt.openai import ChatParser
-from epp.prompt.responses import ResponsesParser
+from epp.prompt.openai import parse_chat
+from epp.prompt.responses import parse_responses
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 #: API -> its body, and where it says how hard to think.
 PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "chat": (
-        ChatParser(),
+        parse_chat,
         {"messages": SAID},
         [
             lambda effort: {"reasoning_effort": effort},
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
         ],
     ),
     "responses": (
-        ResponsesParser(),
+        parse_responses,
         {"input": SAID},
         [
             lambda effort: {"reasoning": {"effort": effort}},
@@ -33,7 +33,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
         ],
     ),
     "messages": (
-        MessagesParser(),
+        parse_messages,
         {"messages": SAID, "max_tokens": 5},
         [
             lambda effort: {"output_config": {"effort": effort}},
@@ -49,7 +49,7 @@ def test_prompts_of_gpt_oss_part_at_their_effort(api: str) -> None:
     parser, body, places = PLACES[api]
 
     def canonical(model: str, **fields: Any) -> bytes:
-        canonical: bytes = parser.parse(json.dumps({"model": model, **body, **fields}).encode(), {}).canonical
+        canonical: bytes = parser(json.dumps({"model": model, **body, **fields}).encode(), {}).canonical
         return canonical
 
     plain = canonical("openai/gpt-oss-120b")
@@ -84,7 +84,7 @@ def test_prompts_part_at_an_argument_that_the_template_puts_first(
 
     def canonical(model: str, arguments: dict[str, Any]) -> bytes:
         fields = {"model": model, **body, "chat_template_kwargs": arguments}
-        canonical: bytes = parser.parse(json.dumps(fields).encode(), {}).canonical
+        canonical: bytes = parser(json.dumps(fields).encode(), {}).canonical
         return canonical
 
     plain = canonical(model, {})
@@ -111,7 +111,7 @@ def test_how_hard_to_think_reaches_the_template(api: str) -> None:
     parser, body, places = PLACES[api]
 
     def arguments(**fields: Any) -> dict[str, Any]:
-        parsed = parser.parse(json.dumps({"model": "m", **body, **fields}).encode(), {})
+        parsed = parser(json.dumps({"model": "m", **body, **fields}).encode(), {})
         return dict(parsed.template_arguments)
 
     assert arguments() == {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.prompt.canonical import Frames, frame_token_ids
+from epp.prompt.canonical import Frames
 from epp.prompt.language import HEAD_BYTES, LATIN, TAIL_BYTES, language_of
 from epp.prompt.tried import MAX_TRIED, TRIED_HEADER, tried_models
 
@@ -51,7 +51,7 @@ def test_ideographs_among_kana_are_japanese_and_alone_chinese() -> None:
 
 def test_nothing_to_tell_by() -> None:
     assert language_of(b"") == ""
-    assert language_of(frame_token_ids([[1, 2, 3]])) == ""
+    assert language_of(b"\xffI\x01\x00\x00\x00") == ""
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

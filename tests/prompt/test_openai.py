@@ -8,9 +8,8 @@ import pytest
 from epp.errors import ClientError
 from epp.prompt.canonical import exact_tokens
 from epp.prompt.content import prompt_content
-from epp.prompt.openai import ChatParser, CompletionParser
-
-CHAT, COMPLETION = ChatParser(), CompletionParser()
+from epp.prompt.error_bodies import openai_error
+from epp.prompt.openai import parse_chat, parse_completion
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
@@ -22,7 +21,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def canonical(body: bytes) -> bytes:
-    return CHAT.parse(body, {}).canonical
+    return parse_chat(body, {}).canonical
 
 
 @pytest.mark.parametrize(
@@ -49,8 +48,8 @@ def test_parts_of_text_read_like_text(content: list[Any]) -> None:
 def test_thinking_among_the_parts_is_text_and_no_medium(part: dict[str, Any]) -> None:
     """SGLang takes either word for the part and for its field; what is replayed so may be most of a prompt."""
     said = {"type": "text", "text": "so"}
-    parsed = CHAT.parse(chat({"role": "assistant", "content": [part, said]}), {})
-    plain = CHAT.parse(chat({"role": "assistant", "reasoning": "hm " * 100, "content": "so"}), {})
+    parsed = parse_chat(chat({"role": "assistant", "content": [part, said]}), {})
+    plain = parse_chat(chat({"role": "assistant", "reasoning": "hm " * 100, "content": "so"}), {})
     assert parsed == plain
     assert plain.text_only
 
@@ -78,7 +77,7 @@ def test_tools_that_a_message_declares_are_part_of_it() -> None:
         (b"", "not valid JSON", None),
         (b"{", "not valid JSON", None),
         (b"[1]", "array", None),
-        (b"{}", "model", "model"),
+        (b"{}", "messages", "messages"),
         (b'{"model": ""}', "messages", "messages"),
         (b'{"model": "", "messages": [{"role": "user"}]}', "'model' must not be empty", "model"),
         (b'{"model": 5, "messages": []}', "expected", "model"),
@@ -95,10 +94,8 @@ def test_tools_that_a_message_declares_are_part_of_it() -> None:
 )
 def test_a_bad_body_is_400_in_openais_words(body: bytes, words: str, param: str | None) -> None:
     with pytest.raises(ClientError) as caught:
-        CHAT.parse(body, {})
-    error = json.loads(CHAT.error_body(caught.value.status, caught.value.message, caught.value.param))[
-        "error"
-    ]
+        parse_chat(body, {})
+    error = json.loads(openai_error(caught.value.status, caught.value.message, caught.value.param))["error"]
     assert caught.value.status == 400
     assert error["type"] == "invalid_request_error"
     assert words.lower() in error["message"].lower()
@@ -110,14 +107,14 @@ def test_a_bad_body_is_400_in_openais_words(body: bytes, words: str, param: str 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [-1], [2**32], None, {}, [[1, "a"]]])
 def test_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
     with pytest.raises(ClientError, match=r"."):
-        COMPLETION.parse(json.dumps({"model": "m", "prompt": prompt}).encode(), {})
+        parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode(), {})
 
 
 @pytest.mark.parametrize("field", ["input_ids", "prompt_token_ids"])
 def test_a_chat_that_comes_rendered_is_its_token_ids(field: str) -> None:
     """SGLang's and TensorRT-LLM's engines prefill the ids; what the messages say is not rendered any more."""
     first, later, other = (
-        CHAT.parse(chat(user("turn"), **{field: ids}), {}) for ids in ([1, 2, 3], [1, 2, 3, 4], [9, 2, 3])
+        parse_chat(chat(user("turn"), **{field: ids}), {}) for ids in ([1, 2, 3], [1, 2, 3, 4], [9, 2, 3])
     )
     assert exact_tokens(first.canonical) == 3
     assert later.canonical.startswith(first.canonical)

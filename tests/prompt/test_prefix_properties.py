@@ -8,13 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.prompt.anthropic import MessagesParser
-from epp.prompt.generate import SGLangGenerateParser, VllmGenerateParser
-from epp.prompt.pooling import RerankParser
-from epp.prompt.responses import ResponsesParser
+from epp.prompt.anthropic import parse_messages
+from epp.prompt.generate import parse_generate, parse_tokens
+from epp.prompt.pooling import parse_rerank
+from epp.prompt.responses import parse_responses
 
-MESSAGES, RESPONSES = MessagesParser(), ResponsesParser()
-GENERATE, TOKENS, RERANK = SGLangGenerateParser(), VllmGenerateParser(), RerankParser()
 MARKS = "\u00ffRCITKMGJPQBV\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
 
 text = st.text(st.sampled_from(MARKS + "ab") | st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -49,7 +47,7 @@ talk = st.lists(message, min_size=1, max_size=4)
 
 def messages(given_: list[Any], **fields: Any) -> bytes:
     body = {"model": "m", "max_tokens": 1, "messages": given_, **fields}
-    return MESSAGES.parse(json.dumps(body).encode(), {}).canonical
+    return parse_messages(json.dumps(body).encode(), {}).canonical
 
 
 @settings(max_examples=50)
@@ -97,7 +95,7 @@ items = st.lists(item, min_size=1, max_size=4)
 
 
 def response(given_: list[Any], **fields: Any) -> bytes:
-    return RESPONSES.parse(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
+    return parse_responses(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
 
 
 @settings(max_examples=50)
@@ -114,10 +112,10 @@ ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8)
 @given(ids, ids)
 def test_token_ids(head: list[int], tail: list[int]) -> None:
     def vllm(given_: list[int]) -> bytes:
-        return TOKENS.parse(json.dumps({"token_ids": given_, "sampling_params": {}}).encode(), {}).canonical
+        return parse_tokens(json.dumps({"token_ids": given_, "sampling_params": {}}).encode(), {}).canonical
 
     def sglang(given_: list[int]) -> bytes:
-        return GENERATE.parse(json.dumps({"input_ids": given_}).encode(), {}).canonical
+        return parse_generate(json.dumps({"input_ids": given_}).encode(), {}).canonical
 
     assert vllm(head + tail).startswith(vllm(head))
     assert sglang(head + tail) == vllm(head + tail)
@@ -131,13 +129,13 @@ def test_generate_with_media(images: list[str], words: str, more: list[str]) -> 
     every = [*images, *more]
     first = {"text": spoken(len(images)), "image_data": images}
     later = {"text": spoken(len(every)) + words, "image_data": every}
-    one, two = (GENERATE.parse(json.dumps(body).encode(), {}).canonical for body in (first, later))
+    one, two = (parse_generate(json.dumps(body).encode(), {}).canonical for body in (first, later))
     assert two.startswith(one)
 
 
 @given(some, st.lists(some, min_size=1, max_size=4), st.lists(some, max_size=4))
 def test_rankings(query: str, documents: list[str], more: list[str]) -> None:
     def ranked(given_: list[str]) -> bytes:
-        return RERANK.parse(json.dumps({"query": query, "documents": given_}).encode(), {}).canonical
+        return parse_rerank(json.dumps({"query": query, "documents": given_}).encode(), {}).canonical
 
     assert ranked([*documents, *more]).startswith(ranked(documents))

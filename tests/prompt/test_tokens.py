@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.prompt.openai import CompletionParser
+from epp.prompt.openai import parse_completion
 from epp.prompt.tokens import DEFAULT_BYTES_PER_TOKEN, EstimateCounter
 from epp.prompt.types import ParsedRequest
 
@@ -32,7 +32,7 @@ def test_a_model_starts_at_its_familys_prior(model: str, ratio: float) -> None:
 def test_token_ids_are_counted_not_estimated() -> None:
     counter = EstimateCounter()
     for body, tokens in ((b"[1,2,3]", 3), (b"[[1,2],[3],[4,5]]", 5), (b"[[]]", 1)):
-        parsed = CompletionParser().parse(b'{"model":"m","prompt":%s}' % body, {})
+        parsed = parse_completion(b'{"model":"m","prompt":%s}' % body, {})
         assert counter.count(parsed) == tokens
 
 

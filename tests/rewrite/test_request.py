@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ClientError
+from epp.prompt.openai import parse_chat
 from epp.prompt.rewrite import rewrite
 
 SERVED = 'org/größe "7B" \\ 模型'
@@ -75,3 +76,10 @@ def test_any_bytes_give_a_body_or_a_400(body: bytes) -> None:
         return
     members = msgspec.json.decode(out, type=dict[str, msgspec.Raw])
     assert members["model"] == json.dumps(SERVED, ensure_ascii=False).encode()
+
+
+def test_a_model_is_renamed_around_half_a_character_which_becomes_a_question_mark() -> None:
+    body = rb'{"messages": [{"content": "\ud800 \\ud800 \uDC00"}], "model": "public"}'
+    said = [{"content": "? \\ud800 ?"}]
+    assert json.loads(rewrite(body, model="served")) == {"messages": said, "model": "served"}
+    assert parse_chat(body.replace(b'{"content"', b'{"role": "user", "content"'), {}).canonical.endswith(b"?")

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError
 from epp.prompt.content import prompt_content
-from epp.prompt.openai import ChatParser
+from epp.prompt.openai import parse_chat
 from epp.prompt.types import NotCountableError
 from epp.tokenizer.load import load_model
 from epp.tokenizer.template import ChatTemplate, RenderError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from epp.tokenizer.model import TokenizerModel
 
-PARSER = ChatParser()
 WEATHER = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Łódź"}'}, "id": "c1"}
 
 
@@ -34,7 +33,7 @@ def load(source: str, base: Path = DATA, **more: Any) -> TokenizerModel:
 
 
 def canonical(messages: list[dict[str, Any]], **more: Any) -> bytes:
-    return PARSER.parse(chat_body(messages, **more), {}).canonical
+    return parse_chat(chat_body(messages, **more), {}).canonical
 
 
 def test_tools_and_calls_are_rendered() -> None:
@@ -180,7 +179,7 @@ class TestConfiguration:
         (base / "mine.jinja").write_text(text)
         (base / "good" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
         counted = load("good", base, chat_template="mine.jinja")
-        asked = PARSER.parse(
+        asked = parse_chat(
             chat_body(
                 [{"role": "user", "content": "hm"}],
                 chat_template_kwargs={

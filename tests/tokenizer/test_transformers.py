@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError
-from epp.prompt.openai import ChatParser
+from epp.prompt.openai import parse_chat
 from epp.tokenizer.load import load_model
 from tests.tokenizer.texts import chat, chat_body, documents
 
@@ -51,7 +51,7 @@ def test_counts_are_those_of_transformers(model: Path) -> None:
     ours = load_model("m", ModelTokenizer(source=str(model)), model, "epp.yaml")
     for turns in range(3):
         messages = chat(turns)
-        counted = ours.count(ChatParser().parse(chat_body(messages), {}).canonical, 256).tokens
+        counted = ours.count(parse_chat(chat_body(messages), {}).canonical, 256).tokens
         ids = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
         assert counted == len(ids) > 1000
 
