@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.prompt.registry import PARSERS
+from epp.apis.registry import PARSERS
 from tests.fuzz import bodies
 
 

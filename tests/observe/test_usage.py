@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prompt.usage import NO_USAGE, Usage, UsageReader
+from epp.apis.usage import NO_USAGE, Usage, UsageReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

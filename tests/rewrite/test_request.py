@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.apis.openai import parse_chat
+from epp.apis.rewrite import rewrite
 from epp.errors import ClientError
-from epp.prompt.openai import parse_chat
-from epp.prompt.rewrite import rewrite
 
 SERVED = 'org/größe "7B" \\ 模型'
 VALUES = st.recursive(

@@ -1,0 +1,173 @@
+"""Anthropic messages and count_tokens: bodies to canonical form.
+
+Tools, then the system prompt, then the messages, as Anthropic's guide to prompt caching orders them and as
+engines' templates do. ``cache_control`` marks move from turn to turn and change nothing; signatures of
+thinking never reach a template. Claude Code opens its system prompt with a block of attribution that differs
+from request to request; engines take it out before they render (vLLM does), so it is no part of the prompt.
+A system message among the messages stays in its place, as in engines whose template can have it there.
+Calls and results of tools are framed as in a chat, which is what engines make of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.apis.arguments import add_first, template_arguments
+from epp.apis.body import Body
+from epp.apis.canonical import spell
+from epp.apis.chat_messages import function_call, function_tool
+from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.media import ANTHROPIC_RATES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.apis.media import PromptFrames
+    from epp.apis.types import ParsedRequest
+
+_ATTRIBUTION = "x-anthropic-billing-header:"
+_MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
+_UNSEEN = frozenset({"cache_control", "signature"})
+#: Roles that Claude Code writes (2.1.154 and later), which engines render as the user's.
+_ROLES = {"ctx": "user", "msg": "user"}
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class _Counted(Body, kw_only=True):
+    messages: list[_Message]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    output_config: Any = None
+    chat_template_kwargs: Any = None
+
+    def begun(self) -> PromptFrames:
+        """Begin the prompt, once the body has what the API requires."""
+        framed = self.frames(ANTHROPIC_RATES)
+        if not self.messages:
+            raise invalid("'messages' must not be empty", "messages")
+        return framed
+
+
+class _Messages(_Counted, kw_only=True):
+    max_tokens: Whole
+
+
+_MESSAGES, _COUNTED = decoder(_Messages), decoder(_Counted)
+
+
+def parse_messages(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Read messages."""
+    asked = decode(_MESSAGES, body)
+    framed = asked.begun()
+    if asked.max_tokens < 1:
+        raise invalid("'max_tokens' must be at least 1", "max_tokens")
+    arguments = template_arguments(asked.chat_template_kwargs, asked.output_config)
+    add_first(framed, asked.model or "", arguments)
+    for tool in asked.tools or ():
+        framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
+    _add_system(framed, asked.system)
+    for message in asked.messages:
+        role = _ROLES.get(message.role, message.role)
+        if role == "system":
+            _add_system(framed, message.content)
+        elif isinstance(message.content, str):
+            framed.add_said(role, message.content)
+        else:
+            _add_blocks(framed, role, message.content)
+    limit = output_limit(max_tokens=asked.max_tokens)
+    return asked.request(
+        "anthropic-messages", framed, headers, limit, include_usage=True, arguments=arguments
+    )
+
+
+def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Read messages whose tokens are to be counted, with an empty prompt.
+
+    The engine tokenizes and answers: no prefill, no KV cache. A decision made with the prompt would expect
+    blocks where none will be.
+    """
+    asked = decode(_COUNTED, body)
+    return asked.request("anthropic-count-tokens", asked.begun(), headers, 0)
+
+
+def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
+    """A system prompt; its blocks are one text to engines, which leave the attribution's out."""
+    if isinstance(system, str):
+        kept = system
+    else:
+        texts = [text for block in system or () if isinstance(text := block.get("text"), str)]
+        kept = "".join(text for text in texts if not text.startswith(_ATTRIBUTION))
+    if kept:
+        framed.add_said("system", kept)
+
+
+def _add_blocks(framed: PromptFrames, role: str, blocks: list[dict[str, Any]]) -> None:
+    """A message of blocks; each tool's result is a message of its own, as in a chat."""
+    speaks = False
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            _add_result(framed, block)
+            speaks = False
+            continue
+        if not speaks:
+            framed.add_text(b"R", role)
+            speaks = True
+        _add_block(framed, block)
+    if not blocks:
+        framed.add_text(b"R", role)
+
+
+def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
+    framed.add_text(b"R", "tool")
+    content = block.get("content")
+    if isinstance(content, str):
+        framed.add_text(b"C", content)
+    elif isinstance(content, list):
+        for inner in content:
+            if not isinstance(inner, dict):
+                raise invalid("a tool result's content must be blocks", "messages")
+            _add_block(framed, inner)
+    elif content is not None:
+        framed.add_json(b"J", content)
+    name = block.get("tool_use_id")
+    framed.add_text(b"I", name if isinstance(name, str) else "")
+
+
+def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
+    kind = block.get("type")
+    text = block.get("text" if kind == "text" else "thinking" if kind == "thinking" else "")
+    if isinstance(text, str):
+        framed.add_text(b"C" if kind == "text" else b"G", text)
+    elif kind == "tool_use":
+        arguments = spell(block.get("input") or {}).decode()
+        framed.add_described(b"K", function_call(block.get("id"), block.get("name"), arguments))
+    elif isinstance(kind, str) and kind in _MEDIA:
+        _add_media(framed, block)
+    else:
+        framed.add_json(b"J", _rendered(block))
+
+
+def _add_media(framed: PromptFrames, block: dict[str, Any]) -> None:
+    """Media by content; a document whose source is text is text."""
+    source = block.get("source")
+    if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+        beside = [block.get(name) for name in ("title", "context")]
+        if any(beside):
+            framed.add_json(b"J", beside)
+        framed.add_text(b"C", source["data"])
+    else:
+        framed.add_part(block)
+
+
+def _rendered(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block, and the blocks that are its content, without what no template sees."""
+    seen = {name: value for name, value in block.items() if name not in _UNSEEN}
+    if isinstance(inner := seen.get("content"), list):
+        seen["content"] = [_rendered(one) if isinstance(one, dict) else one for one in inner]
+    return seen

@@ -1,0 +1,156 @@
+"""The engines' own generate APIs: bodies to canonical form.
+
+vLLM ``/inference/v1/generate`` (tokens in, tokens out; media as hashes with the places of their tokens) and
+SGLang ``/generate`` (text or token ids, alone or in batches, media beside them). Neither needs a
+model's name.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import xxhash
+
+from epp.apis.body import Body
+from epp.apis.canonical import media_words
+from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.media import MAX_PARTS
+from epp.apis.openai import add_prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.apis.media import PromptFrames
+    from epp.apis.types import ParsedRequest
+
+#: What stands for one image, film or recording in a text, by the chat templates of current models.
+_PLACES = re.compile(
+    r"<\|vision_start\|>(?:<\|(?:image|video)_pad\|>)+<\|vision_end\|>|<start_of_image>|<\|image\|>|<image>"
+    r"|<video>|<audio>|\[IMG\]|<\|(?:image|video|audio)_pad\|>|<IMG_CONTEXT>|<\|image_\d{1,3}\|>"
+)
+#: SGLang generates 128 tokens when nothing is said.
+_SGLANG_NEW_TOKENS = 128
+
+
+class _Sampling(msgspec.Struct):
+    max_tokens: Whole | None = None
+    max_new_tokens: Whole | None = None
+
+
+class _Place(msgspec.Struct):
+    offset: int
+    length: int
+
+
+class _Features(msgspec.Struct):
+    mm_hashes: dict[str, list[str]] | None = None
+    mm_placeholders: dict[str, list[_Place]] | None = None
+
+
+class _Tokens(Body, kw_only=True):
+    token_ids: list[int]
+    sampling_params: _Sampling
+    features: _Features | None = None
+
+
+class _Generate(Body, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    input_embeds: list[Any] | None = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    sampling_params: _Sampling | list[_Sampling] | None = None
+
+
+_TOKENS, _GENERATE = decoder(_Tokens), decoder(_Generate)
+
+
+def parse_tokens(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Read vLLM's ``/inference/v1/generate``; where the body tells the place of media, their hash stands."""
+    asked = decode(_TOKENS, body)
+    framed = asked.frames(named=False)
+    if not asked.token_ids:
+        raise invalid("'token_ids' must not be empty", "token_ids")
+    framed.add_ids([_with_media(asked.token_ids, asked.features)], "token_ids")
+    limit = output_limit(max_tokens=asked.sampling_params.max_tokens)
+    return asked.request("vllm-generate", framed, headers, limit)
+
+
+def _with_media(ids: list[int], features: _Features | None) -> list[int]:
+    """Return ids with words of a medium's hash in its places, as engines key their cache by both."""
+    if features is None or not features.mm_hashes or not features.mm_placeholders:
+        return ids
+    if sum(map(len, features.mm_placeholders.values())) > MAX_PARTS:
+        raise invalid(f"more than {MAX_PARTS} places of media", "features")
+    words, left = list(ids), len(ids)
+    for kind, places in features.mm_placeholders.items():
+        hashes = features.mm_hashes.get(kind, [])
+        if len(hashes) != len(places):
+            raise invalid(f"hashes and places of {kind!r} differ", "features")
+        for name, place in zip(hashes, places, strict=True):
+            left -= place.length  # places do not overlap: what all of them cover is bounded by the prompt
+            if place.offset < 0 or place.length < 0 or place.offset + place.length > len(ids) or left < 0:
+                raise invalid(f"a place of {kind!r} is not in the prompt", "features")
+            identity = xxhash.xxh3_128_hexdigest(f"{kind}\x00{name}".encode("utf-8", "replace")).encode()
+            words[place.offset : place.offset + place.length] = media_words(identity, place.length)
+    return words
+
+
+def parse_generate(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Read SGLang's ``/generate``: texts or token ids, alone or in a batch.
+
+    The output limit is the largest of a batch: it ends with its longest answer.
+    """
+    asked = decode(_GENERATE, body)
+    framed = asked.frames(named=False)
+    media = [
+        (one, kind)
+        for kind, given in (
+            ("image", asked.image_data),
+            ("video", asked.video_data),
+            ("audio", asked.audio_data),
+        )
+        for inner in (given if isinstance(given, list) else [given])
+        for one in (inner if isinstance(inner, list) else [inner])
+        if one is not None
+    ]
+    if asked.text is not None:
+        _add_texts(framed, [asked.text] if isinstance(asked.text, str) else asked.text, media)
+    elif asked.input_ids is not None:
+        add_prompts(framed, asked.input_ids, "input_ids", media)
+    elif asked.input_embeds is not None:
+        framed.add_json(b"J", asked.input_embeds)
+    else:
+        raise invalid("one of text, input_ids and input_embeds is required")
+    given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
+    limits = [
+        _SGLANG_NEW_TOKENS if one is None or one.max_new_tokens is None else one.max_new_tokens
+        for one in given
+    ]
+    limit = output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
+    # every event carries meta_info
+    return asked.request("sglang-generate", framed, headers, limit, include_usage=True)
+
+
+def _add_texts(framed: PromptFrames, texts: Sequence[str], media: list[tuple[Any, str]]) -> None:
+    """Frame texts with each medium where the text names its place; media that have none come first."""
+    if not texts:
+        raise invalid("'text' must not be empty", "text")
+    framed.count_values(len(texts))
+    places = [[place.end() for place in _PLACES.finditer(text)] if media else [] for text in texts]
+    if sum(map(len, places)) != len(media):
+        for one in media:
+            framed.add_part(*one)
+        media, places = [], [[] for _ in texts]
+    left = iter(media)
+    for text, ends in zip(texts, places, strict=True):
+        for number, (start, end) in enumerate(pairwise((0, *ends, len(text)))):
+            if number:
+                framed.add_part(*next(left))
+            framed.add_text(
+                b"C" if number else b"P", text[start:end]
+            )  # behind a medium the same text goes on

@@ -1,0 +1,146 @@
+"""OpenAI responses: bodies to canonical form.
+
+Tools, then instructions (which engines make the system message), then what the body knows of the past, then
+the items of the input in order. What the engine adds itself - the turns behind ``previous_response_id`` or
+``conversation`` - is not in the body: two requests with the same name for it share what that name stands for,
+and nothing is known of its length. Names and states of items (``id``, ``status``) never reach a template and
+are left out, so that an answer's items may be sent back as they came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epp.apis.arguments import add_first, template_arguments
+from epp.apis.body import Body
+from epp.apis.chat_messages import add_part, function_call, function_tool
+from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.apis.media import PromptFrames
+    from epp.apis.types import ParsedRequest
+
+_UNSEEN = frozenset({"id", "status", "cache_control"})
+
+
+class _Responses(Body, kw_only=True):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    max_output_tokens: Whole | None = None
+    prompt: dict[str, Any] | None = None
+    previous_input_messages: list[Any] | None = None
+    reasoning: Any = None
+    chat_template_kwargs: Any = None
+
+
+_RESPONSES = decoder(_Responses)
+
+
+def parse_responses(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Read a response request."""
+    asked = decode(_RESPONSES, body)
+    items = _Items(asked.frames())
+    framed = items.framed
+    if not asked.input and asked.input != "" and asked.prompt is None:
+        raise invalid("'input' must not be empty", "input")
+    arguments = template_arguments(asked.chat_template_kwargs, asked.reasoning)
+    add_first(framed, asked.model or "", arguments)
+    for tool in asked.tools or ():
+        framed.add_described(b"T", function_tool(tool))
+    if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
+        framed.add_json(b"J", asked.prompt)
+    items.add(asked.instructions, "system", "instructions")
+    past = asked.conversation
+    for name in (past.get("id") if isinstance(past, dict) else past, asked.previous_response_id):
+        if isinstance(name, str) and name:
+            framed.add_text(b"V", name)
+    for message in asked.previous_input_messages or ():
+        framed.add_json(b"J", message)
+    items.add(asked.input, "user", "input")
+    limit = output_limit(max_output_tokens=asked.max_output_tokens)
+    # the last event of a stream is the whole response, usage and all
+    return asked.request("openai-responses", framed, headers, limit, include_usage=True, arguments=arguments)
+
+
+class _Items:
+    """Frames items one after the other, as engines make a chat of them.
+
+    Calls and reasoning belong to the assistant's message that goes on until someone else speaks.
+    """
+
+    def __init__(self, framed: PromptFrames) -> None:
+        self.framed = framed
+        self._role = ""
+
+    def add(self, given: str | list[dict[str, Any]] | None, role: str, field: str) -> None:
+        """Frame a text that this role says, or a list of items.
+
+        Raises:
+            ClientError: 400, an item lacks what its kind needs.
+        """
+        if isinstance(given, str):
+            self._message(role, given, field)
+        for number, item in enumerate(given if isinstance(given, list) else ()):
+            self._add(item, f"{field}[{number}]")
+
+    def _message(self, role: str, content: object, where: str) -> None:
+        self._speaks(role, anew=True)
+        parts = [content] if isinstance(content, str) else [] if content is None else content
+        if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
+            raise invalid(f"expected a text or a list of parts of content at {where}", where)
+        for part in parts:
+            add_part(self.framed, part)
+
+    def _speaks(self, role: str, *, anew: bool = False) -> None:
+        if anew or role != self._role:
+            self.framed.add_text(b"R", role)
+        self._role = role
+
+    def _add(self, item: dict[str, Any], where: str) -> None:
+        kind = item.get("type") or "message"
+        if kind == "message":
+            role = item.get("role")
+            if not isinstance(role, str):
+                raise invalid(f"a message needs a 'role' at {where}", f"{where}.role")
+            self._message(role, item.get("content"), f"{where}.content")
+        elif kind == "function_call":
+            self._speaks("assistant")
+            call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
+            self.framed.add_described(b"K", call)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._message("tool", item.get("output"), f"{where}.output")
+            call_id = item.get("call_id")
+            self.framed.add_text(b"I", call_id if isinstance(call_id, str) else "")
+        elif kind == "reasoning":
+            self._speaks("assistant")
+            self._reasoning(item)
+        elif kind == "computer_call_output":
+            self._speaks("tool", anew=True)
+            self.framed.add_json(b"J", {name: item.get(name) for name in ("call_id", "type")})
+            self.framed.add_part(item.get("output"), "image")
+        elif kind == "item_reference":  # names what lies elsewhere: the name is all there is
+            self.framed.add_json(b"J", item)
+        else:
+            self.framed.add_json(b"J", _rendered(item))
+
+    def _reasoning(self, item: dict[str, Any]) -> None:
+        """Frame what was thought in words, else its summary, else what only the engine can read."""
+        for field in ("content", "summary"):
+            parts = item.get(field)
+            said = (
+                [part.get("text") for part in parts if isinstance(part, dict)]
+                if isinstance(parts, list)
+                else []
+            )
+            if texts := [text for text in said if isinstance(text, str)]:
+                for text in texts:
+                    self.framed.add_text(b"G", text)
+                return
+        self.framed.add_json(b"J", _rendered(item))
+
+
+def _rendered(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in _UNSEEN}

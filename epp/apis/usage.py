@@ -1,0 +1,167 @@
+"""The engine's own token counts, found in an answer that arrives in pieces of any size.
+
+Owns the search for ``usage`` and ``meta_info`` objects and their meaning in the APIs that engines speak;
+knows no transport and no framing. An event stream and a whole JSON body are read by the same rule:
+``"usage"`` or ``"meta_info"`` followed by an object. In generated text quotes are escaped, so that sequence
+of bytes is never part of an answer's words.
+
+Rules: what is absent or of a wrong type is unknown (None), never 0; nothing that an engine sends raises; the
+result does not depend on how the bytes were cut.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_OBJECT_BYTES = 4096
+"""Longest ``usage`` object that is read, with its name. Engines send 60 to 400 bytes."""
+MAX_BATCH = 1024
+"""Prompts of one batch whose counts are told apart; nothing is known of what comes after them."""
+
+_MAX_COUNT = 1 << 53
+_M = ord("m")
+_FLAT = rb'(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+'
+#: One of the two names and its object, whose objects hold no others.
+_FOUND = re.compile(
+    rb'"(?:usage|meta_info)"\s*+:\s*+(\{' + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*+\})", re.DOTALL
+)
+
+
+class Usage(Struct, frozen=True):
+    """What the engine says a request cost; None is unknown, never zero; counts below 0 are kept as sent.
+
+    Attributes:
+        prompt_tokens: all tokens of the prompt, cached or not.
+        completion_tokens: tokens of the answer.
+        cached_tokens: those of the prompt that the KV cache already held. Engines tell it only when started
+            so (vLLM ``--enable-prompt-tokens-details``, SGLang ``--enable-cache-report``), and both leave it
+            out when it is 0, which `epp.schedule.feedback.with_cached` minds.
+    """
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+NO_USAGE = Usage()
+
+
+def usage_from(fields: object) -> Usage:
+    """The counts in a decoded ``usage`` object of any of the APIs.
+
+    OpenAI chat and completions: ``prompt_tokens``, ``completion_tokens``,
+    ``prompt_tokens_details.cached_tokens``. OpenAI responses: ``input_tokens``, ``output_tokens``,
+    ``input_tokens_details.cached_tokens``. Anthropic messages: ``input_tokens`` without what the cache
+    served or took, ``cache_read_input_tokens``, ``cache_creation_input_tokens``, ``output_tokens``. SGLang's
+    ``meta_info``: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``. Rankings may tell only
+    ``total_tokens``, all of them the prompt's.
+    """
+    if not isinstance(fields, dict):
+        return NO_USAGE
+    prompt = _count(fields, "prompt_tokens")
+    if prompt is None:
+        prompt = _input_tokens(fields)
+    completion = _count(fields, "completion_tokens")
+    if completion is None:
+        completion = _count(fields, "output_tokens")
+    if prompt is None and completion is None:
+        prompt = _count(fields, "total_tokens")
+    cached = _cached(fields, "prompt_tokens_details")
+    if cached is None:
+        cached = _cached(fields, "input_tokens_details")
+    if cached is None:
+        cached = _count(fields, "cache_read_input_tokens")
+    if cached is None:
+        cached = _count(fields, "cached_tokens")
+    return Usage(prompt, completion, cached)
+
+
+def _count(fields: Mapping[str, object], name: str) -> int | None:
+    value = fields.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_COUNT < value < _MAX_COUNT:
+        return None
+    return value
+
+
+def _cached(fields: Mapping[str, object], name: str) -> int | None:
+    details = fields.get(name)
+    return _count(details, "cached_tokens") if isinstance(details, dict) else None
+
+
+def _input_tokens(fields: Mapping[str, object]) -> int | None:
+    tokens = _count(fields, "input_tokens")
+    if tokens is None:
+        return None
+    apart = (_count(fields, name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+    counts = [tokens, *(count or 0 for count in apart)]
+    return min(counts) if min(counts) < 0 else sum(counts)
+
+
+class UsageReader:
+    """Reads an answer piece by piece; a later object's counts replace an earlier one's, each for itself.
+
+    Anthropic's stream tells the prompt at its start and the answer at its end, and either may repeat the
+    other's counts. The prompts of SGLang's batches are told apart by ``meta_info.id`` and added up. In a line
+    with several ``usage`` objects the last that has counts is the answer's own: those before it are in what a
+    model or a client wrote (a tool's input, a tool's description).
+    """
+
+    __slots__ = ("_batch", "_fields", "_line", "_line_over", "_pending")
+
+    def __init__(self) -> None:
+        self._pending, self._line_over = b"", False
+        self._fields: dict[str, object] = {}
+        self._line: dict[str, object] = {}
+        self._batch: dict[str, dict[str, object]] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Read the next piece."""
+        data = self._pending + data
+        end = 0
+        for found in _FOUND.finditer(data):
+            adjacent = 0 < end == found.start()  # as in access logs
+            self._line_over |= adjacent or data.find(b"\n", end, found.start()) >= 0
+            end = found.end()
+            if end - found.start() <= MAX_OBJECT_BYTES:
+                self._take(found[1], meta=data[found.start() + 1] == _M)
+        self._line_over |= data.find(b"\n", end) >= 0
+        self._pending = data[max(end, len(data) - MAX_OBJECT_BYTES) :]
+
+    def _take(self, text: bytes, *, meta: bool) -> None:
+        try:
+            fields = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError):
+            return
+        name = fields.get("id") if meta else None
+        name = name if isinstance(name, str) else ""
+        if usage_from(fields) == NO_USAGE:
+            return
+        fields = {key: value for key, value in fields.items() if value is not None}
+        if not meta:
+            if self._line_over:
+                self._fields |= self._line
+            self._line, self._line_over = fields, False
+        elif name in self._batch or len(self._batch) < MAX_BATCH:
+            self._batch[name] = fields
+
+    @property
+    def usage(self) -> Usage:
+        """What is known so far."""
+        if not self._batch:
+            return usage_from(self._fields | self._line)
+        each = [usage_from(fields) for fields in self._batch.values()]
+        return Usage(*(_sum(counts) for counts in zip(*map(msgspec.structs.astuple, each), strict=True)))
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

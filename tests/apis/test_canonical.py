@@ -1,0 +1,189 @@
+"""Framing: what can never collide, and what must stay a prefix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.apis.canonical import exact_tokens
+from epp.apis.openai import parse_chat, parse_completion
+
+MARKS = "\u00ffRCITKMG\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
+
+
+def chat(messages: list[dict[str, Any]], **fields: Any) -> bytes:
+    body = json.dumps({"model": "m", "messages": messages, **fields}, ensure_ascii=False).encode()
+    return parse_chat(body, {}).canonical
+
+
+def completion(prompt: Any) -> bytes:
+    return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode(), {}).canonical
+
+
+text = st.text(st.sampled_from(MARKS + "ab") | st.characters(exclude_categories=["Cs"]), max_size=8)
+some_text = text.filter(bool)
+call = st.fixed_dictionaries(
+    {
+        "id": text,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": text, "arguments": text}),
+    }
+)
+message = st.one_of(
+    st.fixed_dictionaries({"role": some_text, "content": text}),
+    st.fixed_dictionaries({"role": st.just("user"), "content": st.just("x"), "name": some_text}),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": text, "tool_call_id": some_text}),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "tool_calls": st.lists(call, min_size=1, max_size=2)}
+    ),
+    st.fixed_dictionaries({"role": st.just("assistant"), "content": text, "reasoning_content": some_text}),
+    st.fixed_dictionaries({"role": st.just("assistant"), "refusal": some_text}),
+    st.fixed_dictionaries(
+        {
+            "role": st.just("user"),
+            "content": st.lists(
+                st.fixed_dictionaries({"type": st.just("text"), "text": text}), min_size=2, max_size=3
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "role": st.just("user"),
+            "content": st.lists(
+                st.fixed_dictionaries(
+                    {"type": st.just("image_url"), "image_url": st.fixed_dictionaries({"url": text})}
+                ),
+                min_size=1,
+                max_size=2,
+            ),
+        }
+    ),
+)
+conversation = st.lists(message, min_size=1, max_size=4)
+
+
+@given(conversation, conversation)
+def test_no_two_conversations_of_any_shape_have_equal_bytes(
+    one: list[dict[str, Any]], two: list[dict[str, Any]]
+) -> None:
+    assert (chat(one) == chat(two)) == (one == two)
+
+
+@given(conversation, conversation)
+def test_a_turn_more_only_adds_bytes(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
+    assert chat(one + two).startswith(chat(one))
+    assert len(chat(one + two)) > len(chat(one))
+
+
+ids = st.lists(st.integers(0, 2**32 - 2) | st.just(0x49FF) | st.just(0xFF49_0000), max_size=6)
+prompts = st.one_of(
+    text, st.lists(text, min_size=1, max_size=3), ids.filter(bool), st.lists(ids, min_size=1, max_size=3)
+)
+
+
+def plain(prompt: Any) -> Any:
+    """The one spelling of prompts that mean the same."""
+    return prompt if isinstance(prompt, list) and isinstance(prompt[0], (str, list)) else [prompt]
+
+
+@given(prompts, prompts)
+def test_no_two_prompts_of_any_shape_have_equal_bytes(one: Any, two: Any) -> None:
+    assert (completion(one) == completion(two)) == (plain(one) == plain(two))
+
+
+@given(prompts)
+def test_ids_are_counted_and_text_is_not(prompt: Any) -> None:
+    given_ids = [one for one in plain(prompt) if isinstance(one, list)]
+    expected = sum(map(len, given_ids)) if given_ids else None
+    assert exact_tokens(completion(prompt)) == expected
+
+
+def test_a_chat_of_text_alone_is_known_as_such() -> None:
+    def text_only(*parts: Any) -> bool:
+        body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
+        return parse_chat(json.dumps(body).encode(), {}).text_only
+
+    picture = {"type": "image_url", "image_url": {"url": "data:,A"}}
+    assert text_only("a", {"type": "text", "text": "\u00ffM0123"})
+    assert not text_only("a", picture)
+    assert not parse_completion(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
+
+
+def test_marks_for_caching_move_without_changing_the_prompt() -> None:
+    plainly = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    marked = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}
+    ]
+    assert chat(plainly) == chat(marked)
+
+
+@pytest.mark.parametrize("field", ["tools", "functions", "documents"])
+def test_what_templates_put_first_comes_first(field: str) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    given_first = chat(messages, **{field: [{"name": "f", "parameters": {"a": 1, "b": 2}}]})
+    assert given_first.endswith(chat(messages))
+    assert given_first == chat(messages, **{field: [{"parameters": {"a": 1, "b": 2}, "name": "f"}]})
+    assert given_first != chat(messages, **{field: [{"name": "g"}]})
+    assert chat(messages) == chat(messages, **{field: None}) == chat(messages, **{field: []})
+
+
+def test_a_tool_is_spelled_as_engines_hand_it_to_templates() -> None:
+    """Its API's keys in one order; a schema's in the client's, which is the order of the prompt's tokens."""
+    said = [{"role": "user", "content": "hello"}]
+    schema = {
+        "type": "object",
+        "properties": {"b": {"type": "string"}, "a": {"enum": [2, 1]}},
+        "additional": 1,
+    }
+    function = {"name": "f", "description": "d", "parameters": schema, "strict": True}
+    tool = {"type": "function", "function": function}
+    spelled = chat(said, tools=[tool])
+    assert spelled == b"\xffT" + json.dumps(tool, separators=(",", ":")).encode() + chat(said)
+    turned = {"function": dict(reversed(function.items())), "type": "function"}
+    assert chat(said, tools=[turned]) == spelled
+    other = function | {"parameters": dict(reversed(schema.items()))}
+    assert chat(said, tools=[{"type": "function", "function": other}]) != spelled
+
+    def called(*calls: dict[str, Any]) -> bytes:
+        return chat([{"role": "assistant", "tool_calls": list(calls)}])
+
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
+    assert called(call) == called(dict(reversed(call.items())))
+    assert chat(said, tools=[5, "odd", {}, {"function": 5}]).endswith(chat(said))
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 10**30}, 1 << 53),
+    ],
+)
+def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    assert parse_chat(body, {}).max_output_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("fields", "session"),
+    [
+        ({"session_id": "s", "metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "s"),
+        ({"metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "m"),
+        ({"prompt_cache_key": "k", "safety_identifier": "p", "user": "u"}, "k"),
+        ({"safety_identifier": "p", "user": "u"}, "p"),
+        ({"session_id": 7, "metadata": {"session_id": ""}, "prompt_cache_key": None, "user": "u"}, "u"),
+        ({"metadata": {"request_id": "r"}, "request_id": "r", "id": "r"}, ""),
+    ],
+)
+def test_the_session_hint_in_the_body_has_an_order(fields: dict[str, Any], session: str) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    assert parse_chat(body, {"x-request-id": "r"}).session == session
