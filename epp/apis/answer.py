@@ -2,7 +2,7 @@
 
 Owns the few bytes of an answer that can hold ``usage``; knows no transport and no clock. Engines tell the
 usage of an event stream at its end, and one of their APIs (Anthropic messages) a part of it in the first
-event. So an event in the middle costs two list operations and is searched by nobody: the search is made once,
+event. So an event in the middle is appended and searched by nobody: the search is made once,
 at the end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least, where split events are whole again.
 What is no event stream comes in few and large pieces, and is searched as it comes.
 """
@@ -28,10 +28,8 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 
 
 WATCH_BYTES = 64 * 1024
-"""Most that a watch keeps, however short the pieces; a piece that is being fed comes on top."""
+"""Most that a watch keeps; a piece that is being fed comes on top."""
 
-#: Pieces that are kept apart: as objects of their own, short ones would take many times their bytes.
-_MAX_PIECES = 512
 #: Comments and line ends, which are no token.
 _COMMENTS = re.compile(rb"(?:[\r\n]|(?:(?<=\n)|\A):[^\n]*+)*+")
 #: The event that ends a stream: OpenAI's mark, the last of Anthropic's messages, those of OpenAI's responses.
@@ -42,6 +40,8 @@ _LAST_EVENT = re.compile(
 _EVENT_END = re.compile(rb"\r?\n\r?\n\Z")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
+#: Cutting now and then spares every piece a move of what is kept.
+_MOST_KEPT = HEAD_BYTES + MAX_OBJECT_BYTES + 2 * TAIL_BYTES
 
 
 class AnswerWatch:
@@ -59,11 +59,8 @@ class AnswerWatch:
 
     __slots__ = (
         "_good",
-        "_head",
-        "_head_bytes",
+        "_kept",
         "_reader",
-        "_tail",
-        "_tail_bytes",
         "chunks",
         "encoded",
         "first_s",
@@ -79,9 +76,8 @@ class AnswerWatch:
         self.streamed: bool | None = None
         self._good = True
         self._reader: UsageReader | None = UsageReader()
-        self._head: list[bytes] = []
-        self._tail: list[bytes] = []
-        self._head_bytes = self._tail_bytes = 0
+        #: Beginning and end of an event stream.
+        self._kept = bytearray()
 
     def started(self, status: int, headers: Mapping[str, str]) -> None:
         """Response headers came; an answer without them is taken for a good one."""
@@ -101,16 +97,10 @@ class AnswerWatch:
         self.last_s = now_s
         if self._reader is not None:
             self._reader.feed(data)
-        elif self._head_bytes < HEAD_BYTES:
-            begin = data[:HEAD_BYTES]
-            self._head.append(begin)
-            self._head_bytes += len(begin)
-            if len(self._head) >= _MAX_PIECES:
-                self._head = [b"".join(self._head)]
-            if size > HEAD_BYTES:
-                self._keep(data[HEAD_BYTES:], size - HEAD_BYTES)
         else:
-            self._keep(data, size)
+            self._kept += data
+            if len(self._kept) > _MOST_KEPT:
+                self._kept[HEAD_BYTES:-TAIL_BYTES] = _GAP
         if self._good and self.first_s != self.first_s and (self.encoded or not _COMMENTS.fullmatch(data)):
             self.first_s = now_s
             return True
@@ -123,7 +113,7 @@ class AnswerWatch:
         if self._reader is not None:
             return self._reader.usage
         reader = UsageReader()
-        reader.feed(self._ends())
+        reader.feed(self._kept)
         return reader.usage
 
     def has_last_event(self) -> bool:
@@ -133,19 +123,4 @@ class AnswerWatch:
         """
         if self._reader is not None or self.encoded:
             return False
-        ends = self._ends()
-        return _EVENT_END.search(ends) is not None and _LAST_EVENT.search(ends) is not None
-
-    def _ends(self) -> bytes:
-        """Beginning and end of an event stream."""
-        gap = _GAP if self.response_bytes > self._head_bytes + self._tail_bytes else b""
-        return b"".join((*self._head, gap, *self._tail))
-
-    def _keep(self, data: bytes, size: int) -> None:
-        """Keep at least the last `TAIL_BYTES`, in whole pieces, at most twice that and a piece."""
-        self._tail.append(data)
-        self._tail_bytes += size
-        if self._tail_bytes > 2 * TAIL_BYTES or len(self._tail) >= _MAX_PIECES:
-            # Halving now and then spares every piece a look at the oldest one.
-            joined = b"".join(self._tail)[-TAIL_BYTES:]
-            self._tail, self._tail_bytes = [joined], len(joined)
+        return _EVENT_END.search(self._kept) is not None and _LAST_EVENT.search(self._kept) is not None

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 MAX_OBJECT_BYTES = 4096
 """Longest ``usage`` object that is read, with its name. Engines send 60 to 400 bytes."""
@@ -65,45 +65,32 @@ def usage_from(fields: object) -> Usage:
     """
     if not isinstance(fields, dict):
         return NO_USAGE
-    prompt = _count(fields, "prompt_tokens")
-    if prompt is None:
-        prompt = _input_tokens(fields)
-    completion = _count(fields, "completion_tokens")
-    if completion is None:
-        completion = _count(fields, "output_tokens")
+    apart = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    whole = (
+        None if _count(fields, "input_tokens") is None else sum(_count(fields, name) or 0 for name in apart)
+    )
+    prompt = _first(_count(fields, "prompt_tokens"), whole)
+    completion = _first(_count(fields, "completion_tokens"), _count(fields, "output_tokens"))
     if prompt is None and completion is None:
         prompt = _count(fields, "total_tokens")
-    cached = _cached(fields, "prompt_tokens_details")
-    if cached is None:
-        cached = _cached(fields, "input_tokens_details")
-    if cached is None:
-        cached = _count(fields, "cache_read_input_tokens")
-    if cached is None:
-        cached = _count(fields, "cached_tokens")
+    cached = _first(
+        _count(fields.get("prompt_tokens_details"), "cached_tokens"),
+        _count(fields.get("input_tokens_details"), "cached_tokens"),
+        _count(fields, "cache_read_input_tokens"),
+        _count(fields, "cached_tokens"),
+    )
     return Usage(prompt, completion, cached)
 
 
-def _count(fields: Mapping[str, object], name: str) -> int | None:
-    value = fields.get(name)
+def _first(*counts: int | None) -> int | None:
+    return next((count for count in counts if count is not None), None)
+
+
+def _count(fields: object, name: str) -> int | None:
+    value = fields.get(name) if isinstance(fields, dict) else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_COUNT < value < _MAX_COUNT:
-        return None
-    return value
-
-
-def _cached(fields: Mapping[str, object], name: str) -> int | None:
-    details = fields.get(name)
-    return _count(details, "cached_tokens") if isinstance(details, dict) else None
-
-
-def _input_tokens(fields: Mapping[str, object]) -> int | None:
-    tokens = _count(fields, "input_tokens")
-    if tokens is None:
-        return None
-    apart = (_count(fields, name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-    counts = [tokens, *(count or 0 for count in apart)]
-    return min(counts) if min(counts) < 0 else sum(counts)
+    return value if type(value) is int and abs(value) < _MAX_COUNT else None
 
 
 class UsageReader:
@@ -123,7 +110,7 @@ class UsageReader:
         self._line: dict[str, object] = {}
         self._batch: dict[str, dict[str, object]] = {}
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         """Read the next piece."""
         data = self._pending + data
         end = 0

@@ -41,7 +41,7 @@ STREAM = (
         (CHAT | {"prompt_tokens_details": None}, Usage(12, 3, None)),
         (CHAT | {"prompt_tokens_details": {"cached_tokens": "8"}}, Usage(12, 3, None)),
         ({"prompt_tokens": True, "completion_tokens": -1}, Usage(None, -1, None)),
-        ({"input_tokens": 9, "cache_read_input_tokens": -4}, Usage(-4, None, -4)),
+        ({"input_tokens": 9, "cache_read_input_tokens": -4}, Usage(5, None, -4)),
         ({"prompt_tokens": 12.0, "completion_tokens": 1.5}, Usage(12, None, None)),
         ({"prompt_tokens": 1 << 70, "completion_tokens": [3]}, NO_USAGE),
         (
