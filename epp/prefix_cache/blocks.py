@@ -58,7 +58,7 @@ class BlockHasher:
         self._keyed_names = hashlib.blake2b(digest_size=8, key=self._key, person=b"epp names")
         #: A block's name outside of this process.
         self.export_id = lru_cache(_EXPORTED)(self._export_id)
-        self._namespaces: dict[tuple[str, str, str], int] = {}
+        self._remembered = lru_cache(_REMEMBERED)(self._namespace)
         self._groups: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
         self.key_id = hashlib.blake2b(
@@ -85,13 +85,9 @@ class BlockHasher:
         if size:
             tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
         named = (request.model, request.cache_salt, tenant)
-        namespace = self._namespaces.get(named)
-        if namespace is None:
-            namespace = self._namespace(*named)
-            if sum(map(len, named)) <= _SHORT:  # clients choose two of them
-                if len(self._namespaces) >= _REMEMBERED:
-                    self._namespaces.clear()
-                self._namespaces[named] = namespace
+        # clients choose two of the names: long ones are not remembered
+        find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
+        namespace = find(*named)
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, request.canonical)
         return MeasuredPrompt(

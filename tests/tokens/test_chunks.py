@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import AddedToken, Tokenizer
 
+from epp.apis.content import prompt_content
 from epp.apis.openai import parse_chat
 from epp.apis.types import NotCountableError
 from epp.config.schema import ModelTokenizer
@@ -39,7 +40,7 @@ def test_chats_count_as_in_one_go(kind: str) -> None:
     made = load_model(kind, ModelTokenizer(source=kind), DATA, "epp.yaml")
     for turns in range(6):
         canonical = parse_chat(chat_body(chat(turns)), {}).canonical
-        (text,) = made.rendered(canonical)
+        (text,) = made.rendered(prompt_content(canonical))
         assert made.count(canonical, 256).tokens == at_once(kind, text.decode())
 
 
