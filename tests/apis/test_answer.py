@@ -104,10 +104,8 @@ def test_what_a_model_or_a_client_calls_usage_is_not_the_answers(name: str, data
         (200, [b": keep-alive\n\n", b"data: a\n\n"], 1.0, 1.0),
         (200, [b": keep-alive\n\ndata: a\n\n", b"data: b\n\n"], 0.0, 1.0),  # both in one piece
         (200, [b": a\r\n\r\n: b\r\n", b"\r\ndata: a\r\n\r\n"], 1.0, 1.0),
-        (200, [], math.nan, math.nan),
         (200, [b""], math.nan, math.nan),
         (500, [b"no"], math.nan, 0.0),
-        (0, [b"{}"], 0.0, 0.0),
     ],
 )
 def test_the_first_and_the_last_piece_are_stamped(

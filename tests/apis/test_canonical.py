@@ -113,14 +113,6 @@ def test_a_chat_of_text_alone_is_known_as_such() -> None:
     assert not parse_completion(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
 
 
-def test_marks_for_caching_move_without_changing_the_prompt() -> None:
-    plainly = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
-    marked = [
-        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}
-    ]
-    assert chat(plainly) == chat(marked)
-
-
 @pytest.mark.parametrize("field", ["tools", "functions", "documents"])
 def test_what_templates_put_first_comes_first(field: str) -> None:
     messages = [{"role": "user", "content": "hello"}]
@@ -176,11 +168,13 @@ def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "session"),
     [
+        ({"session_params": {"id": "p"}, "session_id": "s", "metadata": {"session_id": "m"}}, "p"),
         ({"session_id": "s", "metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "s"),
-        ({"metadata": {"session_id": "m"}, "prompt_cache_key": "k", "user": "u"}, "m"),
+        ({"metadata": {"session_id": "m"}, "conversation": {"id": "c"}, "user": "u"}, "m"),
+        ({"conversation": {"id": "c"}, "routing_key": "r", "prompt_cache_key": "k"}, "c"),
         ({"prompt_cache_key": "k", "safety_identifier": "p", "user": "u"}, "k"),
-        ({"safety_identifier": "p", "user": "u"}, "p"),
-        ({"session_id": 7, "metadata": {"session_id": ""}, "prompt_cache_key": None, "user": "u"}, "u"),
+        ({"metadata": {"user_id": "u"}, "previous_response_id": "r"}, "u"),
+        ({"session_id": 7, "metadata": {"session_id": ""}, "previous_response_id": "r"}, "r"),
         ({"metadata": {"request_id": "r"}, "request_id": "r", "id": "r"}, ""),
     ],
 )

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from epp.apis.canonical import media_bytes
 from epp.apis.image_size import Base64File, image_size
 from epp.apis.media import (
     ANTHROPIC_RATES,
     MAX_PART_TOKENS,
-    MAX_REQUEST_TOKENS,
     OPENAI_RATES,
     PromptFrames,
     anthropic_pixels,
@@ -105,21 +103,15 @@ WAV = b"RIFF" + bytes(4) + b"WAVEfmt " + bytes(4) + struct.pack("<HHIIHH", 1, 1,
     ("part", "tokens"),
     [
         ({"type": "input_audio", "input_audio": {"data": b64(WAV + bytes(320_000)), "format": "wav"}}, 101),
-        ({"type": "input_audio", "input_audio": {"data": b64(bytes(159_999)), "format": "mp3"}}, 100),
         ({"type": "audio_url", "audio_url": {"url": "https://x/a.wav"}}, 300),
-        ({"type": "video_url", "video_url": {"url": "https://x/a.mp4"}}, 2500),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + b64(bytes(999_999))}}, 1000),
-        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,"}}, 0),
         ({"type": "file", "file": {"file_id": "file-1"}}, 2250),
         (
             {"type": "file", "file": {"file_data": "data:application/pdf;base64," + b64(bytes(500_000))}},
             22_118,
         ),
         ({"type": "image_url", "image_url": {"url": "https://x/a", "detail": "low"}}, 85),
-        ({"type": "input_image", "file_id": "file-1"}, 765),
         ({"type": "image_url", "image_url": "data:image/png;base64," + png_header(512, 512)}, 255),
-        ({"type": "something new", "data": "A" * 200}, 0),
-        ({}, 0),
     ],
 )
 def test_what_parts_cost(part: dict[str, Any], tokens: int) -> None:
@@ -142,15 +134,6 @@ def test_content_is_identity() -> None:
     assert identity(addresses[0]) != identity(addresses[1])
     low = {"type": "image_url", "image_url": {"url": "https://x/a", "detail": "low"}}
     assert identity(low) != identity(addresses[0])
-
-
-def test_one_request_claims_no_more_than_its_share() -> None:
-    framed = PromptFrames("m")
-    for number in range(2000):
-        framed.add_part({"type": "image_url", "image_url": {"url": f"https://x/{number}"}})
-    canonical = framed.bytes()
-    assert MAX_REQUEST_TOKENS * 4 <= media_bytes(canonical) < MAX_REQUEST_TOKENS * 4 + 2000 * 32
-    assert len(set(canonical.split(b"\xffM"))) == 2001, "all of them are still told apart"
 
 
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "input_audio", "image_embeds"])

@@ -169,12 +169,6 @@ def test_nothing_is_held_back(machine: Any) -> None:
         assert machine([body[:end]], False) == before
 
 
-@MACHINES
-@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=8), st.booleans())
-def test_any_bytes_in_any_cut(machine: Any, body: bytes, at: list[int], events: bool) -> None:
-    assert machine(cuts(body, [min(cut, len(body)) for cut in at]), events) == machine([body], events)
-
-
 FRAGMENTS = st.sampled_from(
     [b'"model"', b'"message"', b'"response"', b":", b" ", b"\n", b'"s"', b"{", b"}", b"[", b"]", b",", b"\\", b'"',
      b'"\\""', b"data: ", b"1"]

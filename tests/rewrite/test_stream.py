@@ -164,11 +164,6 @@ def test_the_engine_gets_its_name_the_filters_both_and_the_length_is_right(mode:
     assert changes["accept-encoding"] == b"identity"
 
 
-def test_nothing_changes_where_the_names_match() -> None:
-    pick, _ = answered(BodyMode.BUFFERED, "public")
-    assert pick == Pick("10.0.0.1:8000", "d-1")
-
-
 @pytest.mark.parametrize("served", ["public", "served"])
 def test_usage_is_asked_for_beside_the_model(served: str) -> None:
     pick, _ = answered(BodyMode.BUFFERED, served, inject_usage=True)

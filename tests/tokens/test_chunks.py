@@ -14,12 +14,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from epp.apis.content import prompt_content
 from epp.apis.openai import parse_chat
-from epp.apis.types import NotCountableError
 from epp.config.schema import ModelTokenizer
-from epp.tokens import model as module
 from epp.tokens.chunks import safe_markers, split_points
 from epp.tokens.load import load_model
-from epp.tokens.model import TokenizerModel
 from tests.kit.tokenizers import DATA, KINDS, folder
 from tests.tokens.texts import ATOMS, chat, chat_body
 
@@ -71,21 +68,3 @@ def test_markers_that_another_token_reaches_into_are_none() -> None:
     made.add_special_tokens([AddedToken("<eats>", special=True, lstrip=True, normalized=False)])
     wanted = ["<|im_start|>", "<|im_end|>", "<eats>", "<absent>"]
     assert safe_markers(made, wanted) == [b"<|im_end|>"]
-
-
-def test_new_text_is_encoded_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 2000)
-    monkeypatch.setattr(module, "_LONGEST_CHUNK", 4000)
-    made, sizes = TokenizerModel(reference("bytes"), markers=MARKERS), list[int]()
-    lengths = made._batch_lengths
-    monkeypatch.setattr(
-        made,
-        "_batch_lengths",
-        lambda texts: sizes.append(sum(map(len, texts))) or lengths(texts),  # type: ignore[func-returns-value]
-    )
-    text = "".join(f"<|im_start|>{number}" + " and so on" * 60 for number in range(50))
-    assert made.count(b"\xffP" + text.encode(), 256).tokens == at_once("bytes", text)
-    assert sum(sizes) > 25_000
-    assert max(sizes) < 3000
-    with pytest.raises(NotCountableError, match="content"):
-        made.count(b"\xffP" + b"a" * 5000, 256)

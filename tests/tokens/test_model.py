@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -135,34 +134,9 @@ class TestConfiguration:
         assert str(caught.value).startswith("epp.yaml: tokens.models.m.")
         return str(caught.value)
 
-    def test_a_folder_that_is_not_there(self, base: Path) -> None:
-        with pytest.raises(
-            ConfigError, match=r"m\.source: .*absent does not exist \(give a folder or a hub id\)"
-        ):
-            load("absent", base)
-
-    def test_what_is_looked_for_at_the_hub_is_said_before(
-        self, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        hub = pytest.importorskip("huggingface_hub")
-        caplog.set_level(logging.INFO)
-
-        def unreachable(*_: object, **__: object) -> str:
-            assert f"{base}/models/typo does not exist; models/typo is looked for at the hub" in caplog.text
-            raise OSError("no network")
-
-        monkeypatch.setattr(hub, "snapshot_download", unreachable)
-        with pytest.raises(ConfigError, match=r"models/typo: no network"):
-            load("models/typo", base)
-        assert not logging.getLogger("huggingface_hub").handlers, "it would say all twice"
-
     def test_a_broken_tokenizer_file(self, base: Path) -> None:
         (base / "bad" / "tokenizer.json").write_text('{"version": "1.0"')
         assert "is no tokenizer" in self.error(base)
-
-    def test_a_broken_configuration_file(self, base: Path) -> None:
-        (base / "bad" / "tokenizer_config.json").write_text("{")
-        assert "must be valid JSON" in self.error(base)
 
     def test_a_model_that_takes_no_chats(self, base: Path) -> None:
         (base / "bad" / "tokenizer_config.json").unlink()
