@@ -17,8 +17,8 @@ HEAD = """<!-- Written by tools/gen_api_docs.py from tests/kit/apis.py; a test k
 
 # APIs
 
-The picker reads model, prompt, output limit, session key and cache salt of each. It refuses other bodies with a
-400 in the shape that the API's clients expect. A *yes* is a test; *-* is what the API does not have.
+The picker reads model, prompt, output limit, session key and cache salt of each. It refuses other bodies with
+a 400 in the shape that the API's clients expect. A *yes* is a test; *-* is what the API does not have.
 
 """
 
