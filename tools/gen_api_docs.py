@@ -71,7 +71,7 @@ part with a `uuid` (vLLM) is known by that and costs as if nothing could be read
 | | rule | where nothing can be read |
 |---|---|---|
 | OpenAI's APIs | 85 tokens, and 170 a tile of 512 pixels, after shrinking to 2048 and 768; low detail 85 | 765 |
-| Anthropic | a token for 750 pixels, after shrinking to 1568, at most 1600 | 1398 |
+| Anthropic | a token for 750 pixels, after shrinking to 1568, at most 1600 | 1399 |
 | Qwen-VL by model name | a token for 28 x 28 pixels (Qwen3: 32 x 32), 4 to 16,384 | 1369 (1024) |
 | sound | 10 tokens a second (Anthropic, Qwen: 25); WAV by its header, else 128 kbit/s | 30 s |
 | film | 250 tokens a second (Qwen: 384) at 2 Mbit/s, at most 22,118 | 10 s |

@@ -17,7 +17,7 @@ import msgspec
 from epp.apis.arguments import add_first, template_arguments
 from epp.apis.body import Body
 from epp.apis.canonical import spell
-from epp.apis.chat_messages import function_call, function_tool
+from epp.apis.chat_messages import add_part, function_call, function_tool
 from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
 from epp.apis.media import ANTHROPIC_RATES
 
@@ -68,7 +68,7 @@ def parse_messages(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     if asked.max_tokens < 1:
         raise invalid("'max_tokens' must be at least 1", "max_tokens")
     arguments = template_arguments(asked.chat_template_kwargs, asked.output_config)
-    add_first(framed, asked.model or "", arguments)
+    add_first(framed, arguments)
     for tool in asked.tools or ():
         framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
     _add_system(framed, asked.system)
@@ -133,36 +133,28 @@ def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
             if not isinstance(inner, dict):
                 raise invalid("a tool result's content must be blocks", "messages")
             _add_block(framed, inner)
-    elif content is not None:
-        framed.add_json(b"J", content)
     name = block.get("tool_use_id")
     framed.add_text(b"I", name if isinstance(name, str) else "")
 
 
 def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
-    kind = block.get("type")
-    text = block.get("text" if kind == "text" else "thinking" if kind == "thinking" else "")
-    if isinstance(text, str):
-        framed.add_text(b"C" if kind == "text" else b"G", text)
-    elif kind == "tool_use":
+    kind, source = block.get("type"), block.get("source")
+    if kind == "tool_use":
         arguments = spell(block.get("input") or {}).decode()
         framed.add_described(b"K", function_call(block.get("id"), block.get("name"), arguments))
-    elif isinstance(kind, str) and kind in _MEDIA:
-        _add_media(framed, block)
-    else:
-        framed.add_json(b"J", _rendered(block))
-
-
-def _add_media(framed: PromptFrames, block: dict[str, Any]) -> None:
-    """Media by content; a document whose source is text is text."""
-    source = block.get("source")
-    if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+    elif (
+        isinstance(source, dict)
+        and isinstance(text := source.get("data"), str)
+        and source.get("type") == "text"
+    ):
         beside = [block.get(name) for name in ("title", "context")]
         if any(beside):
             framed.add_json(b"J", beside)
-        framed.add_text(b"C", source["data"])
+        framed.add_text(b"C", text)
+    elif kind in ("text", "thinking") or (isinstance(kind, str) and kind in _MEDIA):
+        add_part(framed, block)
     else:
-        framed.add_part(block)
+        framed.add_json(b"J", _rendered(block))
 
 
 def _rendered(block: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,7 +36,8 @@ MAX_PARTS = 10_000
 MAX_PART_TOKENS = 22_118
 #: Guessed bytes a second where the file does not say: speech as 128 kbit/s MP3; films at 2 Mbit/s.
 _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
-#: A guess: what lies elsewhere is taken for half a minute of sound or ten seconds of film.
+#: A guess: what lies elsewhere is taken for a megapixel, half a minute of sound or ten seconds of film.
+_UNSEEN_IMAGE = (1024, 1024)
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
 #: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
@@ -66,19 +68,17 @@ _MAX_DEPTH = 3
 Part = tuple[object, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rates:
     """What media cost with one family of models.
 
     Attributes:
         image: tokens of an image of so many pixels wide and high; the flag asks for low detail.
-        unseen_image: tokens of an image whose size cannot be read.
         audio_per_s: tokens of a second of sound.
         video_per_s: tokens of a second of film.
     """
 
     image: Callable[[int, int, bool], int]
-    unseen_image: int
     audio_per_s: float
     video_per_s: float
 
@@ -115,17 +115,17 @@ def qwen_patches(factor: int) -> Callable[[int, int, bool], int]:
     return patches
 
 
-#: A picture of a megapixel stands for those that cannot be read: 4 tiles, 1,398 or 1,369 tokens.
-OPENAI_RATES = Rates(tiles, 765, 10.0, 250.0)
-ANTHROPIC_RATES = Rates(anthropic_pixels, 1398, 25.0, 250.0)
+OPENAI_RATES = Rates(tiles, 10.0, 250.0)
+ANTHROPIC_RATES = Rates(anthropic_pixels, 25.0, 250.0)
 #: Two frames a second, merged in pairs, at most 768 patches a frame; films are mostly shown much smaller.
-_QWEN_28 = Rates(qwen_patches(28), 1369, 25.0, 384.0)
-_QWEN_32 = Rates(qwen_patches(32), 1024, 25.0, 384.0)
+_QWEN_28 = Rates(qwen_patches(28), 25.0, 384.0)
+_QWEN_32 = Rates(qwen_patches(32), 25.0, 384.0)
 
 
 _QWEN = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
 
 
+@lru_cache(maxsize=256)
 def rates_for(model: str, usual: Rates) -> Rates:
     """Return what media cost with a model: known by its name's family, else as its API counts."""
     if not _QWEN.search(model):
@@ -139,13 +139,16 @@ class PromptFrames(Frames):
     Args:
         model: the model's public name.
         usual: rates of the request's API, for models that are not known by name.
+
+    Attributes:
+        model: as given.
     """
 
-    __slots__ = ("_described", "_left", "_model", "_usual")
+    __slots__ = ("_described", "_left", "_rates", "model")
 
     def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
         super().__init__()
-        self._model, self._usual = model, usual
+        self.model, self._rates = model, rates_for(model, usual)
         self._described, self._left = 0, MAX_REQUEST_TOKENS
 
     def add_part(self, part: object, kind: str = "") -> None:
@@ -189,8 +192,7 @@ class PromptFrames(Frames):
                 isinstance(named, str) and named
             ):  # vLLM's name for it: the next turn may send that and no file
                 part, payload = named, ""
-        rates = rates_for(self._model, self._usual)
-        tokens = min(_tokens(kind, payload, part, rates), MAX_PART_TOKENS, max(self._left, 0))
+        tokens = min(_tokens(kind, payload, part, self._rates), MAX_PART_TOKENS, max(self._left, 0))
         self._left -= tokens
         return _identity(kind, part, payload), tokens
 
@@ -237,8 +239,8 @@ def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
         return math.ceil(seconds * rates.video_per_s)
     if "image" in kind or "screenshot" in kind:
         low = _low(part)
-        size = (image_size(file) if file else None) or ((512, 512) if low else None)
-        return rates.image(*size, low) if size else rates.unseen_image
+        size = (image_size(file) if file else None) or ((512, 512) if low else _UNSEEN_IMAGE)
+        return rates.image(*size, low)
     if kind == "embeds":
         return math.ceil(len(file or "") / _EMBEDDING_BYTES)
     if "file" in kind or "document" in kind:

@@ -81,7 +81,7 @@ def parse_chat(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     arguments = template_arguments(
         chat.chat_template_kwargs, chat.reasoning_effort, chat.reasoning, add_generation_prompt=more
     )
-    add_first(framed, chat.model or "", arguments)
+    add_first(framed, arguments)
     if chat.chat_template:
         framed.add_text(b"H", chat.chat_template)
     for document in chat.documents or ():

@@ -47,7 +47,7 @@ def parse_responses(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     if not asked.input and asked.input != "" and asked.prompt is None:
         raise invalid("'input' must not be empty", "input")
     arguments = template_arguments(asked.chat_template_kwargs, asked.reasoning)
-    add_first(framed, asked.model or "", arguments)
+    add_first(framed, arguments)
     for tool in asked.tools or ():
         framed.add_described(b"T", function_tool(tool))
     if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere

@@ -13,11 +13,9 @@ from epp.apis.image_size import Base64File, image_size
 from epp.apis.media import (
     ANTHROPIC_RATES,
     MAX_PART_TOKENS,
-    OPENAI_RATES,
     PromptFrames,
     anthropic_pixels,
     qwen_patches,
-    rates_for,
     tiles,
 )
 from tests.kit.apis import png_header
@@ -90,7 +88,6 @@ def test_what_images_cost(rule: Any, size: tuple[int, int], low: bool, tokens: i
     ],
 )
 def test_the_model_says_what_media_cost(model: str, unseen: int) -> None:
-    assert rates_for(model, OPENAI_RATES).unseen_image == unseen
     assert (
         PromptFrames(model).describe({"type": "image_url", "image_url": {"url": "https://x/a"}})[1] == unseen
     )

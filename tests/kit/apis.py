@@ -190,7 +190,7 @@ MESSAGES = Api(
     7,
     ANTHROPIC_ERROR,
     turns=_grown("messages", _MESSAGE_TURNS, max_tokens=7, system="s", tools=[{"name": "f", "input_schema": {}}]),
-    media=(_image_message(ONE), _image_message(TWO), 1398),
+    media=(_image_message(ONE), _image_message(TWO), 1399),
     bad=(b"", b"{", b"[]", b'{"model": "m", "messages": []}', b'{"model": "m", "messages": [], "max_tokens": 1}',
          b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}',
          b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
