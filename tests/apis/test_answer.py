@@ -60,43 +60,6 @@ def test_what_the_first_event_tells_is_kept(tokens: int) -> None:
     assert watch.usage() == Usage(30, 99, None)
 
 
-TOLD = {"usage": {"prompt_tokens": 999, "prompt_tokens_details": {"cached_tokens": 0}}}
-TOLD_BEFORE = {
-    "messages": (
-        {
-            "content": [{"type": "tool_use", "input": TOLD}],
-            "usage": {"input_tokens": 100, "cache_read_input_tokens": 5000, "output_tokens": 20},
-        },
-        Usage(5100, 20, 5000),
-    ),
-    "responses": (
-        {
-            "tools": [{"type": "function", "parameters": TOLD}] * 2,
-            "usage": {"input_tokens": 5100, "output_tokens": 20},
-        },
-        Usage(5100, 20, None),
-    ),
-    "responses of SGLang": (
-        {
-            "usage": {"input_tokens": 5100, "output_tokens": 20},
-            "tools": [{"type": "function", "parameters": {"usage": {"type": "string"}}}],
-        },
-        Usage(5100, 20, None),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TOLD_BEFORE)
-@given(data=st.data())
-def test_what_a_model_or_a_client_calls_usage_is_not_the_answers(name: str, data: st.DataObject) -> None:
-    fields, known = TOLD_BEFORE[name]
-    body = json.dumps(fields).encode()
-    streamed = event({"type": "response.completed", "response": fields})
-    for answer, headers in ((body, {"content-type": "application/json"}), (streamed, EVENTS)):
-        places = sorted({0, len(answer), *data.draw(st.lists(st.integers(0, len(answer)), max_size=6))})
-        assert watched(*(answer[a:b] for a, b in pairwise(places)), headers=headers).usage() == known
-
-
 @pytest.mark.parametrize(
     ("status", "pieces", "first", "last"),
     [

@@ -70,10 +70,6 @@ def test_prompts_of_gpt_oss_part_at_their_effort(api: str) -> None:
     ("model", "name", "usual", "other"),
     [
         ("google/gemma-4-31B-it", "enable_thinking", False, True),
-        ("SmolLM3-3B", "enable_thinking", True, False),
-        ("zai-org/GLM-5.3-Flash", "reasoning_effort", "max", "low"),
-        ("deepseek-ai/DeepSeek-V4-Pro", "reasoning_effort", None, "max"),
-        ("stepfun-ai/Step-3.7-Flash", "reasoning_effort", None, "low"),
         ("moonshotai/Kimi-K3", "thinking_effort", "max", "low"),
     ],
 )
@@ -93,15 +89,7 @@ def test_prompts_part_at_an_argument_that_the_template_puts_first(
     assert parted.endswith(plain)
     assert parted != plain
     assert prompt_content(parted) == prompt_content(plain)
-    for last in (
-        "qwen3-8b",
-        "deepseek-v3.1",
-        "glm-4.6",
-        "kimi-k2",
-        "llama-3.3-70b",
-        "nemotron-3",
-        "granite-4",
-    ):
+    for last in ("qwen3-8b", "deepseek-v3.1", "glm-4.6"):
         assert canonical(last, {name: other}) == canonical(last, {}) == plain
 
 

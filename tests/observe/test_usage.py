@@ -57,9 +57,3 @@ STREAM = (
 )
 def test_what_the_fields_mean(fields: dict[str, object], expected: Usage) -> None:
     assert read([json.dumps({"choices": [], "usage": fields}, indent=1).encode()]) == expected
-
-
-def test_later_counts_replace_earlier_ones_each_for_itself() -> None:
-    begun = event({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}})
-    ended = event({"type": "message_delta", "usage": {"output_tokens": 44}})
-    assert read([begun, ended]) == Usage(9, 44, None)

@@ -108,15 +108,11 @@ ANTHROPIC = b"".join(
 )  # fmt: skip
 WHOLE: list[tuple[object, tuple[tuple[str, ...], ...]]] = [
     ({"id": 1, "model": "s", "choices": [{"message": {"content": '"model":"s"', "model": "s"}}]}, (("model",),)),
-    ({"data": [{"embedding": [1.5, -2]}] * 5, "model": 's"\\', "usage": {}}, (("model",),)),
-    ({"content": [{"type": "tool_use", "input": {"model": "s"}}], "model": "s"}, (("model",),)),
     ({"type": "message", "message": {"content": [{"model": "s"}], "model": "s"}}, (("message", "model"),)),
     ({"type": "response.created", "response": {"metadata": {"model": "s"}, "model": "s"}}, (("response", "model"),)),
     ({"message": "model", "object": "model", "response": ["model"], "model": "s"}, (("model",),)),
     ({"model": None, "x": {"model": "s"}}, ()),
-    ({"error": {"message": "no", "model": "s"}}, ()),
     ([{"model": "s"}], ()),
-    ("model", ()),
 ]  # fmt: skip
 
 
@@ -188,10 +184,8 @@ def test_both_machines_are_one(body: bytes, at: list[int], events: bool) -> None
     [
         ({"content-type": "application/json; charset=utf-8"}, True),
         ({"content-type": "Text/Event-Stream"}, True),
-        ({"content-type": "application/x-ndjson"}, True),
         ({"content-type": "application/json", "content-encoding": "identity"}, True),
         ({"content-type": "application/json", "content-encoding": "gzip"}, False),
-        ({"content-type": "text/plain"}, False),
         ({}, False),
     ],
 )

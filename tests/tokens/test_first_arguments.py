@@ -21,10 +21,6 @@ GO = "{% if add_generation_prompt %}<assistant>{% endif %}"
 #: A template -> arguments that stand first, each with values that change nothing there.
 TEMPLATES: dict[str, dict[str, set[Any]]] = {
     LOOP + GO: {},
-    LOOP
-    + GO
-    + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}": {},
-    "{% for m in messages %}{{ m.content }}{% if m.role == 'user' and not think %}/no{% endif %}{% endfor %}": {},
     "{% if thinking %}hm{% endif %}{{ messages[0].content }}": {"thinking": {False}},
     "<s>{% if enable_thinking is defined and enable_thinking %}<|think|>{% endif %}" + LOOP + GO: {
         "enable_thinking": {False}
@@ -32,9 +28,6 @@ TEMPLATES: dict[str, dict[str, set[Any]]] = {
     "{% if effort is undefined %}{% set effort = 'max' %}{% endif %}"
     "{% if effort not in ['low', 'max'] %}{{ raise_exception('unsupported') }}{% endif %}Effort: {{ effort }}"
     + LOOP: {"effort": {True, False, "none", "medium", "high", "max", 512}},
-    "{% set e = effort if effort is defined and effort in ['low', 'high'] else 'max' %}{{ e }}" + LOOP: {
-        "effort": {True, False, "none", "medium", "max", 512}
-    },
     # only beside tools; no system prompt; after the system prompt, which is shared then
     "{% if tools %}{{ level }}{% endif %}" + LOOP: {"level": set()},
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ level }}" + LOOP: {
