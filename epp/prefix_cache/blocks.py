@@ -48,8 +48,6 @@ class BlockHasher:
     """
 
     def __init__(self, secret: bytes, block_bytes: int = 256) -> None:
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes {block_bytes} must be positive")
         self._block_bytes = block_bytes
         self._one, self._many = struct.Struct(f"{block_bytes}s"), struct.Struct(f"{block_bytes}s" * _GROUP)
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()

@@ -1,7 +1,7 @@
 """Token counts: the estimate from bytes, by a ratio per model that starts at a prior and can be learned.
 
 Owns the ratios. Knows models by name only. Bounds: a ratio stays within `_LOWEST` and `_HIGHEST` bytes per
-token, one observation moves it by a few percent at most, and at most `max_models` models are remembered, the
+token, one observation moves it by a few percent at most, and at most `MAX_MODELS` models are remembered, the
 least recently observed going first.
 """
 
@@ -39,6 +39,9 @@ _WEIGHT, _BELIEVED = 0.05, 0.2
 #: Of many requests at once; they move it by 10 % at most.
 _MOST_WEIGHT = 0.5
 
+#: Models whose ratios are remembered.
+MAX_MODELS = 256
+
 
 @lru_cache(maxsize=256)
 def _of_family(model: str) -> float:
@@ -47,17 +50,10 @@ def _of_family(model: str) -> float:
 
 
 class EstimateCounter:
-    """Bytes divided by bytes per token; prompts given as token ids are counted.
+    """Divides bytes by bytes per token; counts prompts given as token ids."""
 
-    Args:
-        max_models: models whose ratios are remembered.
-    """
-
-    def __init__(self, max_models: int = 256) -> None:
-        if max_models < 1:
-            raise ValueError(f"max_models {max_models} must be positive")
+    def __init__(self) -> None:
         self._learned: OrderedDict[str, float] = OrderedDict()
-        self._max_models = max_models
 
     def count(self, request: ParsedRequest) -> int:
         """Prompt tokens, at least 1 for a prompt that is not empty."""
@@ -97,5 +93,5 @@ class EstimateCounter:
         ratio *= 1.0 + weight * min(max(off, -_BELIEVED), _BELIEVED)
         self._learned[model] = min(max(ratio, _LOWEST), _HIGHEST)
         self._learned.move_to_end(model)
-        if len(self._learned) > self._max_models:
+        if len(self._learned) > MAX_MODELS:
             self._learned.popitem(last=False)

@@ -66,8 +66,7 @@ def test_what_is_between_the_samples_is_not_looked_at(one: bytes, other: bytes) 
         ("", ()),
         ("granite-2b", ("granite-2b",)),
         (" b , a,, a ,", ("a", "b")),
-        (",".join(f"m{i}" for i in range(200)), tuple(sorted(f"m{i}" for i in range(MAX_TRIED)))),
-        ("x" * 5000, ()),
+        (",".join(f"m{i:03}" for i in range(200)), tuple(f"m{i:03}" for i in range(MAX_TRIED))),
     ],
 )
 def test_tried_models_are_a_short_list_of_names(header: str, names: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from epp.apis.openai import parse_completion
 from epp.apis.types import ParsedRequest
+from epp.tokens import estimate
 from epp.tokens.estimate import DEFAULT_BYTES_PER_TOKEN, EstimateCounter
 
 
@@ -54,8 +55,11 @@ def test_no_history_leads_out_of_bounds(history: list[tuple[int, int]]) -> None:
     assert counter.count(request(b"x")) == 1
 
 
-def test_models_are_remembered_up_to_a_bound_the_least_recently_seen_goes_first() -> None:
-    counter = EstimateCounter(max_models=2)
+def test_models_are_remembered_up_to_a_bound_the_least_recently_seen_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate, "MAX_MODELS", 2)
+    counter = EstimateCounter()
     for model in ("a", "b", "a", "c"):
         counter.observe(model, 30_000, 10_000)
     learned = [model for model in "abc" if counter.bytes_per_token(model) != DEFAULT_BYTES_PER_TOKEN]
