@@ -80,7 +80,7 @@ class AnswerWatch:
         self._kept = bytearray()
 
     def started(self, status: int, headers: Mapping[str, str]) -> None:
-        """Response headers came; an answer without them is taken for a good one."""
+        """Take the response headers; an answer without them counts as a good one."""
         self._good = status < _CLIENT_ERROR
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
         if self.streamed:
@@ -88,7 +88,7 @@ class AnswerWatch:
         self.encoded = headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
 
     def feed(self, data: bytes, now_s: float) -> bool:
-        """The next piece. True when it is the first of the answer."""
+        """Take the next piece; return whether it is the first of the answer."""
         size = len(data)
         if not size:
             return False
@@ -107,7 +107,7 @@ class AnswerWatch:
         return False
 
     def usage(self) -> Usage:
-        """What the engine said; nothing of an answer that is compressed."""
+        """Return what the engine said; nothing of an answer that is compressed."""
         if self.encoded:
             return NO_USAGE
         if self._reader is not None:
@@ -117,7 +117,7 @@ class AnswerWatch:
         return reader.usage
 
     def has_last_event(self) -> bool:
-        """Whether the event has come that ends a stream, and is whole: many clients hang up there.
+        """Return whether the event that ends a stream has come, whole: many clients hang up there.
 
         False of what is no event stream, is compressed, or has a last event longer than `TAIL_BYTES`.
         """

@@ -97,7 +97,7 @@ def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
-    """A system prompt; its blocks are one text to engines, which leave the attribution's out."""
+    """Frame a system prompt; its blocks are one text to engines, which leave the attribution's out."""
     if isinstance(system, str):
         kept = system
     else:
@@ -108,7 +108,7 @@ def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None)
 
 
 def _add_blocks(framed: PromptFrames, role: str, blocks: list[dict[str, Any]]) -> None:
-    """A message of blocks; each tool's result is a message of its own, as in a chat."""
+    """Frame a message of blocks; each tool's result is a message of its own, as in a chat."""
     speaks = False
     for block in blocks:
         if block.get("type") == "tool_result":

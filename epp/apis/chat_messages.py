@@ -104,7 +104,7 @@ def _text_part(part: dict[str, Any]) -> tuple[bytes, tuple[str, ...]]:
 
 
 def function_tool(tool: object, parameters: str = "parameters") -> object:
-    """A function's description that is flat, as the chat API nests it; other tools as they are.
+    """Return a flat description of a function as the chat API nests it; other tools as they are.
 
     Args:
         tool: as the request has it.
@@ -117,5 +117,5 @@ def function_tool(tool: object, parameters: str = "parameters") -> object:
 
 
 def function_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
-    """A call as the chat API has it, its arguments a text of JSON."""
+    """Return a call as the chat API has it, its arguments a text of JSON."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -45,7 +45,7 @@ class PromptContent:
 
 
 def prompt_content(canonical: bytes) -> PromptContent:
-    """The parts of a prompt that is not given as token ids.
+    """Return the parts of a prompt that is not given as token ids.
 
     Several text parts of a message are joined by line feeds and a tool call's arguments become an object,
     as engines do before they render (vLLM's ``string`` content format).

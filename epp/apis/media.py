@@ -84,7 +84,7 @@ class Rates:
 
 
 def tiles(width: int, height: int, low: bool) -> int:
-    """OpenAI, GPT-4o and 4.1: 85 tokens, and 170 for each tile of 512 pixels.
+    """Return what OpenAI counts (GPT-4o, 4.1): 85 tokens, and 170 for each tile of 512 pixels.
 
     The image is first shrunk to fit 2048 x 2048, then to 768 pixels on its shorter side. Low detail: 85.
     """
@@ -97,13 +97,13 @@ def tiles(width: int, height: int, low: bool) -> int:
 
 
 def anthropic_pixels(width: int, height: int, low: bool) -> int:  # noqa: ARG001 - one signature for all
-    """Anthropic: a token for 750 pixels, the image shrunk to 1568 pixels on its longer side."""
+    """Return what Anthropic counts: a token for 750 pixels, after shrinking to 1568 on the longer side."""
     shrink = min(1.0, 1568 / max(width, height))
     return min(max(1, math.ceil(width * height * shrink * shrink / 750)), 1600)
 
 
 def qwen_patches(factor: int) -> Callable[[int, int, bool], int]:
-    """Qwen-VL: a token for a patch of so many pixels square (14 or 16 pixels, merged two by two).
+    """Return the rule of Qwen-VL: a token for a patch of 14 or 16 pixels square, merged two by two.
 
     Sides are rounded to whole patches, and the whole is kept between 4 and 16,384 patches.
     """

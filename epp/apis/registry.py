@@ -49,7 +49,7 @@ AFFINITY_BLOCKS = 16
 
 
 def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
-    """The parser for a request, None for what passes through unread.
+    """Return the parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through (audio comes as
     ``multipart/form-data``), and so does a body that is encoded (``content-encoding``). A request for an
@@ -76,7 +76,7 @@ def error_words(path: str) -> ErrorBody | None:
 
 
 def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:
-    """What session affinity keys on: the session hint, else the prompt's first blocks."""
+    """Return what session affinity keys on: the session hint, else the prompt's first blocks."""
     if request.session:
         return request.session
     if not prompt.blocks:
@@ -93,7 +93,7 @@ def _parser_of(path: str) -> Parser | None:
 
 
 def is_upgrade(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request leaves HTTP behind: ``Upgrade`` (RFC 9110, 7.8) or an extended CONNECT (RFC 8441).
+    """Return whether a request leaves HTTP: ``Upgrade`` (RFC 9110, 7.8) or extended CONNECT (RFC 8441).
 
     An offer of HTTP/2 (``h2c``) is none: whoever takes it does so between its own neighbours.
     """

@@ -87,15 +87,15 @@ class _Items:
             self._add(item, f"{field}[{number}]")
 
     def _message(self, role: str, content: object, where: str) -> None:
-        self._speaks(role, anew=True)
+        self._speaks(role, is_new=True)
         parts = [content] if isinstance(content, str) else [] if content is None else content
         if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
             raise invalid(f"expected a text or a list of parts of content at {where}", where)
         for part in parts:
             add_part(self.framed, part)
 
-    def _speaks(self, role: str, *, anew: bool = False) -> None:
-        if anew or role != self._role:
+    def _speaks(self, role: str, *, is_new: bool = False) -> None:
+        if is_new or role != self._role:
             self.framed.add_text(b"R", role)
         self._role = role
 
@@ -118,7 +118,7 @@ class _Items:
             self._speaks("assistant")
             self._reasoning(item)
         elif kind == "computer_call_output":
-            self._speaks("tool", anew=True)
+            self._speaks("tool", is_new=True)
             self.framed.add_json(b"J", {name: item.get(name) for name in ("call_id", "type")})
             self.framed.add_part(item.get("output"), "image")
         elif kind == "item_reference":  # names what lies elsewhere: the name is all there is

@@ -24,7 +24,7 @@ _STREAM_OPTIONS = "stream_options"
 
 
 def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = False) -> bytes:
-    """A JSON object with another ``model``, or with ``stream_options.include_usage`` set.
+    """Return a JSON object with another ``model``, or with ``stream_options.include_usage`` set.
 
     Args:
         body: the object, in UTF-8.

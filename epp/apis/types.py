@@ -89,7 +89,7 @@ class MeasuredPrompt(Struct, frozen=True):
     token_offsets: Sequence[float] = ()
 
     def tokens_before(self, blocks: int) -> float:
-        """Tokens in so many of the first blocks."""
+        """Return the tokens in so many of the first blocks."""
         if 0 < blocks <= len(self.token_offsets):
             return self.token_offsets[blocks - 1]
         return blocks * self.block_tokens

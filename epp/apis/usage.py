@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_OBJECT_BYTES = 4096
 """Longest ``usage`` object that is read, with its name. Engines send 60 to 400 bytes."""
 MAX_BATCH = 1024
-"""Prompts of one batch whose counts are told apart; nothing is known of what comes after them."""
+"""Prompts of one batch whose counts are kept apart; nothing is known of what comes after them."""
 
 _MAX_COUNT = 1 << 53
 _M = ord("m")
@@ -54,7 +54,7 @@ NO_USAGE = Usage()
 
 
 def usage_from(fields: object) -> Usage:
-    """The counts in a decoded ``usage`` object of any of the APIs.
+    """Return the counts in a decoded ``usage`` object of any of the APIs.
 
     OpenAI chat and completions: ``prompt_tokens``, ``completion_tokens``,
     ``prompt_tokens_details.cached_tokens``. OpenAI responses: ``input_tokens``, ``output_tokens``,
@@ -96,8 +96,8 @@ def _count(fields: object, name: str) -> int | None:
 class UsageReader:
     """Reads an answer piece by piece; a later object's counts replace an earlier one's, each for itself.
 
-    Anthropic's stream tells the prompt at its start and the answer at its end, and either may repeat the
-    other's counts. The prompts of SGLang's batches are told apart by ``meta_info.id`` and added up. In a line
+    Anthropic's stream counts the prompt at its start and the answer at its end, and either may repeat the
+    other's counts. The prompts of SGLang's batches are kept apart by ``meta_info.id`` and added up. In a line
     with several ``usage`` objects the last that has counts is the answer's own: those before it are in what a
     model or a client wrote (a tool's input, a tool's description).
     """
@@ -142,7 +142,7 @@ class UsageReader:
 
     @property
     def usage(self) -> Usage:
-        """What is known so far."""
+        """Return what is known so far."""
         if not self._batch:
             return usage_from(self._fields | self._line)
         each = [usage_from(fields) for fields in self._batch.values()]

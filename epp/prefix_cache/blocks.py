@@ -98,7 +98,7 @@ class BlockHasher:
         return keyed.hexdigest()
 
     def coarse_ids(self, prompt: MeasuredPrompt) -> list[str]:
-        """A prompt's names outside of this process: one per run of `coarse_blocks`, each covering all before.
+        """Return a prompt's exported names, one per run of `coarse_blocks`, each covering all before.
 
         What is left beyond the last whole run has no id.
         """
@@ -106,7 +106,7 @@ class BlockHasher:
         return list(map(self.export_id, prompt.blocks[step - 1 :: step]))
 
     def export_name(self, text: str) -> str:
-        """A client's word - a session id, a key - as it may leave this process: equal texts, equal names."""
+        """Return a client's word, such as a session id, keyed: equal texts, equal names."""
         keyed = self._keyed_names.copy()
         keyed.update(text.encode(errors="backslashreplace"))
         return keyed.hexdigest()

@@ -35,7 +35,7 @@ def safe_markers(tokenizer: Tokenizer, wanted: Iterable[str]) -> list[bytes]:
 
 
 def _reaches_into(other: str, marker: str) -> bool:
-    """Whether ``other`` can begin before a marker and cover its first character."""
+    """Return whether ``other`` can begin before a marker and cover its first character."""
     ends = (other[start:] for start in range(1, len(other)))
     return any(end.startswith(marker) or marker.startswith(end) for end in ends)
 

@@ -45,7 +45,7 @@ MAX_MODELS = 256
 
 @lru_cache(maxsize=256)
 def _of_family(model: str) -> float:
-    """Bytes per token by a model's name alone."""
+    """Return bytes per token by a model's name alone."""
     return next((ratio for family, ratio in _FAMILIES if family.search(model)), DEFAULT_BYTES_PER_TOKEN)
 
 
@@ -56,7 +56,7 @@ class EstimateCounter:
         self._learned: OrderedDict[str, float] = OrderedDict()
 
     def count(self, request: ParsedRequest) -> int:
-        """Prompt tokens, at least 1 for a prompt that is not empty."""
+        """Return prompt tokens, at least 1 for a prompt that is not empty."""
         size = len(request.canonical)
         if not size:
             return 0
@@ -70,17 +70,17 @@ class EstimateCounter:
         return max(1, round(text_tokens + media / MEDIA_BYTES_PER_TOKEN))
 
     def bytes_per_token(self, model: str) -> float:
-        """The ratio in force for a model: learned, else its family's, else the default."""
+        """Return the ratio in force for a model: learned, else its family's, else the default."""
         learned = self._learned.get(model)
         return _of_family(model) if learned is None else learned
 
     @property
     def learned(self) -> Mapping[str, float]:
-        """Bytes per token of the models that something was learned of, the last observed last."""
+        """Return learned bytes per token by model, the last observed last."""
         return self._learned
 
     def observe(self, model: str, canonical_bytes: int, prompt_tokens: float, requests: int = 1) -> None:
-        """The engine counted so many tokens in prompts of so many canonical bytes.
+        """Learn from the tokens that an engine counted in prompts of so many canonical bytes.
 
         Moves the ratio by a bounded step towards what was seen, so that no single request can spoil it.
         Small prompts say nothing, nor do those that are not text alone.

@@ -48,7 +48,7 @@ class _Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's content."""
+        """Return the block's content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -110,7 +110,7 @@ class ChatTemplate:
         self._read |= meta.find_undeclared_variables(environment.parse(with_tools))
 
     def render(self, content: PromptContent, arguments: TemplateArguments = ()) -> str:
-        """The text that an engine tokenizes for a chat, up to where the answer begins.
+        """Return the text that an engine tokenizes for a chat, up to where the answer begins.
 
         Args:
             content: the chat.
@@ -134,7 +134,7 @@ class ChatTemplate:
             raise NotCountableError("template") from error
 
     def first_arguments(self) -> FirstArguments:
-        """Arguments that change what stands before the first message, each with values that do not.
+        """Return arguments that change what stands before the first message, each with values that do not.
 
         Found by rendering some chats for each argument that the template reads.
         """
@@ -147,7 +147,7 @@ class ChatTemplate:
         return first
 
     def _heads(self) -> Iterator[tuple[PromptContent, str]]:
-        """Those of the chats that the template takes, and the text of each up to the first that is said."""
+        """Return the chats that the template takes, each with its text up to the first message."""
         for chat in _CHATS:
             with suppress(NotCountableError):
                 head, said, _ = self.render(chat).partition(_FIRST_SAID)
