@@ -63,7 +63,7 @@ class Body(msgspec.Struct, kw_only=True):
     lora_request: _Adapter | None = None
     session_params: _NamedSession | None = None
     session_id: Any = None
-    metadata: dict[str, Any] | None = None
+    metadata: Any = None
     conversation: Any = None
     conversation_id: Any = None
     routing_key: Any = None
@@ -126,7 +126,8 @@ class Body(msgspec.Struct, kw_only=True):
         for name in _SESSION_HEADERS:
             if value := headers.get(name):
                 return value
-        metadata, conversation = self.metadata or {}, self.conversation
+        metadata = self.metadata if isinstance(self.metadata, dict) else {}
+        conversation = self.conversation
         for hint in (
             self.session_params.id if self.session_params else None,
             self.session_id,
