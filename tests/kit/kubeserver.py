@@ -57,10 +57,6 @@ class KubeServer:
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
-    @property
-    def watching(self) -> int:
-        return len(self._watches)
-
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/version", self._version)
