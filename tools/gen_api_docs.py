@@ -39,7 +39,8 @@ and the attribution that Claude Code puts before its system prompt.
 
 * **Model**: OpenAI's and Anthropic's APIs must name it, in at most 512 characters. The engines' own APIs may leave it out; any
   endpoint may then serve the request.
-* **Bounds**: more than 10,000 media and parts of unknown kinds, or 100,000 texts, tools, calls and other values get a 400.
+* **Bounds**: more than 10,000 media and parts of unknown kinds, or 100,000 texts, tools, calls and other
+  values get a 400, and so does a body of more than 600,000 texts, lists and objects, or 4,000,000 numbers.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt.
 * **System messages among Anthropic's messages** stay in their place. Where vLLM moves them to the front, fewer tokens are cached
   than expected, until `usage` tells.

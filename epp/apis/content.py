@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from epp.apis.canonical import MEDIA_BYTES_PER_TOKEN
-from epp.apis.decode import decoder
+from epp.apis.decode import decoder, has_too_many_values
 
 _MARK = b"\xff"
 _DECODE = decoder(Any).decode
@@ -99,6 +99,8 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
 def _call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+        if has_too_many_values(arguments.encode()):  # those of a text were not counted with the body's
+            return call
         with suppress(msgspec.DecodeError):
             function["arguments"] = _DECODE(arguments)
     return call

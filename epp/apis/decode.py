@@ -20,6 +20,11 @@ _MAX_LIMIT = 1 << 53
 Whole = int | float
 #: Some editors write it first; Python's `json.loads`, by which engines read bodies, passes over it.
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: Texts (names of members are some), lists and objects of one body; no engine has a context for so many. Each
+#: costs a decoder fifty times what the two bytes cost that can spell it, while the event loop waits.
+MAX_BODY_VALUES = 600_000
+#: Values of any kind, by the commas between them; the token ids of the longest prompts are fewer.
+MAX_BODY_NUMBERS = 4_000_000
 _T = TypeVar("_T")
 
 
@@ -43,12 +48,28 @@ def decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
     return msgspec.json.Decoder(kind, strict=False, float_hook=float)
 
 
+def has_too_many_values(body: bytes) -> bool:
+    """Return whether a body has more than `MAX_BODY_VALUES`, or more than `MAX_BODY_NUMBERS` of any kind."""
+    if len(body) <= 2 * MAX_BODY_VALUES or not _exceeds(body, body.count(b'"') // 2):
+        return False
+    body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins or ends a text
+    texts = body.count(b'"') // 2
+    return texts > MAX_BODY_VALUES or _exceeds(b"".join(body.split(b'"')[::2]), texts)
+
+
+def _exceeds(data: bytes, texts: int) -> bool:
+    values = texts + data.count(b"{") + data.count(b"[")
+    return values > MAX_BODY_VALUES or data.count(b",") > MAX_BODY_NUMBERS
+
+
 def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     """Decode a body as its API's type.
 
     Raises:
         ClientError: 400; `param` names the field where one can be named.
     """
+    if has_too_many_values(body):
+        raise invalid(f"more than {MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers")
     try:
         return decode_repaired(decoder, unmarked(body))
     except msgspec.ValidationError as error:

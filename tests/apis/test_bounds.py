@@ -8,7 +8,9 @@ import struct
 import pytest
 
 from epp.apis.canonical import MAX_VALUES, Frames
+from epp.apis.decode import MAX_BODY_VALUES, has_too_many_values
 from epp.apis.media import MAX_PARTS
+from epp.apis.openai import parse_chat
 from epp.apis.registry import find_parser
 from epp.errors import ClientError
 from epp.types import MAX_MODEL_CHARS
@@ -81,3 +83,18 @@ def test_ids_of_all_lengths_and_no_others_are_framed() -> None:
     for wrong in (-1, 0xFFFF_FFFF, 1 << 32, 1 << 80):
         with pytest.raises(ClientError, match="token ids must be from 0 to 4294967294"):
             framed([[1], [wrong, 1]])
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", '""', '{"a":[]}'])
+def test_a_body_of_too_many_values_is_not_even_decoded(value: str) -> None:
+    body = '{"model":"m","messages":[{"role":"u"}],"unknown":' + many(value, MAX_BODY_VALUES)
+    with pytest.raises(ClientError, match="more than 600000 texts, lists and objects"):
+        parse_chat(body.encode(), {})  # what is behind the last value is never seen
+
+
+def test_no_value_is_what_only_looks_like_one_inside_of_a_text() -> None:
+    rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 200_000)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
+    assert body.count(b"{") + body.count(b"[") + body.count(b'"') // 2 > MAX_BODY_VALUES
+    assert len(parse_chat(body, {}).canonical) > len(rows)
+    assert has_too_many_values(rows.encode())
