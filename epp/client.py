@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Resource(Protocol):
 
     @property
     def with_raw_response(self) -> Any:
-        """The same calls, with the response's headers."""
+        """Return the calls that give the response's headers, too."""
         ...
 
 
@@ -45,7 +45,7 @@ class Attempt:
     """One attempt.
 
     Attributes:
-        model: which model answered, as the picker tells it; ``""`` when it does not.
+        model: which model answered, as the picker reports it; ``""`` when it does not.
         decision_id: for `epp feedback`; ``""`` when it is not told.
         correct: the check's word.
         seconds: from sending to the whole answer.
@@ -71,12 +71,12 @@ class Found:
 
     @property
     def correct(self) -> bool:
-        """Whether a correct answer was found."""
+        """Return whether a correct answer was found."""
         return bool(self.attempts) and self.attempts[-1].correct
 
     @property
     def seconds(self) -> float:
-        """Time to the first correct answer, or spent without one."""
+        """Return the time to the first correct answer, or spent without one."""
         return sum(attempt.seconds for attempt in self.attempts)
 
 
@@ -84,42 +84,39 @@ class _Asking:
     """The attempts so far, and what the next one is sent with."""
 
     def __init__(self, options: Mapping[str, Any], *, max_attempts: int, repeat: bool) -> None:
-        if max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
         self.found = Found()
-        self._options, self._max, self._repeat = dict(options), max_attempts, repeat
-        self._headers = dict(self._options.pop("extra_headers", None) or {})
+        self._options, self._max, self._repeat = options, max_attempts, repeat
         self._tried: dict[str, None] = {}
-        self._left = True
-        self._started = 0.0
+        self._is_left = True
+        self._started_s = 0.0
 
-    @property
-    def over(self) -> bool:
-        attempts = len(self.found.attempts)
-        return self.found.correct or attempts >= self._max or not (self._left or self._repeat)
-
-    def options(self) -> dict[str, Any]:
-        headers = dict(self._headers)
+    def next(self) -> dict[str, Any] | None:
+        """Return the options of the next attempt, None when there is none."""
+        if self.found.correct or len(self.found.attempts) >= self._max or not (self._is_left or self._repeat):
+            return None
+        headers = dict(self._options.get("extra_headers") or {})
         if self._tried:
             headers[TRIED_HEADER] = ",".join(self._tried)
-        self._started = time.monotonic()
+        self._started_s = time.monotonic()
         return {**self._options, "extra_headers": headers}
 
-    def answered(self, raw: Any) -> Any:
-        self.found.answer = raw.parse()
-        return self.found.answer
-
-    def judged(self, raw: Any, *, correct: bool, seconds: float) -> None:
+    def parsed(self, raw: Any) -> Any:
+        """Take an answer, which is checked next."""
         model = raw.headers.get(SERVED_HEADER, "")
-        decision_id = raw.headers.get(DECISION_HEADER, "")
-        self.found.attempts.append(Attempt(model, decision_id, correct, seconds))
-        # A picker that tells nothing of models cannot say that none is left.
-        self._left = raw.headers.get(UNTRIED_HEADER, "") != "0"
+        self.found.answer = raw.parse()
+        seconds = time.monotonic() - self._started_s
+        self.found.attempts.append(Attempt(model, raw.headers.get(DECISION_HEADER, ""), False, seconds))
+        # A picker that reports no models cannot say that none is left.
+        self._is_left = raw.headers.get(UNTRIED_HEADER, "") != "0"
         if model:
             self._tried[model] = None
+        return self.found.answer
 
-    def passed(self) -> float:
-        return time.monotonic() - self._started
+    def judge(self, correct: object, on_attempt: Callable[[Attempt], None] | None) -> None:
+        """Take the check's word on the last answer."""
+        attempt = self.found.attempts[-1] = replace(self.found.attempts[-1], correct=bool(correct))
+        if on_attempt is not None:
+            on_attempt(attempt)
 
 
 def first_correct(
@@ -145,13 +142,9 @@ def first_correct(
         Exception: whatever the SDK raises; an error is no wrong answer.
     """
     asking = _Asking(options, max_attempts=max_attempts, repeat=repeat)
-    while not asking.over:
-        raw = resource.with_raw_response.create(**asking.options())
-        answer = asking.answered(raw)
-        seconds = asking.passed()
-        asking.judged(raw, correct=bool(check(answer)), seconds=seconds)
-        if on_attempt is not None:
-            on_attempt(asking.found.attempts[-1])
+    while (sent := asking.next()) is not None:
+        answer = asking.parsed(resource.with_raw_response.create(**sent))
+        asking.judge(check(answer), on_attempt)
     return asking.found
 
 
@@ -170,13 +163,7 @@ async def first_correct_async(
         Exception: whatever the SDK raises.
     """
     asking = _Asking(options, max_attempts=max_attempts, repeat=repeat)
-    while not asking.over:
-        raw = await resource.with_raw_response.create(**asking.options())
-        answer = asking.answered(raw)
-        seconds = asking.passed()
-        verdict = check(answer)
-        correct = bool(await verdict) if inspect.isawaitable(verdict) else bool(verdict)
-        asking.judged(raw, correct=correct, seconds=seconds)
-        if on_attempt is not None:
-            on_attempt(asking.found.attempts[-1])
+    while (sent := asking.next()) is not None:
+        verdict = check(asking.parsed(await resource.with_raw_response.create(**sent)))
+        asking.judge(await verdict if inspect.isawaitable(verdict) else verdict, on_attempt)
     return asking.found

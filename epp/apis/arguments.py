@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.apis.canonical import Frames, exact_tokens
+from epp.apis.canonical import exact_tokens
 
 if TYPE_CHECKING:
+    from epp.apis.media import PromptFrames
     from epp.apis.types import FirstArguments, ParsedRequest, TemplateArguments
 
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"
 _NO_EFFORT = "none"
-_TAG = b"E"
+_TAG, _FRAME = b"E", b"\xffE"
 #: Bounds on what a client may hand to a template.
 _MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
 #: Arguments that stand first by the model's name, each with what says the same as nothing.
@@ -39,7 +40,7 @@ _FAMILIES = tuple((re.compile(name, re.IGNORECASE), first) for name, first in _F
 
 
 def template_arguments(given: object, *efforts: object, **more: object) -> TemplateArguments:
-    """What engines pass on to the template: texts, numbers and truth values; others are left out.
+    """Return what engines pass on to the template: texts, numbers and truth values; others are left out.
 
     Args:
         given: ``chat_template_kwargs``.
@@ -56,42 +57,34 @@ def template_arguments(given: object, *efforts: object, **more: object) -> Templ
         if isinstance(effort, str) and effort:
             asked = {EFFORT: effort, THINKING: effort != _NO_EFFORT} | asked | {EFFORT: effort}
             break
-    if not asked:
-        return ()
     kept = (
         (name, value)
         for name, value in asked.items()
         if isinstance(name, str)
         and isinstance(value, str | int | float)
-        and max(len(name), len(value) if isinstance(value, str) else 0) <= _ARGUMENT_CHARS
+        and len(name) <= _ARGUMENT_CHARS
+        and len(str(value)) <= _ARGUMENT_CHARS
     )
     return tuple(islice(kept, _MOST_ARGUMENTS))  # the others are not even looked at: they may be a million
 
 
-def add_first(framed: Frames, model: str, arguments: TemplateArguments) -> None:
+def add_first(framed: PromptFrames, arguments: TemplateArguments) -> None:
     """Frame the arguments that stand first in prompts of the model, of which nothing is framed yet."""
-    if not arguments:
-        return
-    for name, first in _FAMILIES:
-        if name.search(model):
-            if said := _said(first, arguments):
-                framed.add_text(_TAG, said)
-            return
+    if arguments:
+        first = next((first for name, first in _FAMILIES if name.search(framed.model)), {})
+        if spelled := _spelled(first, arguments):
+            framed.add_text(_TAG, spelled)
 
 
 def with_first(request: ParsedRequest, first: FirstArguments) -> ParsedRequest:
-    """The request with its arguments that stand first framed; where the model's name told them, they are."""
-    known = request.canonical.startswith(b"\xff" + _TAG)
-    if known or not request.template_arguments or exact_tokens(request.canonical) is not None:
+    """Return the request with its arguments that stand first framed, if they are not by the model's name."""
+    known, spelled = request.canonical.startswith(_FRAME), _spelled(first, request.template_arguments)
+    if known or not spelled or exact_tokens(request.canonical) is not None:
         return request
-    framed = Frames()
-    if not (said := _said(first, request.template_arguments)):
-        return request
-    framed.add_text(_TAG, said)
-    return replace(request, canonical=framed.bytes() + request.canonical)
+    return replace(request, canonical=_FRAME + spelled.encode("utf-8", "replace") + request.canonical)
 
 
-def _said(first: FirstArguments, arguments: TemplateArguments) -> str:
-    """Those of the arguments that stand first as one text, in whatever order they came."""
-    said = ((name, value) for name, value in arguments if name in first and value not in first[name])
-    return " ".join(sorted(f"{value} {name}" for name, value in said))
+def _spelled(first: FirstArguments, arguments: TemplateArguments) -> str:
+    """Return those of the arguments that stand first as one text, in whatever order they came."""
+    kept = ((name, value) for name, value in arguments if name in first and value not in first[name])
+    return " ".join(sorted(f"{value} {name}" for name, value in kept))

@@ -46,7 +46,7 @@ def add_message(framed: PromptFrames, message: Message) -> None:
     """Frame a message.
 
     Raises:
-        ValueError: a call or a part has no JSON spelling, or is nested too deeply.
+        ClientError: 400, a call or a part is nested too deeply, or too many came.
     """
     content, reasoning = message.content, message.reasoning_content or message.reasoning
     if isinstance(content, str) and not reasoning and not message.name:
@@ -78,17 +78,13 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
     """Frame a part of content: a bare text, a text part, or media.
 
     Raises:
-        ValueError: it has no JSON spelling, or is nested too deeply, or too many came.
+        ClientError: 400, it is nested too deeply, or too many came.
     """
     if isinstance(part, str):
-        framed.add_bare(b"C", part)
+        framed.count_values()
+        framed.add_text(b"C", part)
         return
-    text = part.get("text")
-    if isinstance(text, str) and part.get("type") == "text":  # what most parts are
-        framed.add_text(b"C", text)
-        return
-    kind = part.get("type", "text")
-    tag, fields = _TEXT_PARTS.get(kind, _NO_TEXT) if isinstance(kind, str) else _NO_TEXT
+    tag, fields = _text_part(part)
     for field in fields:
         if isinstance(text := part.get(field), str):
             framed.add_text(tag, text)
@@ -97,17 +93,18 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
 
 
 def media_parts(message: Message) -> list[dict[str, Any]]:
-    """Parts of a message's content that are no text."""
+    """Return the parts of a message's content that are no text."""
     parts = message.content if isinstance(message.content, list) else ()
-    return [part for part in parts if isinstance(part, dict) and not _is_text(part.get("type", "text"))]
+    return [part for part in parts if isinstance(part, dict) and not _text_part(part)[1]]
 
 
-def _is_text(kind: object) -> bool:
-    return isinstance(kind, str) and kind in _TEXT_PARTS
+def _text_part(part: dict[str, Any]) -> tuple[bytes, tuple[str, ...]]:
+    kind = part.get("type", "text")
+    return _TEXT_PARTS.get(kind, _NO_TEXT) if isinstance(kind, str) else _NO_TEXT
 
 
 def function_tool(tool: object, parameters: str = "parameters") -> object:
-    """A function's description that is flat, as the chat API nests it; other tools as they are.
+    """Return a flat description of a function as the chat API nests it; other tools as they are.
 
     Args:
         tool: as the request has it.
@@ -120,5 +117,5 @@ def function_tool(tool: object, parameters: str = "parameters") -> object:
 
 
 def function_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
-    """A call as the chat API has it, its arguments a text of JSON."""
+    """Return a call as the chat API has it, its arguments a text of JSON."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

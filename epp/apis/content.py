@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 
-from epp.apis.body_values import too_many_values
 from epp.apis.canonical import MEDIA_BYTES_PER_TOKEN
-from epp.apis.decode import decoder
+from epp.apis.decode import decoder, has_too_many_values
 
 _MARK = b"\xff"
 _DECODE = decoder(Any).decode
-_REASONING, _REFUSAL = "reasoning_content", "refusal"
+#: Frames of a message that are pieces of text; what is structured and has no place of its own is its JSON.
+_TEXTS = {b"C": "content", b"J": "content", b"G": "reasoning_content", b"X": "refusal"}
+_NAMES = {b"N": "name", b"I": "tool_call_id"}
+_VALUES = {b"K": "tool_calls", b"L": "tools"}
 
 
 @dataclass(slots=True)
@@ -42,13 +44,8 @@ class PromptContent:
     media_tokens: int = 0
 
 
-def frames(canonical: bytes) -> list[bytes]:
-    """The frames of a prompt that is not given as token ids: a tag of one letter and content each."""
-    return canonical.split(_MARK)[1:]
-
-
 def prompt_content(canonical: bytes) -> PromptContent:
-    """The parts of a prompt that is not given as token ids.
+    """Return the parts of a prompt that is not given as token ids.
 
     Several text parts of a message are joined by line feeds and a tool call's arguments become an object,
     as engines do before they render (vLLM's ``string`` content format).
@@ -59,7 +56,7 @@ def prompt_content(canonical: bytes) -> PromptContent:
     content = PromptContent()
     try:
         texts: list[list[str]] = []
-        for frame in frames(canonical):
+        for frame in canonical.split(_MARK)[1:]:
             tag, data = frame[:1], frame[1:]
             if tag == b"P":
                 texts.append([data.decode()])
@@ -69,70 +66,41 @@ def prompt_content(canonical: bytes) -> PromptContent:
                 _add(content, tag, data)
         content.texts = ["".join(pieces) for pieces in texts]
         for message in content.messages:
-            _join(message)
-    except (UnicodeDecodeError, msgspec.DecodeError, IndexError, RecursionError) as error:
+            for key in set(_TEXTS.values()).intersection(message):  # at once: there may be a hundred thousand
+                message[key] = "\n".join(message[key]) if message[key] else None
+    except (UnicodeDecodeError, msgspec.DecodeError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(f"not canonical: {error}") from error
     return content
 
 
 def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
     if tag == b"R":
-        content.messages.append({"role": data.decode(), "content": None})
+        content.messages.append({"role": data.decode(), "content": []})
     elif tag == b"T":
         content.tools.append(_DECODE(data))
     elif tag == b"D":
         content.documents.append(_DECODE(data))
-    elif tag == b"E":
-        pass  # an argument of the template, no part of the chat
     elif tag == b"H":
         content.chat_template = data.decode()
     elif tag == b"M":
         content.media_tokens += len(data) // MEDIA_BYTES_PER_TOKEN
-    else:
-        _add_to_message(content.messages[-1], tag, data)
-
-
-def _add_to_message(message: dict[str, Any], tag: bytes, data: bytes) -> None:
-    if tag in (b"C", b"J"):  # what is structured and has no place of its own stands as its JSON
-        _append(message, "content", data)
-    elif tag == b"G":
-        _append(message, _REASONING, data)
-    elif tag == b"X":
-        _append(message, _REFUSAL, data)
-    elif tag == b"N":
-        message["name"] = data.decode()
-    elif tag == b"I":
-        message["tool_call_id"] = data.decode()
-    elif tag == b"K":
-        message.setdefault("tool_calls", []).append(_call(_DECODE(data)))
-    elif tag == b"L":
-        message.setdefault("tools", []).append(_DECODE(data))
-    elif tag == b"F":
-        message["function_call"] = _DECODE(data)
-    else:
-        raise ValueError(f"unknown frame {tag!r}")
-
-
-def _append(message: dict[str, Any], key: str, data: bytes) -> None:
-    if message.get(key) is None:
-        message[key] = []
-    message[key].append(data.decode())
-
-
-def _join(message: dict[str, Any]) -> None:
-    """Parts to texts, once for all of them: a client may send a hundred thousand."""
-    for key in ("content", _REASONING, _REFUSAL):
-        if message.get(key) is not None:
-            message[key] = "\n".join(message[key])
+    elif tag != b"E":  # that is an argument of the template, no part of the chat
+        message = content.messages[-1]
+        if tag in _TEXTS:
+            message.setdefault(_TEXTS[tag], []).append(data.decode())
+        elif tag in _NAMES:
+            message[_NAMES[tag]] = data.decode()
+        elif tag == b"F":
+            message["function_call"] = _DECODE(data)
+        else:
+            message.setdefault(_VALUES[tag], []).append(_call(_DECODE(data)))
 
 
 def _call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if (
-        isinstance(function, dict)
-        and isinstance(arguments := function.get("arguments"), str)
-        and not too_many_values(arguments.encode())  # a text's values were not counted with the body's
-    ):
+    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+        if has_too_many_values(arguments.encode()):  # those of a text were not counted with the body's
+            return call
         with suppress(msgspec.DecodeError):
             function["arguments"] = _DECODE(arguments)
     return call

@@ -32,25 +32,25 @@ _VLLM_TYPES = {
 
 
 def openai_error(status: int, message: str, param: str | None = None) -> bytes:
-    """An error of OpenAI: ``{"error": {message, type, param, code}}``, code null but for an unknown model."""
+    """Return OpenAI's error: ``{"error": {message, type, param, code}}``."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
     code = "model_not_found" if status == 404 and param == "model" else None
     return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def vllm_error(status: int, message: str, param: str | None = None) -> bytes:
-    """An error of vLLM's own routes: OpenAI's shape, the type named after the status, the code its number."""
+    """Return vLLM's error: OpenAI's shape, the type named after the status, the code its number."""
     kind = _VLLM_TYPES.get(status, "BadRequestError" if 400 <= status < 500 else "InternalServerError")
     return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
 def sglang_error(status: int, message: str, param: str | None = None) -> bytes:  # noqa: ARG001 - one signature
-    """An error of SGLang ``/generate``: ``{"error": {"message": …}}`` and nothing else."""
+    """Return SGLang's error for ``/generate``: ``{"error": {"message": …}}`` and nothing else."""
     return _ENCODER.encode({"error": {"message": message}})
 
 
 def anthropic_error(status: int, message: str, param: str | None = None) -> bytes:  # noqa: ARG001 - one signature
-    """An error of Anthropic: ``{"type": "error", "error": {type, message}}``."""
+    """Return Anthropic's error: ``{"type": "error", "error": {type, message}}``."""
     usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(status, usual)
     return _ENCODER.encode({"type": "error", "error": {"type": kind, "message": message}})

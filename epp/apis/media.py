@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
-from epp.apis.canonical import Frames
+from epp.apis.canonical import Frames, media_words
+from epp.apis.decode import invalid
 from epp.apis.image_size import Base64File, image_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: Media tokens that one request may claim; what comes after them counts as little as a frame can. A body of
 #: 20 MB could otherwise name enough images to make canonical bytes of many times its size.
@@ -34,18 +36,17 @@ MAX_PARTS = 10_000
 MAX_PART_TOKENS = 22_118
 #: Guessed bytes a second where the file does not say: speech as 128 kbit/s MP3; films at 2 Mbit/s.
 _AUDIO_BYTES_PER_S, _VIDEO_BYTES_PER_S = 16_000, 250_000
-#: A guess: what lies elsewhere is taken for half a minute of sound or ten seconds of film.
+#: A guess: what lies elsewhere is taken for a megapixel, half a minute of sound or ten seconds of film.
+_UNSEEN_IMAGE = (1024, 1024)
 _UNSEEN_AUDIO_S, _UNSEEN_VIDEO_S = 30.0, 10.0
 #: Anthropic: 1,500 to 3,000 tokens a page and at most 100 pages; 50 KB a page is a guess.
 _PAGE_TOKENS, _PAGE_BYTES, _MAX_PAGES = 2250, 50_000, 100
-_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 #: A guess: one token's embedding, 4,096 numbers of two bytes.
 _EMBEDDING_BYTES = 8192
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _IGNORED = frozenset({"cache_control", "type"})
-#: What is no part of who a part is, and how it is spelled; looking for that is quicker than a walk.
+#: Fields that are no part of a part's identity.
 _LEFT_OUT = ("cache_control", "media_type")
-_LEFT_OUT_SPELLED = tuple(f'"{name}"'.encode() for name in _LEFT_OUT)
 #: Where parts keep the thing itself: a URL, base64, or the name of an uploaded file.
 _PAYLOADS = (
     "url",
@@ -58,31 +59,32 @@ _PAYLOADS = (
     "file_id",
     "image",
 )
-_PAYLOAD_NAMES = frozenset(_PAYLOADS)
 #: Names of uploaded files are shorter, files are not.
 _LONGEST_NAME = 64
 _MAX_DEPTH = 3
 
 
-@dataclass(frozen=True, slots=True)
+#: A part, and its kind where the part does not say.
+Part = tuple[object, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rates:
     """What media cost with one family of models.
 
     Attributes:
         image: tokens of an image of so many pixels wide and high; the flag asks for low detail.
-        unseen_image: tokens of an image whose size cannot be read.
         audio_per_s: tokens of a second of sound.
         video_per_s: tokens of a second of film.
     """
 
     image: Callable[[int, int, bool], int]
-    unseen_image: int
     audio_per_s: float
     video_per_s: float
 
 
 def tiles(width: int, height: int, low: bool) -> int:
-    """OpenAI, GPT-4o and 4.1: 85 tokens, and 170 for each tile of 512 pixels.
+    """Return what OpenAI counts (GPT-4o, 4.1): 85 tokens, and 170 for each tile of 512 pixels.
 
     The image is first shrunk to fit 2048 x 2048, then to 768 pixels on its shorter side. Low detail: 85.
     """
@@ -95,13 +97,13 @@ def tiles(width: int, height: int, low: bool) -> int:
 
 
 def anthropic_pixels(width: int, height: int, low: bool) -> int:  # noqa: ARG001 - one signature for all
-    """Anthropic: a token for 750 pixels, the image shrunk to 1568 pixels on its longer side."""
+    """Return what Anthropic counts: a token for 750 pixels, after shrinking to 1568 on the longer side."""
     shrink = min(1.0, 1568 / max(width, height))
     return min(max(1, math.ceil(width * height * shrink * shrink / 750)), 1600)
 
 
 def qwen_patches(factor: int) -> Callable[[int, int, bool], int]:
-    """Qwen-VL: a token for a patch of so many pixels square (14 or 16 pixels, merged two by two).
+    """Return the rule of Qwen-VL: a token for a patch of 14 or 16 pixels square, merged two by two.
 
     Sides are rounded to whole patches, and the whole is kept between 4 and 16,384 patches.
     """
@@ -113,26 +115,22 @@ def qwen_patches(factor: int) -> Callable[[int, int, bool], int]:
     return patches
 
 
-#: A picture of a megapixel stands for those that cannot be read: 4 tiles, 1,398 or 1,369 tokens.
-OPENAI_RATES = Rates(tiles, 765, 10.0, 250.0)
-ANTHROPIC_RATES = Rates(anthropic_pixels, 1398, 25.0, 250.0)
+OPENAI_RATES = Rates(tiles, 10.0, 250.0)
+ANTHROPIC_RATES = Rates(anthropic_pixels, 25.0, 250.0)
 #: Two frames a second, merged in pairs, at most 768 patches a frame; films are mostly shown much smaller.
-_QWEN_28 = Rates(qwen_patches(28), 1369, 25.0, 384.0)
-_QWEN_32 = Rates(qwen_patches(32), 1024, 25.0, 384.0)
+_QWEN_28 = Rates(qwen_patches(28), 25.0, 384.0)
+_QWEN_32 = Rates(qwen_patches(32), 25.0, 384.0)
 
 
+_QWEN = re.compile(r"qwen[^/]*(?:vl|omni)|qvq|qwen3\.[5-9]", re.IGNORECASE)
+
+
+@lru_cache(maxsize=256)
 def rates_for(model: str, usual: Rates) -> Rates:
-    """What media cost with a model: known by its name's family, else as its API counts."""
-    name = model.lower()
-    if "qvq" not in name and not _QWEN_3_5.search(name) and not any(map(_sees, name.split("/"))):
+    """Return what media cost with a model: known by its name's family, else as its API counts."""
+    if not _QWEN.search(model):
         return usual
-    return _QWEN_32 if "qwen3" in name else _QWEN_28
-
-
-def _sees(part: str) -> bool:
-    """Whether a part of a name, lower-cased, is a Qwen with eyes; it is walked once, whatever it repeats."""
-    family = part.partition("qwen")[2]
-    return "vl" in family or "omni" in family
+    return _QWEN_32 if "qwen3" in model.lower() else _QWEN_28
 
 
 class PromptFrames(Frames):
@@ -141,19 +139,20 @@ class PromptFrames(Frames):
     Args:
         model: the model's public name.
         usual: rates of the request's API, for models that are not known by name.
+
+    Attributes:
+        model: as given.
     """
 
-    __slots__ = ("_described", "_left", "_model", "_rates", "_usual")
+    __slots__ = ("_described", "_left", "_rates", "model")
 
     def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
         super().__init__()
-        self._model, self._usual = model, usual
-        self._rates: Rates | None = None
-        self._left = MAX_REQUEST_TOKENS
-        self._described = 0
+        self.model, self._rates = model, rates_for(model, usual)
+        self._described, self._left = 0, MAX_REQUEST_TOKENS
 
     def add_part(self, part: object, kind: str = "") -> None:
-        """A part that is not text, as its API spells it.
+        """Add a part that is not text, as its API spells it.
 
         Args:
             part: the part: an object, or the URL or base64 itself.
@@ -161,68 +160,67 @@ class PromptFrames(Frames):
                 ``embeds``.
 
         Raises:
-            ValueError: as `describe`.
+            ClientError: as `describe`.
         """
-        identity, tokens = self.describe(part, kind)
-        self.add_media(identity, tokens)
+        self.add_media(*self.describe(part, kind))
 
-    def describe(self, part: object, kind: str = "") -> tuple[bytes, int]:
-        """Identity and cost in tokens of what `add_part` takes; it is taken from the request's share.
+    def words(self, media: Iterable[Part]) -> list[int]:
+        """Return words for media among token ids, one after the other.
 
         Raises:
-            ValueError: it has no JSON spelling, is nested too deeply, or more than `MAX_PARTS` came.
+            ClientError: as `describe`.
+        """
+        return [word for part in media for word in media_words(*self.describe(*part))]
+
+    def describe(self, part: object, kind: str = "") -> tuple[bytes, int]:
+        """Return identity and cost in tokens of a part; the cost is taken from the request's share.
+
+        Raises:
+            ClientError: 400, it is nested too deeply, or more than `MAX_PARTS` came.
         """
         self._described += 1
         if self._described > MAX_PARTS:
-            raise ValueError(f"more than {MAX_PARTS} media and parts of unknown kinds")
-        if self._rates is None:
-            self._rates = rates_for(self._model, self._usual)
+            raise invalid(f"more than {MAX_PARTS} media and parts of unknown kinds")
+        payload = _payload(part, _MAX_DEPTH)
         if isinstance(part, dict):
             said = part.get("type")
-            kind = kind or (said if isinstance(said, str) else "")
-            kind = kind or next((key for key in part if key in _PAYLOADS), "")
-        named = part.get("uuid") if isinstance(part, dict) else None
-        if isinstance(named, str) and named:  # vLLM's name for it: the next turn may send that and no file
-            part, payload = named, ""
-        else:
-            payload = _payload(part, _MAX_DEPTH)
+            kind = kind or (
+                said if isinstance(said, str) else next((key for key in part if key in _PAYLOADS), "")
+            )
+            named = part.get("uuid")
+            if (
+                isinstance(named, str) and named
+            ):  # vLLM's name for it: the next turn may send that and no file
+                part, payload = named, ""
         tokens = min(_tokens(kind, payload, part, self._rates), MAX_PART_TOKENS, max(self._left, 0))
         self._left -= tokens
         return _identity(kind, part, payload), tokens
 
 
 def _payload(part: object, depth: int) -> str:
-    """The thing itself, found at the places where APIs keep it; empty when it is nowhere."""
+    """Return the thing itself, found at the places where APIs keep it; empty when it is nowhere."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not depth:
         return ""
-    if not _PAYLOAD_NAMES.isdisjoint(part):
-        for name in _PAYLOADS:
-            if found := _payload(part.get(name), depth - 1):
-                return found
-    for name, value in part.items():
-        if isinstance(value, dict) and name not in _IGNORED and (found := _payload(value, depth - 1)):
-            return found
-    return ""
+    inner = [part[name] for name in _PAYLOADS if name in part]
+    inner += [value for name, value in part.items() if isinstance(value, dict) and name not in _IGNORED]
+    return next((found for value in inner if (found := _payload(value, depth - 1))), "")
 
 
 def _identity(kind: str, part: object, payload: str) -> bytes:
-    """A name of 32 hexadecimal digits for kind, content and everything beside it."""
+    """Return a name of 32 hexadecimal digits for kind, content and everything beside it."""
     content = payload.partition(",")[2] if payload.startswith("data:") else payload
     name = xxhash.xxh3_128(content.encode("utf-8", "replace"))
     try:
-        spelled = b"" if payload else _ENCODER.encode([kind, part])
-        if payload or any(left_out in spelled for left_out in _LEFT_OUT_SPELLED):
-            spelled = _ENCODER.encode([kind, _beside(part, payload)])
-        name.update(spelled)
+        name.update(_ENCODER.encode([kind, _beside(part, payload)]))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise invalid("nested too deeply") from None
     return name.hexdigest().encode()
 
 
 def _beside(part: object, payload: str) -> object:
-    """The part without its payload, by which a copy of megabytes is saved, and without marks for caching."""
+    """Return the part without its payload, which saves a copy of megabytes, and without marks for caching."""
     if payload and part is payload:
         return None
     if isinstance(part, list):
@@ -235,15 +233,14 @@ def _beside(part: object, payload: str) -> object:
 def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
     file = _inline(payload)
     if "audio" in kind:
-        seconds = _UNSEEN_AUDIO_S if file is None else _sound_s(file)
-        return math.ceil(seconds * rates.audio_per_s)
+        return math.ceil((_UNSEEN_AUDIO_S if file is None else _sound_s(file)) * rates.audio_per_s)
     if "video" in kind:
         seconds = _UNSEEN_VIDEO_S if file is None else len(file) / _VIDEO_BYTES_PER_S
         return math.ceil(seconds * rates.video_per_s)
     if "image" in kind or "screenshot" in kind:
         low = _low(part)
-        size = (image_size(file) if file else None) or ((512, 512) if low else None)
-        return rates.image(*size, low) if size else rates.unseen_image
+        size = (image_size(file) if file else None) or ((512, 512) if low else _UNSEEN_IMAGE)
+        return rates.image(*size, low)
     if kind == "embeds":
         return math.ceil(len(file or "") / _EMBEDDING_BYTES)
     if "file" in kind or "document" in kind:
@@ -252,7 +249,7 @@ def _tokens(kind: str, payload: str, part: object, rates: Rates) -> int:
 
 
 def _inline(payload: str) -> Base64File | None:
-    """The file, when it is in the body: a data URL, or a text too long for an address or a name."""
+    """Return the file, when it is in the body: a data URL, or a text too long for an address or a name."""
     if payload.startswith("data:"):
         return Base64File(payload[payload.find(",", 0, 256) + 1 :])
     return Base64File(payload) if len(payload) > _LONGEST_NAME and "://" not in payload[:16] else None
@@ -262,11 +259,11 @@ def _low(part: object) -> bool:
     if not isinstance(part, dict):
         return False
     inner = part.get("image_url")
-    return part.get("detail") == "low" or (isinstance(inner, dict) and inner.get("detail") == "low")
+    return "low" in (part.get("detail"), inner.get("detail") if isinstance(inner, dict) else None)
 
 
 def _sound_s(file: Base64File) -> float:
-    """Seconds of a recording; WAV files say how many bytes a second has (``fmt``, first chunk)."""
+    """Return the seconds of a recording; WAV files say how many bytes a second has (``fmt``, first chunk)."""
     head = file.read(0, 32)
-    rate = int.from_bytes(head[28:32], "little") if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " else 0
-    return len(file) / (rate if rate > 0 else _AUDIO_BYTES_PER_S)
+    rate = int.from_bytes(head[28:32], "little") if head[8:16] == b"WAVEfmt " else 0
+    return len(file) / (rate or _AUDIO_BYTES_PER_S)

@@ -7,86 +7,76 @@ What no route names passes through unread: it is balanced, never refused for wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.apis.anthropic import CountTokensParser, MessagesParser
-from epp.apis.generate import SGLangGenerateParser, VllmGenerateParser
-from epp.apis.openai import ChatParser, CompletionParser
-from epp.apis.pooling import EmbeddingsParser, RerankParser, ScoreParser
-from epp.apis.responses import ResponsesParser
+from epp.apis.anthropic import parse_count, parse_messages
+from epp.apis.error_bodies import anthropic_error, openai_error, sglang_error, vllm_error
+from epp.apis.generate import parse_generate, parse_tokens
+from epp.apis.openai import parse_chat, parse_completion
+from epp.apis.pooling import parse_embeddings, parse_rerank, parse_score
+from epp.apis.responses import parse_responses
+from epp.apis.types import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from epp.apis.types import MeasuredPrompt, ParsedRequest, Parser
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One API's paths.
-
-    Attributes:
-        parser: reads its bodies.
-        paths: without query; see the module for how they are matched.
-        methods: that carry such a body.
-    """
-
-    parser: Parser
-    paths: tuple[str, ...]
-    methods: frozenset[str] = frozenset({"POST"})
+    from epp.apis.types import ErrorBody, MeasuredPrompt, ParsedRequest
 
 
-ROUTES: tuple[Route, ...] = (
-    Route(ChatParser(), ("/v1/chat/completions",)),
-    Route(CompletionParser(), ("/v1/completions",)),
-    Route(ResponsesParser(), ("/v1/responses",)),
-    Route(EmbeddingsParser("openai-embeddings", vllm=False), ("/v1/embeddings",)),
-    Route(MessagesParser(), ("/v1/messages",)),
-    Route(CountTokensParser(), ("/v1/messages/count_tokens",)),
-    Route(RerankParser(), ("/rerank", "/v1/rerank", "/v2/rerank")),
-    Route(ScoreParser(), ("/score", "/v1/score")),
-    Route(EmbeddingsParser("vllm-classify", vllm=True), ("/classify", "/v1/classify")),
-    Route(EmbeddingsParser("vllm-pooling", vllm=True, plugins=True), ("/pooling", "/v1/pooling")),
-    Route(VllmGenerateParser(), ("/inference/v1/generate",)),
-    Route(SGLangGenerateParser(), ("/generate",), frozenset({"POST", "PUT"})),
+def _pooling(name: str, error_body: ErrorBody, *paths: str) -> Parser:
+    return Parser(name, partial(parse_embeddings, name), error_body, paths)
+
+
+PARSERS: tuple[Parser, ...] = (
+    Parser("openai-chat", parse_chat, openai_error, ("/v1/chat/completions",)),
+    Parser("openai-completions", parse_completion, openai_error, ("/v1/completions",)),
+    Parser("openai-responses", parse_responses, openai_error, ("/v1/responses",)),
+    _pooling("openai-embeddings", openai_error, "/v1/embeddings"),
+    Parser("anthropic-messages", parse_messages, anthropic_error, ("/v1/messages",)),
+    Parser("anthropic-count-tokens", parse_count, anthropic_error, ("/v1/messages/count_tokens",)),
+    Parser("vllm-rerank", parse_rerank, vllm_error, ("/rerank", "/v1/rerank", "/v2/rerank")),
+    Parser("vllm-score", parse_score, vllm_error, ("/score", "/v1/score")),
+    _pooling("vllm-classify", vllm_error, "/classify", "/v1/classify"),
+    _pooling("vllm-pooling", vllm_error, "/pooling", "/v1/pooling"),
+    Parser("vllm-generate", parse_tokens, vllm_error, ("/inference/v1/generate",)),
+    Parser("sglang-generate", parse_generate, sglang_error, ("/generate",), frozenset({"POST", "PUT"})),
 )
-PARSERS: tuple[Parser, ...] = tuple(route.parser for route in ROUTES)
-_BY_PATH = {path: route for route in ROUTES for path in route.paths}
+_BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
 #: Blocks that name a conversation which gives no session: about a thousand tokens.
 AFFINITY_BLOCKS = 16
 
 
 def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
-    """The parser for a request, None for what passes through unread.
+    """Return the parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through (audio comes as
     ``multipart/form-data``), and so does a body that is encoded (``content-encoding``). A request for an
     upgrade (WebSockets, ``/v1/realtime``) must: what looks like its body ends only with the connection.
     """
-    route = _route(path)
-    if route is None or method not in route.methods or is_upgrade(method, headers):
+    parser = _parser_of(path)
+    if parser is None or method not in parser.methods or is_upgrade(method, headers):
         return None
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
         return None
     if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         return None
-    return route.parser
+    return parser
 
 
-def error_words(path: str) -> Callable[[int, str, str | None], bytes] | None:
-    """How errors look on a path, whether or not the request can be read; None where no API is known.
+def error_words(path: str) -> ErrorBody | None:
+    """Return how errors look on a path, whether or not the request can be read; None where no API is known.
 
     A refusal - no endpoint, a body too large - speaks the words of the path's API.
     """
-    route = _route(path)
-    return route.parser.error_body if route is not None else None
+    parser = _parser_of(path)
+    return None if parser is None else parser.error_body
 
 
 def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:
-    """What session affinity keys on: the session hint, else the prompt's first blocks."""
+    """Return what session affinity keys on: the session hint, else the prompt's first blocks."""
     if request.session:
         return request.session
     if not prompt.blocks:
@@ -94,16 +84,16 @@ def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:
     return f"{prompt.blocks[min(AFFINITY_BLOCKS, len(prompt.blocks)) - 1]:016x}"
 
 
-def _route(path: str) -> Route | None:
+def _parser_of(path: str) -> Parser | None:
     plain = path.partition("?")[0].rstrip("/")
-    route = _BY_PATH.get(plain)
-    if route is None:
-        route = next((_BY_PATH[end] for end in _VERSIONED if plain.endswith(end)), None)
-    return route
+    parser = _BY_PATH.get(plain)
+    if parser is None:
+        parser = next((_BY_PATH[end] for end in _VERSIONED if plain.endswith(end)), None)
+    return parser
 
 
 def is_upgrade(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request leaves HTTP behind: ``Upgrade`` (RFC 9110, 7.8) or an extended CONNECT (RFC 8441).
+    """Return whether a request leaves HTTP: ``Upgrade`` (RFC 9110, 7.8) or extended CONNECT (RFC 8441).
 
     An offer of HTTP/2 (``h2c``) is none: whoever takes it does so between its own neighbours.
     """

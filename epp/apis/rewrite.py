@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from epp.apis.decode import unmarked
-from epp.apis.surrogates import has_private_escapes, with_private_escapes, with_surrogates
+from epp.apis.decode import decode_repaired, unmarked
 from epp.errors import ClientError
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -25,7 +24,7 @@ _STREAM_OPTIONS = "stream_options"
 
 
 def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = False) -> bytes:
-    """A JSON object with another ``model``, or with ``stream_options.include_usage`` set.
+    """Return a JSON object with another ``model``, or with ``stream_options.include_usage`` set.
 
     Args:
         body: the object, in UTF-8.
@@ -36,26 +35,15 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
     Raises:
         ClientError: 400, the body is not a JSON object.
     """
-    body = unmarked(body)
     try:
-        try:
-            return _spliced(body, model, include_usage=include_usage)
-        except msgspec.DecodeError:
-            other = with_private_escapes(body)
-            if other is None or has_private_escapes(body):
-                raise
-            return with_surrogates(_spliced(other, model, include_usage=include_usage))
+        members = decode_repaired(_MEMBERS, unmarked(body))
+        if model is not None:
+            members["model"] = msgspec.Raw(_ENCODE(model))
+        if include_usage:
+            _ask_for_usage(members)
+        return _ENCODE(members)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
-
-
-def _spliced(body: bytes, model: str | None, *, include_usage: bool) -> bytes:
-    members = _MEMBERS.decode(body)
-    if model is not None:
-        members["model"] = msgspec.Raw(_ENCODE(model))
-    if include_usage:
-        _ask_for_usage(members)
-    return _ENCODE(members)
 
 
 def _ask_for_usage(members: dict[str, msgspec.Raw]) -> None:

@@ -40,7 +40,7 @@ _LINES = ("text/event-stream", "ndjson", "jsonl")
 
 
 def _usual(line_feed: bytes, space: bytes) -> re.Pattern[bytes]:
-    """What most documents begin with: plain texts and scalars, then the model, whose value is group 1.
+    """Match what most documents begin with: plain texts and scalars, then the model, its value group 1.
 
     Takes nothing that the machine would see otherwise, and does at once what it does token by token.
     """
@@ -103,7 +103,7 @@ class ModelRestorer:
         self._top = self._inner = self._escaped = False
 
     def feed(self, data: bytes) -> bytes:
-        """The next piece as the client gets it; may be longer, shorter or empty."""
+        """Return the next piece as the client gets it; may be longer, shorter or empty."""
         out: list[bytes] = []
         kept = at = 0
         while at < len(data):
@@ -151,7 +151,7 @@ class ModelRestorer:
         return found.end()
 
     def _inside(self, data: bytes, at: int) -> int:
-        """In a string: up to what ends it, an escaped character, or the end of the piece."""
+        """Read a string up to what ends it, an escaped character, or the end of the piece."""
         if self._escaped:
             self._escaped = False
             return at + 1
@@ -180,7 +180,7 @@ class ModelRestorer:
         return found.end()
 
     def _between(self, data: bytes, at: int) -> int:
-        """Behind a name: one byte of white space, colon or the beginning of the value."""
+        """Read one byte behind a name: white space, colon or the beginning of the value."""
         byte = data[at]
         if byte in _SPACE or (byte == _LINE_FEED and not self._events):
             return at + 1
@@ -198,7 +198,7 @@ class ModelRestorer:
 
 
 def restorer(model: str, headers: Mapping[str, str]) -> ModelRestorer | None:
-    """What restores the model in an answer with these headers; None where nothing can be read of it.
+    """Return what restores the model in an answer with these headers; None where it cannot be read.
 
     Args:
         model: the name that the client knows.

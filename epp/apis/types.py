@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ class ParsedRequest(Struct, frozen=True):
         cache_salt: the client's cache salt; prompts with different salts share nothing.
         include_usage: whether a streamed answer will carry ``usage``.
         template_arguments: what the client gives the model's chat template beside the chat.
-        text_only: there is no media in it and it is not given as token ids; False where nobody looked.
+        text_only: there is no media in it and it is not given as token ids.
         choices: how many answers to the one prompt the client asks for.
     """
 
@@ -47,25 +47,27 @@ class ParsedRequest(Struct, frozen=True):
     choices: int = 1
 
 
-class Parser(Protocol):
-    """One API: how its bodies read, how its errors look; `epp.apis.registry` knows its paths."""
+#: Status, message and the field at fault to the body of an error.
+ErrorBody = Callable[[int, str, str | None], bytes]
 
-    @property
-    def name(self) -> str:
-        """Name in records and metrics."""
-        ...
 
-    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-        """Body and lower-cased headers to canonical form.
+class Parser(Struct, frozen=True):
+    """One API.
 
-        Raises:
-            ClientError: the body is not what this API accepts.
-        """
-        ...
+    Attributes:
+        name: in records and metrics.
+        parse: body and lower-cased headers to canonical form; raises `ClientError` where the body is not what
+            this API accepts.
+        error_body: an error as this API's clients expect it (JSON bytes).
+        paths: without query; see `epp.apis.registry` for how they are matched.
+        methods: that carry such a body.
+    """
 
-    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
-        """An error as this API's clients expect it (JSON bytes)."""
-        ...
+    name: str
+    parse: Callable[[bytes, Mapping[str, str]], ParsedRequest]
+    error_body: ErrorBody
+    paths: tuple[str, ...]
+    methods: frozenset[str] = frozenset({"POST"})
 
 
 class MeasuredPrompt(Struct, frozen=True):
@@ -87,7 +89,7 @@ class MeasuredPrompt(Struct, frozen=True):
     token_offsets: Sequence[float] = ()
 
     def tokens_before(self, blocks: int) -> float:
-        """Tokens in so many of the first blocks."""
+        """Return the tokens in so many of the first blocks."""
         if 0 < blocks <= len(self.token_offsets):
             return self.token_offsets[blocks - 1]
         return blocks * self.block_tokens

@@ -48,8 +48,6 @@ class BlockHasher:
     """
 
     def __init__(self, secret: bytes, block_bytes: int = 256) -> None:
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes {block_bytes} must be positive")
         self._block_bytes = block_bytes
         self._one, self._many = struct.Struct(f"{block_bytes}s"), struct.Struct(f"{block_bytes}s" * _GROUP)
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
@@ -58,7 +56,7 @@ class BlockHasher:
         self._keyed_names = hashlib.blake2b(digest_size=8, key=self._key, person=b"epp names")
         #: A block's name outside of this process.
         self.export_id = lru_cache(_EXPORTED)(self._export_id)
-        self._namespaces: dict[tuple[str, str, str], int] = {}
+        self._remembered = lru_cache(_REMEMBERED)(self._namespace)
         self._groups: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
         self.key_id = hashlib.blake2b(
@@ -85,13 +83,9 @@ class BlockHasher:
         if size:
             tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
         named = (request.model, request.cache_salt, tenant)
-        namespace = self._namespaces.get(named)
-        if namespace is None:
-            namespace = self._namespace(*named)
-            if sum(map(len, named)) <= _SHORT:  # clients choose two of them
-                if len(self._namespaces) >= _REMEMBERED:
-                    self._namespaces.clear()
-                self._namespaces[named] = namespace
+        # clients choose two of the names: long ones are not remembered
+        find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
+        namespace = find(*named)
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, request.canonical)
         return MeasuredPrompt(
@@ -104,7 +98,7 @@ class BlockHasher:
         return keyed.hexdigest()
 
     def coarse_ids(self, prompt: MeasuredPrompt) -> list[str]:
-        """A prompt's names outside of this process: one per run of `coarse_blocks`, each covering all before.
+        """Return a prompt's exported names, one per run of `coarse_blocks`, each covering all before.
 
         What is left beyond the last whole run has no id.
         """
@@ -112,7 +106,7 @@ class BlockHasher:
         return list(map(self.export_id, prompt.blocks[step - 1 :: step]))
 
     def export_name(self, text: str) -> str:
-        """A client's word - a session id, a key - as it may leave this process: equal texts, equal names."""
+        """Return a client's word, such as a session id, keyed: equal texts, equal names."""
         keyed = self._keyed_names.copy()
         keyed.update(text.encode(errors="backslashreplace"))
         return keyed.hexdigest()

@@ -39,7 +39,7 @@ class Ask(Struct, frozen=True):
         opaque: the body was not understood, so the prompt cannot be priced.
         stream: the client asked for an event stream.
         text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
-            or no ratio can be learned from it (`epp.apis.canonical.text_bytes`).
+            or no ratio can be learned from it.
         language: of the prompt (`epp.apis.language`).
         task: as the client names it.
         tried_models: models that the client says it has tried.

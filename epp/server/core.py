@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from epp.apis.canonical import text_bytes
 from epp.apis.error_bodies import openai_error
 from epp.apis.language import language_of
 from epp.apis.registry import affinity_key, error_words, find_parser, is_upgrade
@@ -290,7 +289,7 @@ class Core:
             subset=self.gateway.subset(request),
             api=parsed.api,
             stream=parsed.stream,
-            text_bytes=len(parsed.canonical) if parsed.text_only else text_bytes(parsed.canonical),
+            text_bytes=len(parsed.canonical) if parsed.text_only else 0,
             language=language_of(parsed.canonical),
             task=task_of(headers),
             tried_models=tried_models(headers),

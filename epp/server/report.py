@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from epp.apis.usage import NO_USAGE, Usage, UsageReader, parse_usage
+from epp.apis.usage import NO_USAGE, Usage, UsageReader
 from epp.extproc.headers import LB_NAMESPACE
 from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
 
@@ -258,9 +258,7 @@ def _count(struct: Struct | None, name: str) -> int | None:
 
 
 def _usage(text: str) -> Usage:
-    """The objects as they stood in the answer, names included; of an older filter the last one alone."""
-    if text.startswith("{"):
-        return parse_usage(text)
+    """The counts in the objects as they stood in the answer, names included."""
     reader = UsageReader()
     reader.feed(text.encode())
     return reader.usage

@@ -7,8 +7,6 @@ chunks of it in common but the last.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 LEAST_BYTES = 512
 #: Markers beyond this many are left out: each costs a search through every prompt.
 MAX_MARKERS = 24
-#: Counts kept for one tokenizer; 220 bytes each.
-MAX_COUNTS = 100_000
 
 
 def safe_markers(tokenizer: Tokenizer, wanted: Iterable[str]) -> list[bytes]:
@@ -39,7 +35,7 @@ def safe_markers(tokenizer: Tokenizer, wanted: Iterable[str]) -> list[bytes]:
 
 
 def _reaches_into(other: str, marker: str) -> bool:
-    """Whether ``other`` can begin before a marker and cover its first character."""
+    """Return whether ``other`` can begin before a marker and cover its first character."""
     ends = (other[start:] for start in range(1, len(other)))
     return any(end.startswith(marker) or marker.startswith(end) for end in ends)
 
@@ -60,32 +56,3 @@ def split_points(text: bytes, markers: Sequence[bytes], least_bytes: int = LEAST
     if size and ends[-1:] != [size]:
         ends.append(size)
     return ends
-
-
-class ChunkCounts:
-    """Tokens of chunks by their hashes, the least recently used dropped first. Safe to use from threads.
-
-    Args:
-        max_counts: bound on what is kept.
-    """
-
-    def __init__(self, max_counts: int = MAX_COUNTS) -> None:
-        self._max_counts = max_counts
-        self._counts: OrderedDict[int, int] = OrderedDict()
-        self._lock = Lock()
-
-    def find(self, keys: Sequence[int]) -> list[int | None]:
-        """Return the count of each chunk, None where it is not known."""
-        with self._lock:
-            found = [self._counts.get(key) for key in keys]
-            for key, count in zip(keys, found, strict=True):
-                if count is not None:
-                    self._counts.move_to_end(key)
-        return found
-
-    def add(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Keep counts."""
-        with self._lock:
-            self._counts.update(counts)
-            while len(self._counts) > self._max_counts:
-                self._counts.popitem(last=False)

@@ -1,7 +1,7 @@
 """Token counts: the estimate from bytes, by a ratio per model that starts at a prior and can be learned.
 
 Owns the ratios. Knows models by name only. Bounds: a ratio stays within `_LOWEST` and `_HIGHEST` bytes per
-token, one observation moves it by a few percent at most, and at most `max_models` models are remembered, the
+token, one observation moves it by a few percent at most, and at most `MAX_MODELS` models are remembered, the
 least recently observed going first.
 """
 
@@ -39,28 +39,24 @@ _WEIGHT, _BELIEVED = 0.05, 0.2
 #: Of many requests at once; they move it by 10 % at most.
 _MOST_WEIGHT = 0.5
 
+#: Models whose ratios are remembered.
+MAX_MODELS = 256
+
 
 @lru_cache(maxsize=256)
 def _of_family(model: str) -> float:
-    """Bytes per token by a model's name alone."""
+    """Return bytes per token by a model's name alone."""
     return next((ratio for family, ratio in _FAMILIES if family.search(model)), DEFAULT_BYTES_PER_TOKEN)
 
 
 class EstimateCounter:
-    """Bytes divided by bytes per token; prompts given as token ids are counted.
+    """Divides bytes by bytes per token; counts prompts given as token ids."""
 
-    Args:
-        max_models: models whose ratios are remembered.
-    """
-
-    def __init__(self, max_models: int = 256) -> None:
-        if max_models < 1:
-            raise ValueError(f"max_models {max_models} must be positive")
+    def __init__(self) -> None:
         self._learned: OrderedDict[str, float] = OrderedDict()
-        self._max_models = max_models
 
     def count(self, request: ParsedRequest) -> int:
-        """Prompt tokens, at least 1 for a prompt that is not empty."""
+        """Return prompt tokens, at least 1 for a prompt that is not empty."""
         size = len(request.canonical)
         if not size:
             return 0
@@ -74,20 +70,20 @@ class EstimateCounter:
         return max(1, round(text_tokens + media / MEDIA_BYTES_PER_TOKEN))
 
     def bytes_per_token(self, model: str) -> float:
-        """The ratio in force for a model: learned, else its family's, else the default."""
+        """Return the ratio in force for a model: learned, else its family's, else the default."""
         learned = self._learned.get(model)
         return _of_family(model) if learned is None else learned
 
     @property
     def learned(self) -> Mapping[str, float]:
-        """Bytes per token of the models that something was learned of, the last observed last."""
+        """Return learned bytes per token by model, the last observed last."""
         return self._learned
 
     def observe(self, model: str, canonical_bytes: int, prompt_tokens: float, requests: int = 1) -> None:
-        """The engine counted so many tokens in prompts of so many canonical bytes.
+        """Learn from the tokens that an engine counted in prompts of so many canonical bytes.
 
         Moves the ratio by a bounded step towards what was seen, so that no single request can spoil it.
-        Small prompts say nothing. Pass the bytes that `epp.apis.canonical.text_bytes` gives.
+        Small prompts say nothing, nor do those that are not text alone.
         """
         if not _LEAST_TOKENS * requests <= prompt_tokens < math.inf or canonical_bytes <= 0 or requests < 1:
             return
@@ -97,5 +93,5 @@ class EstimateCounter:
         ratio *= 1.0 + weight * min(max(off, -_BELIEVED), _BELIEVED)
         self._learned[model] = min(max(ratio, _LOWEST), _HIGHEST)
         self._learned.move_to_end(model)
-        if len(self._learned) > self._max_models:
+        if len(self._learned) > MAX_MODELS:
             self._learned.popitem(last=False)

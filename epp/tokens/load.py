@@ -15,7 +15,6 @@ from epp.errors import ConfigError
 from epp.tokens.places import CONVERTED, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, cached, download, is_hub_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tokenizers import Tokenizer
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from epp.config.schema import ModelTokenizer
     from epp.tokens.model import TokenizerModel
     from epp.tokens.template import ChatTemplate
-
-    #: Key below the model's, problem and fix to an error.
-    _Wrong = Callable[[str, str, str], ConfigError]
 
 log = logging.getLogger(__name__)
 
@@ -48,69 +44,57 @@ def load_model(name: str, section: ModelTokenizer, base: Path, source: str) -> T
     Raises:
         ConfigError: a package or a file is missing, or cannot be used.
     """
-
-    def wrong(key: str, problem: str, fix: str) -> ConfigError:
-        return ConfigError(source, f"tokens.models.{name}.{key}", problem, fix)
-
+    key = f"tokens.models.{name}.source"
     try:
-        import tokenizers  # noqa: F401, PLC0415  # optional: only models with a tokenizer need it
+        from epp.tokens.model import TokenizerModel  # noqa: PLC0415  # optional packages, as below
 
-        from epp.tokens.model import TokenizerModel  # noqa: PLC0415
-        from epp.tokens.template import ChatTemplate  # noqa: F401, PLC0415
+        folder = _folder(section, base)
+        tokenizer = _tokenizer(folder)
+        config = _config(folder)
+        constants = {word: text for word in _SPECIAL if (text := _special_text(config.get(word)))}
+        key = f"tokens.models.{name}.chat_template"
+        template = _template(section, folder, base, config, constants)
+        log.info("tokens of %s are counted by its tokenizer in %s", name, folder)
+        return TokenizerModel(tokenizer, template=template, markers=_markers(tokenizer, template, constants))
     except ImportError as error:
-        raise wrong("source", f"tokenizers cannot be used: {error}", INSTALL) from error
-    folder = _folder(section, base, wrong)
-    tokenizer = _tokenizer(folder, section.source, wrong)
-    config = _config(folder, wrong)
-    constants = {word: text for word in _SPECIAL if (text := _special_text(config.get(word)))}
-    template = _template(section, folder, base, config=config, constants=constants, wrong=wrong)
-    log.info("tokens of %s are counted by its tokenizer in %s", name, folder)
-    return TokenizerModel(tokenizer, template=template, markers=_markers(tokenizer, template, constants))
+        raise ConfigError(source, key, f"tokenizers cannot be used: {error}", INSTALL) from error
+    except Exception as error:  # the libraries raise plain exceptions
+        problem = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(source, key, f"{section.source}: {problem}") from error
 
 
-def _folder(section: ModelTokenizer, base: Path, wrong: _Wrong) -> Path:
-    """The folder that is named, else the hub's in the cache, else one that is downloaded."""
+def _folder(section: ModelTokenizer, base: Path) -> Path:
+    """Return the folder that is named, else the hub's in the cache, else one that is downloaded."""
     folder = base / section.source
     if folder.exists():
         return folder
     if not is_hub_id(section.source):
-        raise wrong("source", f"{folder} does not exist", "give a folder or a hub id")
+        raise ValueError(f"{folder} does not exist (give a folder or a hub id)")
     found = None if section.revision else cached(section.source)
     if found is not None:
         return found
     log.info("%s does not exist; %s is looked for at the hub", folder, section.source)
-    try:
-        return download(section.source, section.revision)
-    except Exception as error:  # the library passes its HTTP client's errors on
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problem = f"{section.source} is no folder, and cannot be had from the hub: {said}"
-        raise wrong("source", problem, "download it once and give the folder") from error
+    return download(section.source, section.revision)
 
 
-def _tokenizer(folder: Path, named: str, wrong: _Wrong) -> Tokenizer:
+def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / TOKENIZER
-    other = next((name for name in CONVERTED if (folder / name).is_file()), "")
-    if not path.is_file() and not other:
-        raise wrong("source", f"{named} has no {TOKENIZER}", "give the folder that holds it")
-    try:
-        if path.is_file():
-            from tokenizers import Tokenizer  # noqa: PLC0415  # optional
+    if path.is_file():
+        from tokenizers import Tokenizer  # noqa: PLC0415
 
+        try:
             return Tokenizer.from_file(str(path))
-        return _converted(folder)
-    except ImportError as error:
-        fix = "pip install 'gorgo-epp[transformers]'"
-        raise wrong("source", f"{named} has {other} alone, which transformers reads: {error}", fix) from error
-    except Exception as error:  # the libraries raise plain exceptions
-        problem = f"{folder / other if other else path} is no tokenizer: {error}"
-        raise wrong("source", problem, "is the download complete?") from error
-
-
-def _converted(folder: Path) -> Tokenizer:
-    """What transformers makes of a model without ``tokenizer.json``."""
+        except Exception as error:
+            raise ValueError(f"{path} is no tokenizer: {error}") from error
+    other = next((name for name in CONVERTED if (folder / name).is_file()), "")
+    if not other:
+        raise ValueError(f"{folder} has no {TOKENIZER} (give the folder that holds it)")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # PyTorch is missed, which is not needed here
-    from transformers import AutoTokenizer  # noqa: PLC0415  # optional, and takes a second
-
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415  # takes a second
+    except ImportError as error:
+        problem = f"it has {other} alone, which transformers reads: {error}"
+        raise ValueError(f"{problem} (pip install 'gorgo-epp[transformers]')") from error
     made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     backend: Tokenizer | None = getattr(made, "backend_tokenizer", None)
     if backend is None:
@@ -118,15 +102,15 @@ def _converted(folder: Path) -> Tokenizer:
     return backend
 
 
-def _config(folder: Path, wrong: _Wrong) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` says, nothing when there is none."""
+def _config(folder: Path) -> dict[str, Any]:
+    """Return what ``tokenizer_config.json`` says, nothing when there is none."""
     path = folder / TOKENIZER_CONFIG
     if not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise wrong("source", f"{path}: {error}", "the file must be valid JSON") from error
+    except ValueError as error:
+        raise ValueError(f"{path} must be valid JSON: {error}") from error
     return config if isinstance(config, dict) else {}
 
 
@@ -136,52 +120,38 @@ def _special_text(value: Any) -> str:
 
 
 def _template(
-    section: ModelTokenizer,
-    folder: Path,
-    base: Path,
-    *,
-    config: dict[str, Any],
-    constants: dict[str, str],
-    wrong: _Wrong,
+    section: ModelTokenizer, folder: Path, base: Path, config: dict[str, Any], constants: dict[str, str]
 ) -> ChatTemplate | None:
-    """The configured file, else ``chat_template.jinja``, else what ``tokenizer_config.json`` holds."""
+    """Return the configured file, else ``chat_template.jinja``, else what ``tokenizer_config.json`` holds."""
     if section.chat_template == NO_TEMPLATE:
         return None
-    from epp.tokens.template import ChatTemplate  # noqa: PLC0415  # optional
+    from epp.tokens.template import ChatTemplate  # noqa: PLC0415
 
     path = base / section.chat_template if section.chat_template else folder / TEMPLATE
-    plain, tools = _templates_of(config.get("chat_template"))
     if section.chat_template or path.is_file():
-        try:
-            plain, tools = path.read_text(encoding="utf-8"), ""
-        except (OSError, ValueError) as error:
-            raise wrong("chat_template", str(error), "give a file with a Jinja template") from error
+        plain, tools = path.read_text(encoding="utf-8"), ""
     else:
         path = folder / TOKENIZER_CONFIG
+        plain, tools = _templates_of(config.get("chat_template"))
     if not plain:
         fix = f"name a file with one, or write {NO_TEMPLATE!r} for a model that takes no chats"
-        raise wrong("chat_template", f"{section.source} has no chat template", fix)
+        raise ValueError(f"no chat template ({fix})")
     try:
         return ChatTemplate(plain, tools, constants)
     except ValueError as error:
-        raise wrong("chat_template", f"{path} is no template: {error}", "correct it") from error
+        raise ValueError(f"{path} is no template: {error}") from error
 
 
 def _templates_of(value: Any) -> tuple[str, str]:
-    """The default template and the one for chats with tools; one serves for both where only one is given."""
-    if isinstance(value, str):
-        return value, ""
-    entries = value if isinstance(value, list) else []
-    named = {
-        entry["name"]: entry["template"]
-        for entry in entries
-        if isinstance(entry, dict) and isinstance(entry.get("template"), str) and "name" in entry
-    }
-    return named.get("default", ""), named.get("tool_use", "")
+    """Return the default template and the one for chats with tools, empty where only one is given."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        return named.get("default") or "", named.get("tool_use") or ""
+    return value or "", ""
 
 
 def _markers(tokenizer: Tokenizer, template: ChatTemplate | None, constants: dict[str, str]) -> list[str]:
-    """Special tokens that rendered prompts are likely to hold: those that the template writes."""
+    """Return special tokens that rendered prompts are likely to hold: those that the template writes."""
     text = "" if template is None else template.source
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     return [token for token in added if token in text] + list(constants.values())

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from epp.apis.content import prompt_content
 from epp.apis.types import CountedPrompt, NotCountableError
-from epp.tokens.chunks import ChunkCounts, safe_markers, split_points
+from epp.tokens.chunks import safe_markers, split_points
 from epp.tokens.token_offsets import token_offsets
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 #: Bytes that tokenizers is given in one call, and of the longest chunk that is counted at all: it takes up to
 #: 330 bytes of memory for each while it works.
 _BATCH_BYTES, _LONGEST_CHUNK = 262_144, 1 << 20
+#: Counts kept for one tokenizer; 200 bytes each.
+MAX_COUNTS = 100_000
 
 
 class TokenizerModel:
@@ -55,7 +58,8 @@ class TokenizerModel:
         self._added = len(around) - len(plain)  # what is put around a text that is no chat, e.g. <s>
         self.first_arguments = {} if template is None else template.first_arguments()
         self._markers = safe_markers(tokenizer, markers)
-        self._counts = ChunkCounts()
+        self._counts: dict[int, int] = {}  # of chunks, by their hashes
+        self._lock = Lock()
         self._seed = secrets.randbits(64)  # nobody outside can search for texts with one hash
 
     def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
@@ -69,8 +73,11 @@ class TokenizerModel:
         Raises:
             NotCountableError: the template refuses the chat, or there is nothing that renders it.
         """
-        content = self._content(canonical)
-        texts = self._texts(content, arguments)
+        try:
+            content = prompt_content(canonical)
+        except ValueError as error:
+            raise NotCountableError("content") from error
+        texts = self.rendered(content, arguments)
         around = 0 if content.messages else self._added
         ends: list[int] = []
         tokens: list[int] = []
@@ -87,43 +94,34 @@ class TokenizerModel:
             offsets = token_offsets(canonical, b"".join(texts), ends, tokens, block_bytes)
         return CountedPrompt(total, offsets)
 
-    def rendered(self, canonical: bytes, arguments: TemplateArguments = ()) -> list[bytes]:
+    def rendered(self, content: PromptContent, arguments: TemplateArguments = ()) -> list[bytes]:
         """Return the texts that a prompt's tokens are made from.
 
         Raises:
             NotCountableError: as `count`.
         """
-        return self._texts(self._content(canonical), arguments)
-
-    def _content(self, canonical: bytes) -> PromptContent:
-        try:
-            return prompt_content(canonical)
-        except ValueError as error:
-            raise NotCountableError("content") from error
-
-    def _texts(self, content: PromptContent, arguments: TemplateArguments) -> list[bytes]:
         if not content.messages:
             return [text.encode() for text in content.texts]
         if self._template is None or content.chat_template:
             raise NotCountableError("template")
-        # imported with the template: a model without one needs no Jinja
-        from epp.tokens.template import RenderError  # noqa: PLC0415
-
-        try:
-            return [self._template.render(content, arguments).encode("utf-8", "replace")]
-        except RenderError as error:
-            raise NotCountableError("template") from error
+        return [self._template.render(content, arguments).encode("utf-8", "replace")]
 
     def _chunk_tokens(self, chunks: Sequence[bytes]) -> list[int]:
         """Count each chunk, looking up those that were counted before."""
         keys = [xxhash.xxh3_128_intdigest(chunk, self._seed) for chunk in chunks]
-        counts = dict(zip(keys, self._counts.find(keys), strict=True))
-        new = {key: chunk for key, chunk in zip(keys, chunks, strict=True) if counts[key] is None}
+        with self._lock:
+            counts = {key: self._counts[key] for key in keys if key in self._counts}
+        new = {key: chunk for key, chunk in zip(keys, chunks, strict=True) if key not in counts}
         if max(map(len, new.values()), default=0) > _LONGEST_CHUNK:
             raise NotCountableError("content")
-        counted = dict(zip(new, self._encoded_lengths(new.values()), strict=True))
-        self._counts.add(counted.items())
-        return [(counts | counted)[key] or 0 for key in keys]
+        counts |= zip(new, self._encoded_lengths(new.values()), strict=True)
+        with self._lock:  # the most recently used stand last
+            for key in counts:
+                self._counts.pop(key, None)
+            self._counts |= counts
+            for key in list(islice(self._counts, max(0, len(self._counts) - MAX_COUNTS))):
+                del self._counts[key]
+        return [counts[key] for key in keys]
 
     def _encoded_lengths(self, chunks: Iterable[bytes]) -> Iterator[int]:
         """Tokenize chunks, in batches whose memory is bounded."""

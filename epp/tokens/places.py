@@ -18,12 +18,12 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be a model's at the hub, ``organisation/model``."""
+    """Return whether a name can be a model's at the hub, ``organisation/model``."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer, in one of the forms that can be read."""
+    """Return whether a folder holds a tokenizer, in one of the forms that can be read."""
     return any((folder / name).is_file() for name in (TOKENIZER, *CONVERTED))
 
 

@@ -20,6 +20,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from epp.apis.content import PromptContent
+from epp.apis.types import NotCountableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,17 +42,13 @@ _CHATS = tuple(
 )
 
 
-class RenderError(Exception):
-    """A template refuses a conversation, or fails on it."""
-
-
 class _Generation(Extension):
     """``{% generation %}``: marks what an assistant said, for training; rendering keeps its content."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's content."""
+        """Return the block's content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -113,14 +110,14 @@ class ChatTemplate:
         self._read |= meta.find_undeclared_variables(environment.parse(with_tools))
 
     def render(self, content: PromptContent, arguments: TemplateArguments = ()) -> str:
-        """The text that an engine tokenizes for a chat, up to where the answer begins.
+        """Return the text that an engine tokenizes for a chat, up to where the answer begins.
 
         Args:
             content: the chat.
             arguments: the client's; they cannot stand for the chat, constants or functions.
 
         Raises:
-            RenderError: the template refuses the chat or fails.
+            NotCountableError: the template refuses the chat or fails.
         """
         template = self._tools if content.tools else self._plain
         allowed = {name: value for name, value in arguments if name not in self._reserved}
@@ -134,10 +131,10 @@ class ChatTemplate:
             )
         except Exception as error:
             # A template is a program of somebody else's: on a strange chat it can fail in any way.
-            raise RenderError(f"{type(error).__name__}: {error}") from error
+            raise NotCountableError("template") from error
 
     def first_arguments(self) -> FirstArguments:
-        """Arguments that change what stands before the first message, each with values that do not.
+        """Return arguments that change what stands before the first message, each with values that do not.
 
         Found by rendering some chats for each argument that the template reads.
         """
@@ -150,9 +147,9 @@ class ChatTemplate:
         return first
 
     def _heads(self) -> Iterator[tuple[PromptContent, str]]:
-        """Those of the chats that the template takes, and the text of each up to the first that is said."""
+        """Return the chats that the template takes, each with its text up to the first message."""
         for chat in _CHATS:
-            with suppress(RenderError):
+            with suppress(NotCountableError):
                 head, said, _ = self.render(chat).partition(_FIRST_SAID)
                 if said:
                     yield chat, head + said
@@ -161,7 +158,7 @@ class ChatTemplate:
         self, heads: Sequence[tuple[PromptContent, str]], name: str, value: str | float | bool
     ) -> bool:
         for chat, head in heads:
-            with suppress(RenderError):  # of this value
+            with suppress(NotCountableError):  # of this value
                 if not self.render(chat, ((name, value),)).startswith(head):
                     return True
         return False

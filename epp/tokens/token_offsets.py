@@ -25,7 +25,7 @@ _MOST_SEARCHED = 256 * 1024 * 1024
 def token_offsets(
     canonical: bytes, rendered: bytes, ends: Sequence[int], tokens: Sequence[int], block_bytes: int
 ) -> list[float]:
-    """Tokens from the start to the end of each whole block of a prompt.
+    """Return tokens from the start to the end of each whole block of a prompt.
 
     Args:
         canonical: the prompt in frames.
@@ -45,7 +45,7 @@ def token_offsets(
 
 
 def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
-    """Places in the one and the same places in the other, ascending in both."""
+    """Return places in the one and the same places in the other, ascending in both."""
     ours, theirs = [0], [0]
     start, reached, left = 0, 0, _MOST_SEARCHED
     for frame in canonical.split(b"\xff"):

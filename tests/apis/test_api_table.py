@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.canonical import exact_tokens
-from epp.apis.registry import PARSERS, ROUTES, error_words, find_parser
+from epp.apis.registry import PARSERS, error_words, find_parser
 from epp.apis.usage import UsageReader
 from epp.errors import ClientError
 from epp.prefix_cache.blocks import BlockHasher
 from epp.tokens.estimate import EstimateCounter
-from tests.kit.apis import APIS, FEATURES, Api, has
+from tests.kit.apis import APIS, Api, has
 from tools.gen_api_docs import PAGE, page
 
 if TYPE_CHECKING:
@@ -39,18 +39,8 @@ def parse(api: Api, body: dict[str, Any]) -> ParsedRequest:
 
 def test_every_route_is_in_the_table_and_every_feature_is_tested() -> None:
     assert sorted(parser.name for parser in PARSERS) == sorted(api.name for api in APIS)
-    assert {path for route in ROUTES for path in route.paths} == {path for api in APIS for path in api.paths}
-    assert set(FEATURES.values()) == {
-        "body",
-        "bad",
-        "error",
-        "turns",
-        "ids",
-        "media",
-        "sessions",
-        "salted",
-        "stream",
-        "answer",
+    assert {path for parser in PARSERS for path in parser.paths} == {
+        path for api in APIS for path in api.paths
     }
 
 
@@ -123,28 +113,19 @@ def test_media(api: Api) -> None:
     assert COUNTER.count(first) == COUNTER.count(second)
 
 
-@cells("session key")
-def test_session_key(api: Api) -> None:
-    for body, session in api.sessions or ():
-        assert parse(api, body).session == session
-
-
-@cells("cache salt")
-def test_cache_salt(api: Api) -> None:
-    assert api.salted is not None
+@pytest.mark.parametrize("api", [pytest.param(api, id=api.name) for api in APIS])
+def test_every_api_has_sessions_and_salts(api: Api) -> None:
     hasher = BlockHasher(b"a secret for tests only")
-    plain = {name: value for name, value in api.salted.items() if name != "cache_salt"}
-    salted, unsalted = parse(api, api.salted), parse(api, plain)
-    assert (salted.cache_salt, unsalted.cache_salt) == ("salt", "")
-    assert hasher.measure(salted, COUNTER).namespace != hasher.measure(unsalted, COUNTER).namespace
+    plain, other = parse(api, api.body), parse(api, api.body | {"cache_salt": "salt", "session_id": "s"})
+    assert (plain.cache_salt, other.cache_salt, plain.session, other.session) == ("", "salt", "", "s")
+    assert hasher.measure(plain, COUNTER).namespace != hasher.measure(other, COUNTER).namespace
 
 
 @cells("usage, streamed")
 def test_usage_streamed(api: Api) -> None:
     assert api.stream is not None
     reader = UsageReader()
-    for byte in api.stream[0]:
-        reader.feed(bytes([byte]))
+    reader.feed(api.stream[0])
     assert reader.usage == api.stream[1]
     assert parse(api, api.body | {"stream": True}).stream
 

@@ -46,21 +46,6 @@ def test_every_request_is_read_as_its_api_or_passes_through(request_: dict[str, 
         assert parsed.stream == ('"stream":true' in request_["body"].replace(" ", ""))
 
 
-def test_recordings_hold_no_credentials_and_say_their_version() -> None:
-    assert [path.stem for path in GOLDEN] == [
-        "anthropic",
-        "langchain-anthropic",
-        "langchain-openai",
-        "openai",
-    ]
-    for path in GOLDEN:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-        assert recorded["sdk"] == path.stem
-        assert recorded["version"][0].isdigit()
-        for request in recorded["requests"]:
-            assert not {"authorization", "x-api-key", "cookie", "host"} & set(request["headers"])
-
-
 def test_what_the_sdks_say_is_understood() -> None:
     assert golden("openai", "chat").max_output_tokens == 9
     assert golden("openai", "chat stream").include_usage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.usage import MAX_BATCH, NO_USAGE, Usage, UsageReader, parse_usage
+from epp.apis.usage import Usage, UsageReader
 
 LONG_TEXT = 'he said "usage": {"input_tokens": 9} and "meta_info": {"prompt_tokens": 1} ' * 3
 
@@ -98,34 +98,3 @@ def test_every_shape_is_read_however_it_is_cut(name: str, data: st.DataObject) -
     for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True):
         reader.feed(answer[start:end])
     assert reader.usage == expected
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_every_shape_is_read_byte_by_byte(name: str) -> None:
-    answer, expected = ANSWERS[name]
-    reader = UsageReader()
-    for byte in answer:
-        reader.feed(bytes([byte]))
-    assert reader.usage == expected
-
-
-def test_an_object_alone_is_read() -> None:
-    assert parse_usage(json.dumps(meta("a", 8, 3, 4)["meta_info"])) == Usage(8, 3, 4)
-    assert parse_usage(json.dumps(RESPONSES)) == Usage(50, 7, 32)
-
-
-def test_a_batch_without_end_is_bounded() -> None:
-    reader = UsageReader()
-    for number in range(MAX_BATCH + 50):
-        reader.feed(events(meta(str(number), 1, 1, 0)))
-    assert reader.usage == Usage(MAX_BATCH, MAX_BATCH, 0)
-    assert len(reader._batch) == MAX_BATCH
-
-
-@pytest.mark.parametrize(
-    "odd", ['{"id": 5}', "[]", "{", '{"prompt_tokens": "8"}', "null", '{"id": {"a": 1}}']
-)
-def test_odd_meta_is_unknown(odd: str) -> None:
-    reader = UsageReader()
-    reader.feed(f'{{"meta_info": {odd}}}'.encode())
-    assert reader.usage == NO_USAGE

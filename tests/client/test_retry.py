@@ -92,8 +92,6 @@ def test_errors_are_the_callers() -> None:
 
     with pytest.raises(ConnectionError):
         first_correct(Broken({}), is_42)
-    with pytest.raises(ValueError, match="max_attempts"):
-        first_correct(Models({"a": "1"}), is_42, max_attempts=0)
     assert not Found().correct
 
 

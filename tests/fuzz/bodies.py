@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from epp.apis.canonical import text_bytes
 from epp.apis.media import MAX_REQUEST_TOKENS
-from epp.apis.pooling import MAX_REPEATED_CHARS
+from epp.apis.pooling import MAX_REPEATED_BYTES
 from epp.apis.registry import affinity_key, error_words, find_parser
 from epp.errors import ClientError
 from epp.prefix_cache.blocks import BlockHasher
@@ -35,21 +34,12 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).parent.parent / "apis" / "golden"
 #: Canonical bytes are at most so many times the body's, beside what media and pairs may add: JSON's shortest
 #: escape of a character that has no UTF-8 apart, every piece has a frame's mark.
-_MOST_TIMES, _MOST_MORE = 8, MAX_REQUEST_TOKENS * 4 + 4 * MAX_REPEATED_CHARS + 1024
-_ODD_NUMBERS = (
-    "NaN",
-    "Infinity",
-    "-0",
-    "1e999",
-    "1E400",
-    "9" * 400,
-    "0.1",
-    "-1",
-    "18446744073709551616",
-    "01",
-)
-_ODD_TEXTS = (r'"\ud800"', r'"\udc00\ud800"', r'"\u0000"', '"\\"', '"\xff"', '""', '"' + "a" * 5000 + '"')
-_ODD_VALUES = ("null", "true", "[]", "{}", "[[]]", '[null, 1, "a", {}]', *_ODD_NUMBERS, *_ODD_TEXTS)
+_MOST_TIMES, _MOST_MORE = 8, MAX_REQUEST_TOKENS * 4 + 4 * MAX_REPEATED_BYTES + 1024
+_ODD_VALUES = (
+    "null", "true", "[]", "{}", '[null, 1, "a", {}]', '[[1, "a"]]', '{"type": "text"}', '{"url": "data:,x"}', "1,2", "NaN",
+    "Infinity", "-0", "1e999", "9" * 400, "0.1", "-1", "18446744073709551616", "01", r'"\ud800"', r'"\udc00\ud800"',
+    r'"\u0000"', '"\\"', '"\xff"', '""', '"' + "a" * 5000 + '"',
+)  # fmt: skip
 _HASHER, _COUNTER = BlockHasher(b"a secret for the fuzzer"), EstimateCounter()
 
 
@@ -81,9 +71,7 @@ def seeds() -> list[Case]:
 
 
 def _bodies(api: Api) -> list[Any]:
-    bodies = [api.body, *(api.turns or ()), *(body for body, _ in api.sessions or ())]
-    bodies += [api.salted] if api.salted else []
-    bodies += [api.ids[0]] if api.ids else []
+    bodies = [api.body, *(api.turns or ()), *([api.ids[0]] if api.ids else [])]
     return [*bodies, *(api.media[:2] if api.media else ())]
 
 
@@ -92,41 +80,23 @@ def mutate(case: Case, rng: random.Random) -> Case:
     method, path, headers, body = case.method, case.path, dict(case.headers), case.body
     for _ in range(rng.choice([1, 1, 1, 1, 2, 4])):
         what = rng.random()
-        if what < 0.75:
+        if what < 0.8:
             body = _break_values(body, rng)
-        elif what < 0.88:
+        elif what < 0.95:
             body = _break_bytes(body, rng)
-        elif what < 0.92:
-            path = rng.choice(
-                [path + "/", path + "?a=b", "/tenant" + path, path.upper(), "", "\ud800", path[:-1]]
-            )
-        elif what < 0.96:
-            headers["content-type"] = rng.choice(
-                ["", "text/plain", "application/json; x", "a+json", "\xff", ";"]
-            )
+        elif what < 0.98:
+            path = rng.choice([path + "/", path + "?a=b", "/tenant" + path, "", "\ud800", path[:-1]])
         else:
-            headers[rng.choice(["upgrade", "content-encoding", "x-session-id"])] = rng.choice(
-                ["", "gzip", "é\udcff"]
-            )
-            method = rng.choice([method, "GET", "PUT", "", "CONNECT"])
+            headers["content-type"] = rng.choice(["", "text/plain", "application/json; x", "\xff", ";"])
+            method = rng.choice([method, "GET", ""])
     return Case(method, path, headers, body)
 
 
 def _break_bytes(body: bytes, rng: random.Random) -> bytes:
-    if not body:
-        return rng.randbytes(rng.randint(0, 40))
-    start = rng.randrange(len(body))
-    end = min(len(body), start + rng.randint(1, 30))
-    how = rng.randrange(5)
-    if how == 0:
-        return body[:start]
-    if how == 1:
-        return body[:start] + body[end:]
-    if how == 2:
-        return body[:start] + rng.randbytes(end - start) + body[end:]
-    if how == 3:
-        return body[:start] + body[start:end] * rng.choice([2, 50]) + body[end:]
-    return body + body[start:end]
+    start = rng.randrange(len(body) + 1)
+    end = start + rng.randint(1, 30)
+    middle = rng.choice([b"", rng.randbytes(end - start), body[start:end] * 50])
+    return body[:start] + middle + body[rng.choice([end, len(body)]) :]
 
 
 def _break_values(body: bytes, rng: random.Random) -> bytes:
@@ -140,27 +110,17 @@ def _break_values(body: bytes, rng: random.Random) -> bytes:
     if not holes:  # a bare number or text
         return rng.choice(_ODD_VALUES).encode("utf-8", "surrogatepass")
     holder, key = rng.choice(holes)
-    how, raw = rng.randrange(6), ""
+    how, raw = rng.randrange(4), rng.choice(_ODD_VALUES)
     if how == 0:
-        raw = rng.choice(_ODD_VALUES)
-    elif how == 1:
         depth = rng.choice([3, 100, 1100, 20_000])
         opened, closed = rng.choice([("[", "]"), ('{"a":', "}"), ('{"content":[', "]}")])
         raw = opened * depth + "1" + closed * depth
-    elif how == 2:
-        holder[key] = [holder[key]] * rng.choice([0, 2, 300])
-    elif how == 3:
-        holder[key] = rng.choice(
-            [0, -1, 1.5, True, None, "x", 2**63, {"type": "text"}, {"url": "data:,x"}, [[1, "a"]]]
-        )
-    elif how == 4 and isinstance(holder, dict):
+    elif how == 1:
+        raw = json.dumps([holder[key]] * rng.choice([0, 2, 300]))
+    elif how == 2 and isinstance(holder, dict):
         holder[rng.choice(["type", "text", "content", "data", "url", "name", "id", "model"])] = holder[key]
-    else:
-        raw = f'1,"{key}":2' if isinstance(holder, dict) else "1,2"
-    if raw:
-        holder[key] = "\u2603hole"
-    spelled = json.dumps(value, ensure_ascii=rng.random() < 0.5)
-    spelled = spelled.replace(json.dumps("\u2603hole"), raw).replace('"\u2603hole"', raw)
+    holder[key] = "\u2603hole"
+    spelled = json.dumps(value, ensure_ascii=False).replace('"\u2603hole"', raw)
     return spelled.encode("utf-8", "surrogatepass")
 
 
@@ -193,8 +153,6 @@ def check(case: Case) -> str:
     assert parsed == parser.parse(case.body, case.headers), "not the same twice"
     assert len(parsed.canonical) <= _MOST_TIMES * len(case.body) + _MOST_MORE, len(parsed.canonical)
     assert parsed.max_output_tokens is None or 0 <= parsed.max_output_tokens <= 1 << 53
-    assert 0 <= text_bytes(parsed.canonical) <= len(parsed.canonical)
-    assert not parsed.text_only or text_bytes(parsed.canonical) == len(parsed.canonical)
     assert _COUNTER.count(parsed) == _COUNTER.count(replace(parsed, text_only=False))
     prompt = _HASHER.measure(parsed, _COUNTER)
     assert prompt.prompt_tokens >= bool(parsed.canonical)

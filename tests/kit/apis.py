@@ -39,8 +39,6 @@ class Api:
         turns: bodies of a conversation; each must start with the canonical bytes of the one before it.
         ids: a body with token ids, and how many they are.
         media: two bodies that differ in an image of a megapixel alone, and the least that it must cost.
-        sessions: bodies with the session key that they give.
-        salted: a body with a cache salt.
         bad: bodies that must be refused with 400.
         error: what a 400 with words ``no`` for the field ``f`` looks like.
         stream: an event stream, and the usage in it.
@@ -56,8 +54,6 @@ class Api:
     turns: tuple[Body, ...] | None = None
     ids: tuple[Body, int] | None = None
     media: tuple[Body, Body, int] | None = None
-    sessions: tuple[tuple[Body, str], ...] | None = None
-    salted: Body | None = None
     bad: tuple[bytes, ...] = field(default=(b"", b"{", b"[]", b"null", b'{"model": 5}', b"{}"))
     stream: tuple[bytes, Usage] | None = None
     answer: tuple[bytes, Usage] | None = None
@@ -105,13 +101,6 @@ CHAT = Api(
     OPENAI_ERROR,
     turns=_grown("messages", _CHAT_TURNS, tools=[{"type": "function", "function": {"name": "f"}}]),
     media=(_image_chat(ONE), _image_chat(TWO), 765),
-    sessions=(
-        (M | {"messages": [_user("a")], "session_id": "s", "prompt_cache_key": "k", "user": "u"}, "s"),
-        (M | {"messages": [_user("a")], "prompt_cache_key": "k", "safety_identifier": "p"}, "k"),
-        (M | {"messages": [_user("a")], "safety_identifier": "p", "user": "u"}, "p"),
-        (M | {"messages": [_user("a")], "user": "u"}, "u"),
-    ),
-    salted=M | {"messages": [_user("a")], "cache_salt": "salt"},
     stream=(_events({"choices": [], "usage": None}, {"choices": [], "usage": _COUNTS}), _TOLD),
     answer=(json.dumps({"choices": [], "usage": _COUNTS}).encode(), _TOLD),
 )
@@ -124,8 +113,6 @@ COMPLETIONS = Api(
     OPENAI_ERROR,
     turns=(M | {"prompt": "a"}, M | {"prompt": "a and b"}, M | {"prompt": "a and b and c"}),
     ids=(M | {"prompt": [[1, 2, 3], [4]]}, 4),
-    sessions=((M | {"prompt": "a", "user": "u"}, "u"),),
-    salted=M | {"prompt": "a", "cache_salt": "salt"},
     stream=(_events({"choices": [{"text": "x"}]}, {"choices": [], "usage": _COUNTS}), _TOLD),
     answer=(json.dumps({"choices": [], "usage": _COUNTS}).encode(), _TOLD),
 )
@@ -140,7 +127,7 @@ _RESPONSE_TURNS = (
             "call_id": "1",
             "name": "f",
             "arguments": "{}",
-            "status": "completed",
+            "status": "done",
         },
     ],
     [{"type": "function_call_output", "call_id": "1", "output": "c"}],
@@ -170,13 +157,6 @@ RESPONSES = Api(
     OPENAI_ERROR,
     turns=_grown("input", _RESPONSE_TURNS, instructions="s", tools=[{"type": "function", "name": "f"}]),
     media=(_image_response(ONE), _image_response(TWO), 765),
-    sessions=(
-        (M | {"input": "a", "conversation": {"id": "c"}, "prompt_cache_key": "k"}, "c"),
-        (M | {"input": "a", "conversation": "c", "user": "u"}, "c"),
-        (M | {"input": "a", "previous_response_id": "r", "user": "u"}, "u"),
-        (M | {"input": "a", "previous_response_id": "r"}, "r"),
-    ),
-    salted=M | {"input": "a", "cache_salt": "salt"},
     bad=(b"", b"{", b"[]", b'{"model": "m"}', b'{"model": "m", "input": []}', b'{"model": "m", "input": 5}',
          b'{"model": "m", "input": [{"content": "x"}]}', b'{"model": "m", "input": [{"role": "a", "content": 5}]}'),
     stream=(
@@ -210,12 +190,7 @@ MESSAGES = Api(
     7,
     ANTHROPIC_ERROR,
     turns=_grown("messages", _MESSAGE_TURNS, max_tokens=7, system="s", tools=[{"name": "f", "input_schema": {}}]),
-    media=(_image_message(ONE), _image_message(TWO), 1398),
-    sessions=(
-        (_ANTHROPIC | {"messages": [_user("a")], "metadata": {"user_id": "u_session_1"}}, "u_session_1"),
-        (_ANTHROPIC | {"messages": [_user("a")], "metadata": {"session_id": "s", "user_id": "u"}}, "s"),
-    ),
-    salted=_ANTHROPIC | {"messages": [_user("a")], "cache_salt": "salt"},
+    media=(_image_message(ONE), _image_message(TWO), 1399),
     bad=(b"", b"{", b"[]", b'{"model": "m", "messages": []}', b'{"model": "m", "messages": [], "max_tokens": 1}',
          b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}',
          b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
@@ -234,7 +209,6 @@ COUNT = Api(
     M | {"messages": [_user("a")]},
     0,
     ANTHROPIC_ERROR,
-    sessions=((M | {"messages": [_user("a")], "metadata": {"user_id": "u"}}, "u"),),
 )
 _POOLED = (json.dumps({"data": [], "usage": {"prompt_tokens": 20, "total_tokens": 20}}).encode(), Usage(20))
 
@@ -250,8 +224,6 @@ def _embeddings(name: str, title: str, paths: tuple[str, ...], error: Body) -> A
         turns=(M | {"input": "a"}, M | {"input": ["a and"]}, M | {"input": ["a and", "b"]}),
         ids=(M | {"input": [[1, 2], [3]]}, 3),
         media=(_image_chat(ONE), _image_chat(TWO), 765),
-        sessions=((M | {"input": "a", "user": "u"}, "u"),),
-        salted=M | {"input": "a", "cache_salt": "salt"},
         answer=_POOLED,
     )
 
@@ -275,8 +247,6 @@ RERANK = Api(
     VLLM_ERROR,
     turns=({"query": "q", "documents": ["a"]}, {"query": "q", "documents": ["a", "b"]}),
     media=(_image_document(ONE), _image_document(TWO), 765),
-    sessions=(({"query": "q", "documents": ["a"], "user": "u"}, "u"),),
-    salted={"query": "q", "documents": ["a"], "cache_salt": "salt"},
     answer=_POOLED,
 )
 SCORE = Api(
@@ -292,8 +262,6 @@ SCORE = Api(
         {"data_1": "q", "data_2": _image_document(TWO)["documents"][0]},
         765,
     ),
-    sessions=(({"text_1": "a", "text_2": "b", "user": "u"}, "u"),),
-    salted={"text_1": "a", "text_2": "b", "cache_salt": "salt"},
     bad=(b"", b"{", b"[]", b"{}", b'{"text_1": "a"}', b'{"text_1": "a", "text_2": []}',
          b'{"text_1": ["a", "b"], "text_2": ["c"]}', b'{"text_1": 5, "text_2": 6}'),
     answer=_POOLED,
@@ -317,7 +285,6 @@ VLLM_GENERATE = Api(
     turns=(_VLLM_TOKENS, _VLLM_TOKENS | {"token_ids": [1, 2, 3, 4]}),
     ids=(_VLLM_TOKENS, 3),
     media=(_image_tokens("a" * 64), _image_tokens("b" * 64), 1000),
-    salted=_VLLM_TOKENS | {"cache_salt": "salt"},
     stream=(_events({"choices": [{"token_ids": [1]}]}, {"choices": [], "usage": _COUNTS}), _TOLD),
     answer=(json.dumps({"choices": [], "usage": _COUNTS}).encode(), _TOLD),
 )
@@ -332,14 +299,8 @@ SGLANG_GENERATE = Api(
     turns=({"text": "a"}, {"text": "a and b"}, {"text": ["a and b", "c"]}),
     ids=({"input_ids": [[1, 2], [3]]}, 3),
     media=({"text": "a <image> b", "image_data": ONE}, {"text": "a <image> b", "image_data": [TWO]}, 765),
-    sessions=(
-        ({"text": "a", "session_params": {"id": "s"}}, "s"),
-        ({"text": "a", "session_id": "s"}, "s"),
-        ({"text": "a", "routing_key": "r"}, "r"),
-    ),
-    salted={"text": "a", "cache_salt": "salt"},
     bad=(b"", b"{", b"[]", b"{}", b'{"text": 5}', b'{"text": []}', b'{"input_ids": []}', b'{"input_ids": [1, [2]]}',
-         b'{"input_ids": [[]]}', b'{"input_ids": [-1]}'),
+         b'{"input_ids": []}', b'{"input_ids": [-1]}'),
     stream=(_events({"text": "x", "meta_info": _META | {"completion_tokens": 1}}, {"meta_info": _META}), _TOLD),
     answer=(json.dumps({"text": "x", "meta_info": _META}).encode(), _TOLD),
 )  # fmt: skip
@@ -357,8 +318,6 @@ FEATURES: dict[str, str] = {
     "prefix-stable": "turns",
     "token ids": "ids",
     "media": "media",
-    "session key": "sessions",
-    "cache salt": "salted",
     "usage, streamed": "stream",
     "usage, whole": "answer",
 }

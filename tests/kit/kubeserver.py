@@ -56,10 +56,6 @@ class KubeServer:
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
-    @property
-    def watching(self) -> int:
-        return len(self._watches)
-
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
         for root in ("/api/v1", "/apis/{group}/{version}"):

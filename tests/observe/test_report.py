@@ -32,7 +32,7 @@ def test_a_request_that_went_well() -> None:
             "first_us": FIRST_US,
             "streamed": True,
             "chunks": 7,
-            "usage": '{"prompt_tokens": 5, "completion_tokens": 2}',
+            "usage": '"usage": {"prompt_tokens": 5, "completion_tokens": 2}',
         },
         tags={"connect_us": "1500", "fresh_us": "-"},
         time_to_last_rx_byte=timedelta(milliseconds=1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
-from epp.apis.registry import ROUTES, find_parser
+from epp.apis.registry import PARSERS, find_parser
 from epp.envoy.examples import ENDPOINTS
 from epp.envoy.observe import STRIPPED_PATHS, script
 from epp.envoy.settings import EnvoySettings
@@ -33,7 +33,7 @@ def lua() -> luajit21.LuaRuntime:
 
 
 def test_all_paths_whose_answers_tell_a_usage() -> None:
-    read = {path for route in ROUTES for path in route.paths}
+    read = {path for parser in PARSERS for path in parser.paths}
     assert read - set(STRIPPED_PATHS) == {"/v1/messages/count_tokens"}, "which counts, and answers nothing"
     assert set(STRIPPED_PATHS) <= read
     assert len(set(STRIPPED_PATHS)) == len(STRIPPED_PATHS)

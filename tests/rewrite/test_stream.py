@@ -110,14 +110,6 @@ def test_other_answers_keep_their_bytes_and_length(mode: BodyMode, pick: Pick) -
     assert lengths_removed(conversation) == []
 
 
-@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.BUFFERED_PARTIAL])
-def test_what_is_not_shown_whole_is_not_changed(mode: BodyMode) -> None:
-    conversation = talk(mode)
-    outputs = conversation.send(response_body(BODY, end=True))
-    assert through(mode, outputs, [BODY]) == BODY
-    assert lengths_removed(conversation) == []
-
-
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, DUPLEX])
 def test_an_answer_that_must_be_changed_is_not_left(mode: BodyMode) -> None:
     pick = Pick(
@@ -162,16 +154,3 @@ def test_the_engine_gets_its_name_the_filters_both_and_the_length_is_right(mode:
     changes = header_changes(reply)
     assert changes["content-length"] == str(len(pick.body)).encode()
     assert changes["accept-encoding"] == b"identity"
-
-
-def test_nothing_changes_where_the_names_match() -> None:
-    pick, _ = answered(BodyMode.BUFFERED, "public")
-    assert pick == Pick("10.0.0.1:8000", "d-1")
-
-
-@pytest.mark.parametrize("served", ["public", "served"])
-def test_usage_is_asked_for_beside_the_model(served: str) -> None:
-    pick, _ = answered(BodyMode.BUFFERED, served, inject_usage=True)
-    assert pick.body is not None
-    assert json.loads(pick.body) == ASKED | {"model": served, "stream_options": {"include_usage": True}}
-    assert (pick.rewrite_response is None) is (served == "public")

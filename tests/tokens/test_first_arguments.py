@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from epp.apis.arguments import with_first
-from epp.apis.openai import ChatParser
+from epp.apis.openai import parse_chat
 from epp.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ GO = "{% if add_generation_prompt %}<assistant>{% endif %}"
 #: A template -> arguments that stand first, each with values that change nothing there.
 TEMPLATES: dict[str, dict[str, set[Any]]] = {
     LOOP + GO: {},
-    LOOP
-    + GO
-    + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}": {},
-    "{% for m in messages %}{{ m.content }}{% if m.role == 'user' and not think %}/no{% endif %}{% endfor %}": {},
     "{% if thinking %}hm{% endif %}{{ messages[0].content }}": {"thinking": {False}},
     "<s>{% if enable_thinking is defined and enable_thinking %}<|think|>{% endif %}" + LOOP + GO: {
         "enable_thinking": {False}
@@ -32,9 +28,6 @@ TEMPLATES: dict[str, dict[str, set[Any]]] = {
     "{% if effort is undefined %}{% set effort = 'max' %}{% endif %}"
     "{% if effort not in ['low', 'max'] %}{{ raise_exception('unsupported') }}{% endif %}Effort: {{ effort }}"
     + LOOP: {"effort": {True, False, "none", "medium", "high", "max", 512}},
-    "{% set e = effort if effort is defined and effort in ['low', 'high'] else 'max' %}{{ e }}" + LOOP: {
-        "effort": {True, False, "none", "medium", "max", 512}
-    },
     # only beside tools; no system prompt; after the system prompt, which is shared then
     "{% if tools %}{{ level }}{% endif %}" + LOOP: {"level": set()},
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ level }}" + LOOP: {
@@ -57,7 +50,7 @@ def test_a_template_tells_what_it_puts_first(source: str) -> None:
 
 def chat(model: str, **arguments: Any) -> ParsedRequest:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-    return ChatParser().parse(json.dumps(body | {"chat_template_kwargs": arguments}).encode(), {})
+    return parse_chat(json.dumps(body | {"chat_template_kwargs": arguments}).encode(), {})
 
 
 def test_prompts_part_at_what_stands_first() -> None:

@@ -11,7 +11,6 @@ pytest.importorskip("tokenizers")
 from epp.clock import ManualClock
 from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
-from epp.server import served_tokenizers
 from epp.server.feed import SignalFeed
 from epp.server.listed import parse_models
 from epp.server.metrics import Metrics
@@ -60,14 +59,6 @@ async def test_what_was_not_there_is_looked_for_again_and_what_is_gone_is_forgot
     bench.clock.advance(FORGET_S + 1)
     bench.served.look_for({})
     assert (bench.models, bench.served.counted_by) == ({}, {})
-
-
-async def test_no_more_than_so_many_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_tokenizers, "MAX_TOKENIZERS", 1)
-    monkeypatch.setattr(served_tokenizers, "MAX_MODELS", 2)
-    bench = Bench()
-    await bench.look_for(a=str(DATA / "bytes"), b=str(DATA / "gpt2"), c=str(DATA / "pieces"))
-    assert bench.served.counted_by == {"a": "tokenizer", "b": "estimate"}
 
 
 async def test_the_operator_s_word_is_left_alone() -> None:

@@ -80,13 +80,6 @@ async def test_a_count_in_time_is_used(patient: Bench) -> None:
     assert not patient.reasons
 
 
-async def test_other_models_token_ids_and_nothing_are_not_asked_for(patient: Bench) -> None:
-    assert await patient.ask(model="other") is None
-    assert await patient.ask(b"\xffI\x01\x00\x00\x00") is None
-    assert await patient.ask(b"") is None
-    assert (patient.model.begun, patient.reasons) == (0, Counter())
-
-
 async def test_a_late_count_is_estimated_and_counted(hasty: Bench) -> None:
     hasty.model.let.clear()
     assert await hasty.ask() is None
@@ -132,20 +125,3 @@ async def test_a_client_that_goes_takes_its_count_with_it(patient: Bench) -> Non
     assert await first is not None
     assert await patient.ask() is not None
     assert patient.model.begun == 2
-
-
-async def test_a_client_that_goes_in_the_moment_in_which_its_count_ends_is_gone(patient: Bench) -> None:
-    """Otherwise it would be decided after its end, and nothing would ever end that."""
-    patient.model.let.clear()
-    count = patient.tokenizers.start(ParsedRequest("api", "m", b"\xffPtext", False, None, "", "", False))
-    assert count is not None
-
-    async def wait() -> CountedPrompt | None:
-        return await count
-
-    waiting = asyncio.ensure_future(wait())
-    count._job.add_done_callback(lambda _: waiting.cancel())
-    await asyncio.sleep(0)
-    patient.model.let.set()
-    await asyncio.wait([waiting])
-    assert waiting.cancelled()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.apis.openai import ChatParser
+from epp.apis.openai import parse_chat
 from epp.config.schema import ModelTokenizer
-from epp.errors import ConfigError
 from epp.tokens.load import load_model
 from tests.tokens.texts import chat, chat_body, documents
 
@@ -51,12 +49,6 @@ def test_counts_are_those_of_transformers(model: Path) -> None:
     ours = load_model("m", ModelTokenizer(source=str(model)), model, "epp.yaml")
     for turns in range(3):
         messages = chat(turns)
-        counted = ours.count(ChatParser().parse(chat_body(messages), {}).canonical, 256).tokens
+        counted = ours.count(parse_chat(chat_body(messages), {}).canonical, 256).tokens
         ids = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
         assert counted == len(ids) > 1000
-
-
-def test_without_transformers_the_error_names_the_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"tokenizer\.model alone.*gorgo-epp\[transformers\]"):
-        load_model("m", ModelTokenizer(source=str(model)), model, "epp.yaml")

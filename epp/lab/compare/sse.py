@@ -7,8 +7,11 @@ after is kept and decoded at the end, so that a chunk costs one append while oth
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from epp.apis.usage import NO_USAGE, usage_from
 from epp.records.files import DAMAGED
 
 
@@ -25,19 +28,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Any = None
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -98,7 +91,7 @@ class AnswerReader:
 
     def finish(self) -> StreamedAnswer:
         """Read everything that came, once the stream has ended."""
-        texts, events, usage, error, ended = [], 0, None, "", False
+        texts, events, usage, error, ended = [], 0, NO_USAGE, "", False
         for line in b"".join(self._parts).split(b"\n"):
             if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
                 ended = True
@@ -112,7 +105,7 @@ class AnswerReader:
             texts.append(_text(event))
             events += _has_text(event)
             if event.usage is not None:
-                usage = event.usage
+                usage = usage_from(event.usage)
             if bytes(event.error) not in (b"", b"null"):
                 error = error or bytes(event.error).decode(errors="replace")[:500]
             ended = ended or any(choice.finish_reason for choice in event.choices)
@@ -120,13 +113,12 @@ class AnswerReader:
             error = error or f"the answer is longer than {self._max_bytes} bytes"
         elif not ended:
             error = error or "the stream stopped before its end"
-        details = usage.prompt_tokens_details if usage else None
         return StreamedAnswer(
             content="".join(texts),
             content_events=events,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            completion_tokens=usage.completion_tokens if usage else None,
-            cached_tokens=details.cached_tokens if details else None,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
             error=error,
         )
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import xxhash
 
-from epp.apis.surrogates import with_private_escapes
+from epp.apis.decode import decode_repaired
 from epp.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BYTES_PER_TOKEN: Final = 4
+_DECODER: Final = msgspec.json.Decoder(Any)
 _VOCABULARY: Final = (
     " the and for are but not you all any can had her was one our out day get has him his how man new now old"
     " see two way who boy did its let put say she too use dad mom run map key sum log set row box car dog cat"
@@ -93,10 +94,7 @@ def parse(body: bytes, *, chat: bool) -> SimRequest:
         ClientError: 400 with words for the client.
     """
     try:
-        try:
-            data = msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            data = msgspec.json.decode(with_private_escapes(body) or body)  # engines take lone surrogates
+        data = decode_repaired(_DECODER, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
     if not isinstance(data, dict):

@@ -1,0 +1,154 @@
+"""What the bodies of all APIs have in common: the model, streaming, session hints and cache salts.
+
+Owns the order of session hints. Knows no API.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.apis.decode import invalid
+from epp.apis.media import OPENAI_RATES, PromptFrames
+from epp.apis.types import ParsedRequest
+from epp.types import MAX_MODEL_CHARS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.apis.media import Rates
+    from epp.apis.types import TemplateArguments
+
+_SESSION_HEADERS = (
+    "x-session-id",
+    "x-session-affinity",
+    "session-id",
+    "x-conversation-id",
+    "x-claude-code-session-id",
+)
+#: A cache salt: one for all prompts of a batch, or one for each.
+Salt = str | list[str | None] | None
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+class _StreamOptions(msgspec.Struct):
+    """``stream_options`` of OpenAI's APIs and of engines that follow them."""
+
+    include_usage: bool | None = None
+
+
+class _Adapter(msgspec.Struct):
+    lora_name: str | None = None
+    lora_int_id: int | None = None
+
+
+class _NamedSession(msgspec.Struct):
+    id: Any = None
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """Fields that mean the same in every API that has them.
+
+    ``extra_key``, ``lora_path``, ``session_params`` and ``routing_key`` are SGLang's, ``lora_request`` is
+    TensorRT-LLM's.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    cache_salt: Salt = None
+    extra_key: Salt = None
+    lora_path: Salt = None
+    lora_request: _Adapter | None = None
+    session_params: _NamedSession | None = None
+    session_id: Any = None
+    metadata: Any = None
+    conversation: Any = None
+    conversation_id: Any = None
+    routing_key: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    user: Any = None
+    previous_response_id: Any = None
+
+    def frames(self, usual: Rates = OPENAI_RATES, *, named: bool = True) -> PromptFrames:
+        """Begin the prompt.
+
+        Args:
+            usual: what media cost in this API.
+            named: whether the model must be named.
+
+        Raises:
+            ClientError: 400, the model's name is missing or too long.
+        """
+        model = self.model or ""
+        if named and not model:
+            raise invalid("'model' must not be empty", "model")
+        if len(model) > MAX_MODEL_CHARS:
+            raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
+        return PromptFrames(model, usual)
+
+    def request(
+        self,
+        api: str,
+        framed: PromptFrames,
+        headers: Mapping[str, str],
+        limit: int | None,
+        *,
+        include_usage: bool | None = None,
+        arguments: TemplateArguments = (),
+        choices: object = 1,
+    ) -> ParsedRequest:
+        """Return the request that a body of this API makes."""
+        options = self.stream_options
+        if include_usage is None:
+            include_usage = bool(options and options.include_usage)
+        return ParsedRequest(
+            api=api,
+            model=self.model or "",
+            canonical=framed.bytes(),
+            stream=bool(self.stream),
+            max_output_tokens=limit,
+            session=self._session(headers),
+            cache_salt=self._salt(),
+            include_usage=include_usage,
+            template_arguments=arguments,
+            text_only=framed.text_only,
+            choices=choices if isinstance(choices, int) and choices > 1 else 1,
+        )
+
+    def _session(self, headers: Mapping[str, str]) -> str:
+        """Return the first hint that is a text and not empty: of the headers, then of the body.
+
+        The most specific comes first: a conversation, a key that many of them share, a person.
+        """
+        for name in _SESSION_HEADERS:
+            if value := headers.get(name):
+                return value
+        metadata = self.metadata if isinstance(self.metadata, dict) else {}
+        conversation = self.conversation
+        for hint in (
+            self.session_params.id if self.session_params else None,
+            self.session_id,
+            metadata.get("session_id"),
+            conversation.get("id") if isinstance(conversation, dict) else conversation,
+            self.conversation_id,
+            self.routing_key,
+            self.prompt_cache_key,
+            metadata.get("user_id"),
+            self.safety_identifier,
+            self.user,
+            self.previous_response_id,
+        ):
+            if isinstance(hint, str) and hint:
+                return hint
+        return ""
+
+    def _salt(self) -> str:
+        """Return one salt for all that keeps prefixes apart: salt, extra key, adapter."""
+        parts: list[object] = [self.cache_salt, self.extra_key, self.lora_path]
+        if self.lora_request is not None:
+            parts.append(self.lora_request)
+        salt = self.cache_salt or ""
+        return salt if isinstance(salt, str) and not any(parts[1:]) else _ENCODER.encode(parts).decode()
