@@ -24,10 +24,10 @@ ALLOWED = {
     "policies": {"view", "keyed_uniform", "errors"},
     "prompt": BASE,
     "signals": BASE | {"prompt"},
-    "config": BASE | {"policies", "signals"},
+    "config": BASE,
     "extproc": BASE | {"pb"},
     "tuner": BASE | {"config"},
-    "decide": BASE | {"config", "policies", "prompt", "signals", "tuner"},
+    "decide": BASE | {"config", "policies", "prompt", "signals"},
     "client": set(),
     "http2": set(),
     "laar": BASE | {"config", "decide", "signals"},
@@ -42,7 +42,7 @@ ALLOWED = {
     "tokenizer": BASE | {"config", "prompt"},
     "server": BASE
     | {"config", "decide", "extproc", "http2", "kube", "llmd", "pb", "policies", "prompt", "signals"}
-    | {"threads", "tokenizer", "tuner"},
+    | {"threads", "tokenizer"},
 }
 #: Commands compose strangers; nobody imports them.
 COMPOSERS = {"cli", "bench", "demo", "lab", "learn", "tune", "__main__", "__init__"}

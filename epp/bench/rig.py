@@ -23,10 +23,10 @@ from epp.prompt.tokens import EstimateCounter
 from epp.server.core import Core
 from epp.server.metrics import Metrics
 from epp.server.resolve import Resolver
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.config.schema import RegionRule
     from epp.decide.subset import Hosts, Subset
-    from epp.signals.endpoint import Endpoint
+    from epp.view import Endpoint
 
 _REMEMBERED = 1024
 

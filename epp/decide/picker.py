@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from epp.decide.weights import WeightBook
     from epp.policies.base import Policy
     from epp.prompt.types import MeasuredPrompt
-    from epp.signals.endpoint import Endpoint
     from epp.signals.fleet import Fleet
     from epp.signals.paths import Travelled
     from epp.signals.prefix_index import PrefixMatch
+    from epp.view import Endpoint
 
 
 __all__ = ["Ask", "Picker", "PickerSettings"]

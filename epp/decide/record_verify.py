@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epp.decide.model_versions import ModelVersions
+from epp.decide.model_files import ModelVersions
 from epp.decide.record_check import whole_records
 from epp.decide.record_query import add_decision_conditions, add_folder, query_of
 from epp.decide.record_schema import RecordError, decision_of

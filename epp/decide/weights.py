@@ -2,7 +2,7 @@
 
 Later ones win, value by value, in both arms of a trial. Owns the last good content of both files; a bad
 file changes nothing. Which arm a request belongs to is the file's own rule
-(`epp.tuner.plan.assign`).
+(`epp.config.plan.assign`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from epp.config.load import check_weights, parse_weights
+from epp.config.plan import INCUMBENT, Plan, Split, assign, parse_plan
 from epp.errors import ConfigError, gather, raise_all
-from epp.tuner.plan import INCUMBENT, Plan, Split, assign, parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.config.plan import Trial
     from epp.policies.base import WeightSpec
-    from epp.tuner.plan import Trial
 
 _NO_PLAN = Plan()
 

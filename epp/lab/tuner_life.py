@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.bounds import tuner_bounds
+from epp.config.plan import render_plan
 from epp.learner.samples import ended_of
 from epp.policies.registry import create
 from epp.sim.fleet import ZERO_WALL_S, FleetSim
@@ -21,8 +23,6 @@ from epp.sim.scenario import WindowOptions
 from epp.tune.calibrate import Deployment
 from epp.tune.rehearse import Stage, budget_after, proposal, rehearse
 from epp.tuner import machine
-from epp.tuner.bounds import tuner_bounds
-from epp.tuner.plan import render_plan
 from epp.tuner.search import Search
 from epp.tuner.settings import TunerSettings
 from epp.tuner.state import Note, NothingBetter, Observed, Proposed, Publish, Rehearse, Rules
@@ -30,12 +30,12 @@ from epp.tuner.state import Note, NothingBetter, Observed, Proposed, Publish, Re
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.config.plan import Plan
     from epp.decide.picker import Picker
     from epp.decide.records import Decision, Outcome
     from epp.decide.weights import WeightBook
     from epp.replay.trace import TraceRequest
     from epp.sim.scenario import FleetSpec
-    from epp.tuner.plan import Plan
     from epp.tuner.samples import Sample
     from epp.tuner.state import Event, State
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from epp.config.reward_model import dump_reward_model
+from epp.decide.model_files import dump_reward_model
 from epp.decide.record_check import whole_records
 from epp.decide.record_schema import RecordError, decision_of, join
 from epp.errors import EppError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from epp.config.reward_model import dump_reward_model, parse_reward_model
+from epp.decide.model_files import dump_reward_model, parse_reward_model
 from epp.errors import ConfigError
 from epp.learner.guard import GuardState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learner.monitors import Frozen  # noqa: TC001

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.reward_model import parse_reward_model
+from epp.decide.model_files import parse_reward_model
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:

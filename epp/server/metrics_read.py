@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from epp.config.plan import INCUMBENT
 from epp.signals.health import State
 from epp.signals.rates import Rates
-from epp.tuner.plan import INCUMBENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

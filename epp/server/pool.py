@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epp.server.poll import Sink, Target
     from epp.server.resolve import Resolver
     from epp.server.tasks import Tasks
-    from epp.signals.endpoint import Endpoint
+    from epp.view import Endpoint
 
 log = logging.getLogger(__name__)
 

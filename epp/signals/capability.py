@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.view import length_bucket
+from epp.view import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 #: Answers kept ready: candidate sets times cells, a handful of each.
 _REMEMBERED = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What chances hang on.
-
-    Attributes:
-        language: as `epp.prompt.language` tells it.
-        bucket_tokens: as `epp.view.length_bucket` tells it.
-        task: a name, ``""`` for any.
-    """
-
-    language: str
-    bucket_tokens: int
-    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)

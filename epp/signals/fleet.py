@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.signals.capability import Success
-    from epp.signals.endpoint import Endpoint
     from epp.signals.fleet_settings import Settings
     from epp.signals.prefix_index import PrefixIndex
     from epp.signals.slots import Rows
+    from epp.view import Endpoint
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 

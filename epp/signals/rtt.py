@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.endpoint import MAX_RTT_MS
 from epp.signals.slots import grown
-from epp.view import RTT_SOURCES
+from epp.view import MAX_RTT_MS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,6 @@ from epp.decide.weights import WeightBook
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.registry import create
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.signals.state_slots import StateSlots
@@ -31,6 +30,7 @@ from epp.sim.results import Sample, SimResult, WindowResult
 from epp.sim.scenario import Happening
 from epp.sim.signals import SignalFeed
 from epp.sim.truth import Truth
+from epp.view import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,8 +15,7 @@ from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
 from epp.prompt.language import language_of
-from epp.signals.capability import Cell
-from epp.view import length_bucket
+from epp.view import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from epp.decide.picker import Ask
     from epp.decide.records import Decision
     from epp.policies.base import Policy
-    from epp.signals.capability import Cell
     from epp.sim.loop import Loop
     from epp.sim.results import SimResult
     from epp.sim.scenario import FleetSpec, WindowOptions, WindowRequest
+    from epp.view import Cell
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)

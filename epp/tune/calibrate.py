@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from epp.config.plan import INCUMBENT
 from epp.decide.record_check import whole
 from epp.decide.record_files import Tail, parse_line, record_files
 from epp.errors import EppError
@@ -20,7 +21,6 @@ from epp.replay.stats import percentile
 from epp.sim.engine_class import ENGINE_CLASSES, L40S_X2
 from epp.sim.network import NetworkPath
 from epp.sim.scenario import FleetSpec, ReplicaSpec
-from epp.tuner.plan import INCUMBENT
 from epp.tuner.samples import read_stamp
 
 if TYPE_CHECKING:

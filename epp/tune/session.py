@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.sidecar.files import Files, Writes
 from epp.sidecar.memory import MemoryFile
 from epp.tuner import machine
-from epp.tuner.plan import Plan, parse_plan, render_plan
 from epp.tuner.record import forget_open
 from epp.tuner.state import TRIALS, Note, Publish, Rehearse, from_json, to_json
 from epp.tuner.tally import Baseline

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from epp.config.bounds import tuner_bounds
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError, EppError
 from epp.policies.registry import create
 from epp.sidecar import setup as given
 from epp.sidecar.paths import WeightsPaths
 from epp.tune.calibrate import newest_records
-from epp.tuner.bounds import tuner_bounds
 from epp.tuner.settings import TunerKeys, tuner_settings
 from epp.tuner.state import Rules
 

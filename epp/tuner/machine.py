@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from epp.config.plan import Plan
 from epp.tuner import trials, watch
-from epp.tuner.plan import Plan
 from epp.tuner.record import Record, enter, forget_open
 from epp.tuner.resumed import clipped, fitted, refit, resettle
 from epp.tuner.state import (

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.histogram import Histogram, count
-from epp.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.samples import judged
 from epp.tuner.tally import Tally, add, differences, joined, measured_ms
 
 if TYPE_CHECKING:
-    from epp.tuner.plan import Trial
+    from epp.config.plan import Trial
     from epp.tuner.samples import Sample
     from epp.tuner.settings import Goal
     from epp.tuner.tally import Thresholds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from epp.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
+from epp.config.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
 from epp.tuner.record import Record
 from epp.tuner.record import copied as copied_record
 from epp.tuner.tally import Baseline, Thresholds
@@ -178,7 +178,7 @@ class Rules:
 
     Attributes:
         settings: the configuration.
-        bounds: ``(low, high)`` of each weight that may be tuned, from `epp.tuner.bounds.tuner_bounds`.
+        bounds: ``(low, high)`` of each weight that may be tuned, from `epp.config.bounds.tuner_bounds`.
         starting: their values by the configuration, for what an older state does not name.
     """
 

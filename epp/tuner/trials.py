@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import Split, Switchback
 from epp.tuner import watch as fleet
 from epp.tuner.discoveries import level
 from epp.tuner.drift import drifted, features
-from epp.tuner.plan import Split, Switchback
 from epp.tuner.record import close
 from epp.tuner.settings import LONGEST_WAIT_S
 from epp.tuner.tally import Baseline, freeze

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.betting import (
     interval,
     log_e_above,
@@ -32,13 +33,12 @@ from epp.tuner.betting import (
     shown_below,
     upper_bound,
 )
-from epp.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.tuner.plan import Trial
+    from epp.config.plan import Trial
     from epp.tuner.record import Record
     from epp.tuner.settings import Goal, TunerSettings
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.load import parse_weights
+from epp.config.plan import Plan, Split, Switchback, render_plan
 from epp.decide.arms import Arms
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.prompt_roots import PromptRoots
@@ -18,14 +19,13 @@ from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.policies.least_request import LeastRequest
 from epp.prompt.types import MeasuredPrompt
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
-from epp.tuner.plan import Plan, Split, Switchback, render_plan
 from epp.tuner.samples import read_stamp
+from epp.view import Endpoint
 
 if TYPE_CHECKING:
-    from epp.tuner.plan import Trial
+    from epp.config.plan import Trial
 
 START = 1_700_000_000.0
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.2}

@@ -6,7 +6,7 @@ import pytest
 from epp.config.schema import RegionRule
 from epp.decide.eligibility import Eligibility, Wants, allowed_regions
 from epp.errors import NoEndpointError
-from epp.signals.endpoint import Endpoint
+from epp.view import Endpoint
 
 POOL = [
     Endpoint("a:1", region="eu", models=frozenset({"llama"}), context_tokens=8000),

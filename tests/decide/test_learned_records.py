@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from epp.config.reward_model import dump_reward_model, version_path
 from epp.decide import record_verify
 from epp.decide.explain import explain
-from epp.decide.model_versions import ModelVersions
+from epp.decide.model_files import ModelVersions, dump_reward_model, version_path
 from epp.decide.model_watch import WINDOW, ModelWatch
 from epp.decide.record_schema import decision_of
 from epp.decide.record_verify import verify

@@ -15,9 +15,9 @@ from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
 RTTS = {"a:1": 20.0, "b:1": 100.0, "c:1": 200.0}

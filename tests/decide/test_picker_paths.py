@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from epp.decide.picker import Ask, Picker
 from epp.prompt.types import MeasuredPrompt
-from epp.signals.endpoint import Endpoint
 from epp.signals.paths import NONE_IDLE, Travelled
+from epp.view import Endpoint
 from tests.decide.test_picker import build
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.weights import WeightBook
 from epp.policies.random import Random
 from epp.prompt.types import MeasuredPrompt
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 BLOCKS = [11, 22, 33, 44, 55, 66]
 

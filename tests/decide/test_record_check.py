@@ -18,8 +18,8 @@ from epp.learn.offline import run_offline
 from epp.learner.settings import LearnerSettings
 from epp.policies.registry import POLICIES
 from epp.server.doctor.traffic import measure
-from epp.signals.endpoint import Endpoint
 from epp.tune.calibrate import newest_records
+from epp.view import Endpoint
 from tests.kit.records import WALL_S, ask_of, command, decided, picker_of, record_all
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import pytest
 
 from epp.config.schema import Saturation
 from epp.decide.saturation import Shedding, saturation
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 NAN = math.nan
 

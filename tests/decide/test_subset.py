@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.decide.eligibility import Eligibility, Wants
 from epp.decide.subset import KEY, NAMESPACE, Subset, hosts_of, parse_entries, subset_hint
 from epp.errors import NoEndpointError
-from epp.signals.endpoint import Endpoint
+from epp.view import Endpoint
 
 POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "replica.example:8000")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from epp.config.reward_model import parse_reward_model
+from epp.decide.model_files import parse_reward_model
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.weights import WeightBook
 from epp.learn.loop import Loop
@@ -15,10 +15,10 @@ from epp.learner.challenger import POLICY, STARTING, WEIGHT
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.sidecar.paths import ModelPaths
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.tuner.state import Rules
+from epp.view import Endpoint
 from tests.kit.learning import settings_of
 from tests.kit.tunework import World
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
-from epp.config.reward_model import parse_reward_model
+from epp.decide.model_files import parse_reward_model
 from epp.learn.loop import Loop
 from epp.sidecar.files import Files
 from epp.sidecar.lock import ProcessLock

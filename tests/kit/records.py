@@ -18,9 +18,9 @@ from epp.policies.registry import create
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

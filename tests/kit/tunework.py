@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.clock import ManualClock
+from epp.config.bounds import tuner_bounds
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.record_files import file_name
 from epp.decide.records import SCHEMA_VERSION, Outcome, outcome_record, to_record
@@ -27,14 +28,13 @@ from epp.prompt.usage import Usage
 from epp.sidecar.files import Files
 from epp.sidecar.lock import ProcessLock
 from epp.sidecar.paths import WeightsPaths
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.tune.session import Session
 from epp.tune.tuner import Found, Tuner
-from epp.tuner.bounds import tuner_bounds
 from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp.tuner.state import Rules
+from epp.view import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.config.plan import Plan, assign
 from epp.tuner.machine import resume, start, step
-from epp.tuner.plan import Plan, assign
 from epp.tuner.samples import Sample, read_stamp
 from epp.tuner.settings import Evidence, Stages, TunerSettings
 from epp.tuner.state import (

@@ -21,8 +21,7 @@ from epp.laar.fit import fit
 from epp.laar.results import Row, read_rows, write_rows
 from epp.laar.split import halves
 from epp.server.app import App
-from epp.signals.capability import Cell
-from epp.view import MAX_MODEL_CHARS
+from epp.view import MAX_MODEL_CHARS, Cell
 from tests.kit.records import command, decided, recorder_to
 
 if TYPE_CHECKING:

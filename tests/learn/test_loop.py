@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.config.reward_model import parse_reward_model, version_path
+from epp.decide.model_files import parse_reward_model, version_path
 from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.learn.loop import STATUS_S

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
+from epp.config.plan import render_plan
 from epp.decide.weights import WeightBook
 from epp.learn.trial import Contender
 from epp.learner.challenger import POLICY, STARTING, WEIGHT
 from epp.policies.lodestar import Lodestar
 from epp.tuner import machine
-from epp.tuner.plan import render_plan
 from epp.tuner.samples import Sample
 from epp.tuner.settings import Evidence, Stages, TunerSettings
 from epp.tuner.state import Observed, Proposed, Publish, Rules

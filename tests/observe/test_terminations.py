@@ -10,7 +10,7 @@ import pytest
 
 from epp.prompt.usage import NO_USAGE
 from epp.server.report import Report, Termination
-from epp.signals.endpoint import Endpoint
+from epp.view import Endpoint
 from tests.kit.envoy import ScriptedUpstream
 from tests.observe import answers
 from tests.observe.conftest import running

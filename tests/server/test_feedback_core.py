@@ -17,8 +17,8 @@ from epp.extproc.types import Cause, HttpRequest, Refusal
 from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.app import App
 from epp.server.report import Report, Termination
-from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
+from epp.view import Endpoint
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 

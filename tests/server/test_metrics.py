@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
+from epp.config.plan import Plan, Switchback, render_plan
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
@@ -25,12 +26,11 @@ from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 from epp.signals.duration import foretell, network_ms
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import Travelled
 from epp.signals.prefix_index import PrefixIndex
-from epp.tuner.plan import Plan, Switchback, render_plan
+from epp.view import Endpoint
 from tests.kit.replicas import metric
 from tools.gen_metrics_docs import PAGE, page
 

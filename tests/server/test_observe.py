@@ -23,11 +23,11 @@ from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
 from epp.server.unobserved import LONGEST, UnobservedLeases
 from epp.signals.duration import foretell
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.prefix_index import PrefixIndex
 from epp.signals.rates import Rates, RateTable
+from epp.view import Endpoint
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
 from epp.config.load import parse_config
-from epp.config.reward_model import dump_reward_model
+from epp.decide.model_files import dump_reward_model
 from epp.decide.model_watch import WINDOW
 from epp.decide.records import to_record
 from epp.errors import ConfigError
@@ -21,7 +21,7 @@ from epp.policies.lodestar import FALLBACKS
 from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.learned import PER_CHECK
-from epp.signals.endpoint import Endpoint
+from epp.view import Endpoint
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:

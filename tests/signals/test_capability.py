@@ -6,7 +6,8 @@ import pytest
 
 from epp.config.capability import chances_of, dump_capability, parse_capability
 from epp.errors import ConfigError
-from epp.signals.capability import Capability, Cell
+from epp.signals.capability import Capability
+from epp.view import Cell
 
 FILE = """
 models:

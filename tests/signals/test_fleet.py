@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.schema import Config
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import PRIORS
-from epp.view import NUMERIC_COLUMNS
+from epp.view import NUMERIC_COLUMNS, Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from epp.prompt.types import MeasuredPrompt
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from epp.view import Endpoint
 
 
 def blocks(random: Random, count: int) -> list[int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from epp.sim.api import SimRequest
 
 from epp.prompt.language import language_of
-from epp.signals.capability import Cell
+from epp.view import Cell
 
 
 def asked(prompt: str) -> SimRequest:

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
+from epp.config.plan import parse_plan
 from epp.sidecar.files import Files
 from epp.sidecar.paths import WeightsPaths
 from epp.sidecar.process import StopSignals
 from epp.tune.operator_requests import ask, read_requests
 from epp.tune.session import memory_at
-from epp.tuner.plan import parse_plan
 from epp.tuner.state import State
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 

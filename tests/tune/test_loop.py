@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.config.plan import Switchback, parse_plan
 from epp.sidecar.files import Files
 from epp.sidecar.paths import WeightsPaths
 from epp.tune.operator_requests import ask, read_requests, withdraw
-from epp.tuner.plan import Switchback, parse_plan
 from tests.kit.tunework import BAD, GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.tuner.plan import Plan
+    from epp.config.plan import Plan
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tuner.plan import Split, parse_plan, render_plan
+from epp.config.plan import Split, parse_plan, render_plan
 from epp.tuner.settings import Goal, TunerSettings
 from epp.tuner.state import Freeze, RollBack, Rules
 from epp.tuner.status import status

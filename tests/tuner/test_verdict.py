@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from epp.config.plan import Split, Switchback
 from epp.tuner.drift import drifted
-from epp.tuner.plan import Split, Switchback
 from epp.tuner.record import Record, Unit, close, enter
 from epp.tuner.samples import Sample, Stamp
 from epp.tuner.settings import Drift, Goal, TunerSettings

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.config.plan import parse_plan, render_plan
 from epp.sidecar.paths import WeightsPaths
 from epp.tune.status import status_lines
 from epp.tuner import watch
-from epp.tuner.plan import parse_plan, render_plan
 from epp.tuner.samples import Sample, Stamp
 from epp.tuner.settings import TunerSettings
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick

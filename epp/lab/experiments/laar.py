@@ -26,7 +26,7 @@ from epp.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.signals.capability import Cell
+    from epp.view import Cell
 
 SEED = 101
 #: Questions fitted on, and asked (source [R], section 3.1).

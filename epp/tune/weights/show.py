@@ -6,12 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from epp.config.plan import Split
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.server.files import read_file
 from epp.tune import setup as setups
-from epp.tuner.plan import Split
 
 if TYPE_CHECKING:
     import argparse

@@ -1,14 +1,12 @@
-"""The reward model's file: from text to a checked `RewardModel` and back.
+"""The reward model's file: from text to a checked `RewardModel` and back, and its old versions.
 
 Owns the file's format: JSON, arrays as base64 of little-endian numbers, so that a model comes back bit for
 bit. `epp learn` writes it, `epp serve` reads and watches it. Old versions lie beside the file
-(`version_path`), for `epp records verify`. Never reads a disk; callers bring the text.
+(`version_path`), for `epp records verify`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,6 +18,7 @@ from epp.errors import ConfigError
 from epp.policies.reward_model import RewardModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -44,8 +43,8 @@ class LayerEntry(Section, frozen=True):
 
     inputs: PositiveInt
     outputs: PositiveInt
-    weights: str
-    bias: str
+    weights: bytes
+    bias: bytes
 
 
 class RewardModelFile(Section, frozen=True):
@@ -62,12 +61,12 @@ class RewardModelFile(Section, frozen=True):
     features: Annotated[list[_Name], msgspec.Meta(max_length=256)]
     classes: Annotated[list[_Name], msgspec.Meta(max_length=256)]
     heads: list[_Name]
-    mean: str
-    std: str
-    low: str
-    high: str
-    scale: str
-    offset: str
+    mean: bytes
+    std: bytes
+    low: bytes
+    high: bytes
+    scale: bytes
+    offset: bytes
     layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
     samples: PositiveInt
     seen: PositiveInt
@@ -145,11 +144,7 @@ def _model(parsed: RewardModelFile, source: str) -> RewardModel:
         raise ConfigError(source, key, problem, "write it again with epp learn") from error
 
 
-def _array(text: str, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ConfigError(source, key, f"is not base64: {error}", "write it again with epp learn") from error
+def _array(content: bytes, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     size = np.dtype(kind).itemsize * int(np.prod(shape))
     if len(content) != size:
         problem = f"holds {len(content)} bytes, not the {size} of shape {list(shape)}"
@@ -165,18 +160,18 @@ def dump_reward_model(model: RewardModel) -> bytes:
         features=list(model.features),
         classes=list(model.classes),
         heads=list(model.heads),
-        mean=_text(model.mean, "<f8"),
-        std=_text(model.std, "<f8"),
-        low=_text(model.low, "<f8"),
-        high=_text(model.high, "<f8"),
-        scale=_text(model.scale, "<f8"),
-        offset=_text(model.offset, "<f8"),
+        mean=_bytes(model.mean, "<f8"),
+        std=_bytes(model.std, "<f8"),
+        low=_bytes(model.low, "<f8"),
+        high=_bytes(model.high, "<f8"),
+        scale=_bytes(model.scale, "<f8"),
+        offset=_bytes(model.offset, "<f8"),
         layers=[
             LayerEntry(
                 inputs=weights.shape[0],
                 outputs=weights.shape[1],
-                weights=_text(weights, "<f4"),
-                bias=_text(bias, "<f4"),
+                weights=_bytes(weights, "<f4"),
+                bias=_bytes(bias, "<f4"),
             )
             for weights, bias in model.layers
         ],
@@ -202,5 +197,38 @@ def version_path(model_file: Path, version: str) -> Path:
     return model_file.with_name(f"{model_file.stem}.{version}{model_file.suffix}")
 
 
-def _text(values: NDArray[np.generic], kind: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values, kind).tobytes()).decode()
+def _bytes(values: NDArray[np.generic], kind: str) -> bytes:
+    return np.ascontiguousarray(values, kind).tobytes()
+
+
+class ModelVersions:
+    """Finds models in folders; each is read once.
+
+    Args:
+        folders: where to look, in this order; those that do not exist have none.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._found: dict[str, RewardModel | None] = {}
+
+    def get(self, version: str) -> RewardModel | None:
+        """The model of that version, None when none of the folders has it whole."""
+        if version not in self._found:
+            self._found[version] = self._look(version)
+        return self._found[version]
+
+    def _look(self, version: str) -> RewardModel | None:
+        for folder in self._folders:
+            try:
+                pattern = version_path(folder / "*.json", version).name
+            except ValueError:
+                return None
+            for path in sorted(folder.glob(pattern)):
+                try:
+                    model = parse_reward_model(path.read_bytes(), str(path))
+                except (OSError, ConfigError):
+                    continue
+                if model.version == version:
+                    return model
+        return None

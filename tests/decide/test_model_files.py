@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.config.reward_model import dump_reward_model, parse_reward_model, version_path
+from epp.decide.model_files import dump_reward_model, parse_reward_model, version_path
 from epp.errors import ConfigError
 from epp.policies.reward_model import DEFAULT_FEATURES, FEATURES, PAPER_FEATURES, RewardModel, inputs
 from tests.kit.fleets import fleet_view, request
