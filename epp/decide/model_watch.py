@@ -6,7 +6,7 @@ Owns the recent inputs that its normalisation is compared with. Pure: told of de
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -50,8 +50,8 @@ class ModelWatch:
         if self._model is not None:
             self._rows.append(self._model.inputs(decision.request, decision.fleet)[decision.chosen])
 
-    def withdrawn(self, wall_s: float) -> str:
-        """Why the model may not be used, as `epp.policies.lodestar.WITHDRAWN` spells it; ``""`` if it may."""
+    def withdrawn(self, wall_s: float) -> Literal["", "stale", "mismatch"]:
+        """Return why the model may not be used, ``""`` if it may."""
         model = self._model
         if model is None:
             return ""

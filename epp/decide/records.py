@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from epp.decide.chances import chances
+from epp.decide.chances import propensities
 from epp.policies.registry import draws
 from epp.view import NUMERIC_COLUMNS, RTT_SOURCES
 
@@ -114,14 +114,15 @@ class Decision(Struct, frozen=True):
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Chance of each candidate to be chosen, over all draws: the policy's, slow start's, among equals.
+        """Compute the chance of each candidate, over the policy's draw and the one among equals.
 
         Raises:
             KeyError: the ranking lacks a term of a policy that draws.
         """
         told = draws(self.policy)
         drawn = None if told is None else told(self.ranking, self.weights, self.params)
-        return chances(self.ranking.costs, self.shares, tie_band=self.tie_band, drawn=drawn)
+        costs, band = self.ranking.costs, self.tie_band
+        return propensities(costs, tie_band=band, held_back=self.held_back, drawn=drawn)
 
     @property
     def uncached_tokens(self) -> int:
@@ -219,7 +220,7 @@ def _asked(request: RequestView) -> dict[str, Any]:
 
 
 def _probabilities(decision: Decision) -> list[float]:
-    if decision.shares is None and decision.tied == 1 and draws(decision.policy) is None:
+    if decision.tied == 1 and draws(decision.policy) is None:
         # The usual case, and the general one is dear.
         certain = [0.0] * len(decision.fleet)
         certain[decision.chosen] = 1.0

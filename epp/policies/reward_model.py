@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,26 +28,24 @@ if TYPE_CHECKING:
     _Feature = Callable[[RequestView, FleetView], NDArray[np.float64] | float]
 
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
-FEATURES: Mapping[str, _Feature] = MappingProxyType(
-    {
-        # Of the instance, by its own metrics and by what this picker has sent it.
-        "engine_running": lambda _, fleet: fleet.engine_running,
-        "engine_waiting": lambda _, fleet: fleet.engine_waiting,
-        "running_requests": lambda _, fleet: fleet.running_requests,
-        "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
-        "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
-        "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
-        "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
-        # Of the request there, and of the request.
-        "hit_ratio": match_ratios,
-        "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
-        "prompt_tokens": lambda request, _: float(request.prompt_tokens),
-        # What the paper leaves out: users wait for the network too.
-        "rtt_ms": lambda _, fleet: fleet.rtt_ms,
-        "body_bytes": lambda request, _: float(request.body_bytes),
-        "expected_output_tokens": lambda request, _: request.expected_output_tokens,
-    }
-)
+FEATURES: Mapping[str, _Feature] = {
+    # Of the instance, by its own metrics and by what this picker has sent it.
+    "engine_running": lambda _, fleet: fleet.engine_running,
+    "engine_waiting": lambda _, fleet: fleet.engine_waiting,
+    "running_requests": lambda _, fleet: fleet.running_requests,
+    "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
+    "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
+    "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
+    "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
+    # Of the request there, and of the request.
+    "hit_ratio": match_ratios,
+    "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
+    "prompt_tokens": lambda request, _: float(request.prompt_tokens),
+    # What the paper leaves out: users wait for the network too.
+    "rtt_ms": lambda _, fleet: fleet.rtt_ms,
+    "body_bytes": lambda request, _: float(request.body_bytes),
+    "expected_output_tokens": lambda request, _: request.expected_output_tokens,
+}
 #: The paper's own, with live counts beside the engine's as its code has them.
 PAPER_FEATURES = (
     "engine_running",
@@ -64,14 +61,12 @@ PAPER_FEATURES = (
 #: The paper's; the product of length and miss, which its network has to find; distance and upload.
 DEFAULT_FEATURES = (*PAPER_FEATURES, "uncached_tokens", "rtt_ms", "body_bytes")
 #: Features whose values may be unknown and filled, with the column of the view that says so.
-FILLED_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "engine_running": "engine_running",
-        "engine_waiting": "engine_waiting",
-        "kv_usage": "engine_kv_usage",
-        "rtt_ms": "rtt_ms",
-    }
-)
+FILLED_COLUMNS: Mapping[str, str] = {
+    "engine_running": "engine_running",
+    "engine_waiting": "engine_waiting",
+    "kv_usage": "engine_kv_usage",
+    "rtt_ms": "rtt_ms",
+}
 
 #: The feature that a price is paid for.
 PRICED = "uncached_tokens"

@@ -41,12 +41,6 @@ def test_each_rule_removes_and_says_whom(
     assert found.excluded == excluded
 
 
-def test_health_is_a_mask_by_slot(filters: Eligibility) -> None:
-    found = filters.candidates(Wants(), np.array([True, False, True, True]))
-    assert found.slots.tolist() == [0, 2]
-    assert found.excluded["health"] == ("b:1",)
-
-
 @pytest.mark.parametrize(
     ("retry_after", "slots", "excluded"),
     [
@@ -80,20 +74,6 @@ def test_nobody_left_names_the_rule(
     with pytest.raises(NoEndpointError) as caught:
         filters.candidates(wants, healthy)
     assert caught.value.rule == rule
-
-
-def test_an_empty_pool_has_its_own_rule_and_recovers() -> None:
-    eligibility = Eligibility()
-    with pytest.raises(NoEndpointError, match="no endpoints"):
-        eligibility.candidates(Wants(), None)
-    eligibility.set_pool([(0, POOL[1])])
-    assert eligibility.candidates(Wants(), None).slots.tolist() == [0]
-
-
-def test_unknown_model_names_do_not_grow_memory(filters: Eligibility) -> None:
-    for number in range(5000):
-        filters.candidates(Wants(model=f"m{number}"), None)
-    assert len(filters._memory) <= 1024
 
 
 def test_region_rules_match_and_intersect() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.weights import WeightBook
-from epp.policies.random import Random
+from epp.policies.balancing import Random
 from epp.prompt.types import MeasuredPrompt
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
@@ -43,12 +43,6 @@ def test_covers_the_first_256_tokens(block_tokens: float, covered: int) -> None:
     assert key([*BLOCKS[:covered], 77, 88], block_tokens) == key([*BLOCKS[:covered], 99], block_tokens)
     other = [*BLOCKS[: covered - 1], 7 * covered]
     assert key([*other, 88], block_tokens) != key([*BLOCKS[:covered], 88], block_tokens)
-
-
-def test_is_empty_without_a_full_block() -> None:
-    assert not key([])
-    assert not key(None)
-    assert key([11])
 
 
 def test_covers_all_of_a_shorter_prompt() -> None:

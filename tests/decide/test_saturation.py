@@ -65,13 +65,6 @@ def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str],
     assert bool(shedding.refusal(headers, 0.0)) is dropped
 
 
-def test_nobody_is_dropped_below_saturation_or_with_other_thresholds() -> None:
-    priority = PRIORITIES.__getitem__
-    assert not Shedding(fleet(4.0), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
-    assert Shedding(fleet(4.0), Saturation(queue_requests=4), priority).refusal({NEW: "batch"}, 0.0)
-    assert not Shedding(fleet(9.0), Saturation(queue_requests=10), priority).refusal({NEW: "batch"}, 0.0)
-
-
 def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:
     priority = PRIORITIES.__getitem__
     assert Shedding(fleet(0.0, draining=True), Saturation(), priority).refusal({NEW: "batch"}, 0.0)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from epp.policies.lodestar import FALLBACKS, Lodestar
@@ -18,7 +17,6 @@ from epp.policies.session_affinity import session_places
 from tests.kit.fleets import (
     fleet_view,
     fleets,
-    permuted,
     request,
     requests,
     with_unknown,
@@ -357,42 +355,7 @@ class TestLargePools:
         assert best(ranking) == [int(given.max())]
 
 
-def test_the_order_of_endpoints_decides_nothing_for_a_network_of_full_size() -> None:
-    model = random_model(3, classes=("a", "b"))
-    fleet = fleet_view(5, engine_classes="ababa", engine_running=[5, 4, 300, 2, 1], rtt_ms=[9, 1, 80, 4, 0])
-    straight = ranked(Lodestar(model, explore=0.0), fleet).costs
-    turned = ranked(Lodestar(model, explore=0.0), permuted(fleet, [3, 1, 4, 0, 2])).costs
-    np.testing.assert_allclose(turned, straight[[3, 1, 4, 0, 2]], rtol=1e-5)
-
-
 def test_parameters_tell_a_model_by_its_version() -> None:
     policy = Lodestar(BY_BATCH, explore=0.1)
     assert params_of(policy) == {"model": BY_BATCH.version, "explore": 0.1}
     assert params_of(Lodestar()) == {}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model": "reward.json"}, "policy.model_file"),
-        ({"reward": "itl"}, "reward"),
-        ({"withdrawn": "old"}, "withdrawn"),
-        ({"explore": 1.5}, "explore"),
-        ({"k": -1}, "k must be a whole number from 0, not -1"),
-        ({"load_factor": 0.5}, "load_factor"),
-        ({"candidates": 0}, "candidates"),
-    ],
-)
-def test_parameters_that_mean_nothing_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Lodestar(**fields)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_number_of_endpoints_and_any_model(seed: int, count: int) -> None:
-    random = np.random.default_rng(seed)
-    fleet = fleet_view(count, engine_running=random.integers(0, 50, count), rtt_ms=random.random(count) * 300)
-    ranking = ranked(Lodestar(random_model(seed % 7), candidates=8), fleet)
-    assert np.isfinite(ranking.costs).all()
-    assert ranking.terms["probability"].sum() == pytest.approx(1.0)

@@ -12,8 +12,8 @@ import pytest
 
 from epp.decide.rerun import rerun
 from epp.errors import ConfigError
+from epp.policies.balancing import Random
 from epp.policies.lodestar import Lodestar
-from epp.policies.random import Random
 from epp.policies.registry import create
 from epp.server.shadow import Shadow, quiet, shadows
 from tests.kit.fleets import register

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from epp.signals.duration import Duration, foretell, network_ms, prefills
@@ -17,7 +13,6 @@ from epp.signals.rates import DEFAULT_PRIOR, Rates, RateTable
 from epp.view import RequestView
 from tests.kit.fleets import fleet_view
 
-ANY = st.floats(allow_nan=True, allow_infinity=True)
 RATES = tuple(one.name for one in fields(Rates))
 REQUEST = RequestView("d", "m", 1000, 0, expected_output_tokens=101.0)
 
@@ -74,18 +69,3 @@ def test_what_is_learned_is_foretold_and_an_endpoint_that_leaves_is_forgotten() 
     assert not rates.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=5.0), "nobody is there to learn of"
     rates.assign(0, "y")
     assert rates.of(0) == DEFAULT_PRIOR
-
-
-@given(st.lists(st.tuples(ANY, ANY, ANY), max_size=30))
-def test_nothing_that_is_seen_makes_a_lease_absurd(seen: list[tuple[float, float, float]]) -> None:
-    rates = RateTable()
-    rates.resize(1)
-    rates.assign(0, "x")
-    for tokens, ttft_ms, itl_ms in seen:
-        if not math.isnan(tokens) and tokens < 1e6:
-            rates.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
-        rates.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=itl_ms)
-    block = rates.block()[:, 0]
-    assert bool((np.isfinite(block) & (block > 0.0)).all())
-    expected = duration(**dict(zip(RATES, block.tolist(), strict=True)))
-    assert 0.1 < expected.first_token_s <= expected.end_s < 3600.0

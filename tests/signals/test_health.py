@@ -51,14 +51,6 @@ def test_a_health_page_that_answers_does_not_excuse_failing_requests() -> None:
     assert out(health, 1.0) == [1]
 
 
-def test_scrapes_alone_eject_only_where_configured() -> None:
-    health = tracker()
-    for i in range(50):
-        assert not health.failure(0, "scrape", float(i))
-    strict = tracker(settings=HealthSettings(scrape_failures=2))
-    assert [strict.failure(0, "scrape", float(i)) for i in range(2)] == [False, True]
-
-
 def test_without_probes_time_alone_begins_the_trial_and_slow_start_counts_from_there() -> None:
     health = tracker()
     health.failure(1, "outcome", 0.0)
@@ -108,14 +100,6 @@ def test_while_probes_fail_no_trial_begins_and_the_first_good_one_brings_it_back
     assert health.returned_at_s(1) == 60.0
 
 
-def test_a_good_probe_does_not_shorten_the_back_off() -> None:
-    health = tracker()
-    eject(health, 1)
-    assert not health.success(1, 1.0)
-    assert out(health, 4.9) == [1]
-    assert out(health, 5.0) == []
-
-
 def test_a_good_probe_does_not_end_a_trial_of_failing_requests() -> None:
     health = tracker()
     health.failure(1, "outcome", 0.0)
@@ -123,14 +107,6 @@ def test_a_good_probe_does_not_end_a_trial_of_failing_requests() -> None:
     assert out(health, 5.0) == []
     assert not health.success(1, 5.1, "probe")
     assert health.failure(1, "outcome", 5.2), "still on trial: one failure is enough"
-
-
-def test_late_ends_of_requests_sent_before_do_not_prolong_an_ejection() -> None:
-    health = tracker()
-    health.failure(1, "outcome", 0.0)
-    health.failure(1, "outcome", 0.0)
-    health.failure(1, "outcome", 4.9)
-    assert out(health, 5.0) == []
 
 
 def test_above_the_panic_share_everybody_is_eligible_and_it_is_counted_once() -> None:
@@ -147,48 +123,6 @@ def test_above_the_panic_share_everybody_is_eligible_and_it_is_counted_once() ->
     health.success(1, 6.0)
     assert not health.panicking
     assert health.panics == 1
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_last_endpoint_is_never_kept_out(share: float) -> None:
-    health = tracker(count=1, settings=HealthSettings(panic_share=share))
-    eject(health, 0)
-    assert out(health, 0.0) == []
-
-
-def test_an_endpoint_that_leaves_takes_its_ejection_along() -> None:
-    health = tracker()
-    eject(health, 1)
-    health.forget(1)
-    assert health.eligible(0.0) is None
-    health.admit(1)
-    assert health.state(1) is State.HEALTHY
-    assert not health.failure(1, "probe", 1.0)
-
-
-def test_leaving_endpoints_can_bring_panic() -> None:
-    health = tracker(count=3)
-    eject(health, 0)
-    eject(health, 1)
-    health.forget(2)
-    assert out(health, 0.0) == []
-
-
-def test_reports_on_unknown_slots_are_ignored() -> None:
-    health = tracker(count=1)
-    assert not health.failure(7, "probe", 0.0)
-    assert not health.success(7, 0.0)
-
-
-def test_growing_keeps_the_mask() -> None:
-    health = tracker()
-    eject(health, 1)
-    health.resize(100)
-    mask = health.eligible(0.0)
-    assert mask is not None
-    assert len(mask) == 100
-    assert not mask[1]
-    assert mask[99]
 
 
 def test_a_flood_of_errors_ejects_though_some_requests_succeed() -> None:
@@ -220,12 +154,3 @@ def test_a_few_errors_among_many_successes_do_not_eject() -> None:
         else:
             book.success(0, number * 0.05, "outcome")
     assert book.error_share(0) == pytest.approx(0.1, abs=0.03)
-
-
-def test_errors_long_ago_are_forgotten() -> None:
-    book = HealthTracker()
-    book.resize(1)
-    book.admit(0)
-    for number in range(30):
-        assert not book.failure(0, "outcome", number * 120.0)
-        book.success(0, number * 120.0 + 1.0, "outcome")

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -44,13 +43,6 @@ def test_the_life_of_a_lease() -> None:
     assert counters(book, 0) == (0, 0, 0, 0)
 
 
-def test_a_client_that_leaves_before_the_first_token_gives_all_back() -> None:
-    book = ledger()
-    book.reserve("a", 0, 100, 60, 0.0)
-    book.end("a", 0.5)
-    assert counters(book, 0) == (0, 0, 0, 0)
-
-
 def test_a_lease_moves_with_its_request() -> None:
     book = ledger()
     book.reserve("a", 0, 100, 60, 0.0)
@@ -67,12 +59,6 @@ def test_a_lease_moves_with_its_request() -> None:
     assert book.end("a", 2.0)
     assert not book.move("a", 1, 100)
     assert [counters(book, slot) for slot in range(SLOTS)] == [(0, 0, 0, 0)] * SLOTS
-
-
-def test_unknown_leases_are_nothing() -> None:
-    book = ledger()
-    assert not book.end("never", 0.0)
-    assert not book.first_token("never", 0.0)
 
 
 def test_a_lease_never_released_expires_and_is_counted_once() -> None:
@@ -95,70 +81,6 @@ def test_the_first_token_renews_a_lease() -> None:
     book.first_token("slow", 9.0)
     assert book.expire(15.0) == ["silent"], "a renewed lease must not hide a later one that is due"
     assert book.expire(19.0) == ["slow"]
-
-
-def test_the_oldest_lease_makes_room_and_is_reported() -> None:
-    book = ledger(max_leases=2)
-    for name in ("a", "b", "c"):
-        book.reserve(name, 0, 10, 10, 0.0)
-    assert len(book) == 2
-    assert counters(book, 0) == (20, 20, 2, 0)
-    assert (book.pushed_out, book.expired) == (1, 1)
-    assert book.take_pushed_out() == ["a"]
-    assert book.expire(0.0) == []
-
-
-def test_a_forgotten_slot_starts_from_nothing_and_late_reports_change_nothing() -> None:
-    book = ledger()
-    book.reserve("old", 0, 10, 10, 0.0)
-    book.reserve("other", 1, 5, 5, 0.0)
-    assert book.forget(0) == 1
-    book.reserve("new", 0, 7, 3, 1.0)
-    assert not book.first_token("old", 2.0)
-    assert not book.end("old", 2.0)
-    assert counters(book, 0) == (7, 3, 1, 0)
-    assert counters(book, 1) == (5, 5, 1, 0)
-
-
-def test_a_forgotten_lease_is_still_reported_when_its_time_is_over() -> None:
-    book = ledger()
-    book.reserve("old", 0, 10, 10, 0.0)
-    book.forget(0)
-    assert book.expire(TTL_S) == ["old"]
-    assert counters(book, 0) == (0, 0, 0, 0)
-
-
-def test_the_same_id_twice_counts_once() -> None:
-    book = ledger()
-    book.reserve("a", 0, 10, 10, 0.0)
-    book.reserve("a", 1, 20, 15, 1.0)
-    assert counters(book, 0) == (0, 0, 0, 0)
-    assert counters(book, 1) == (20, 15, 1, 0)
-
-
-def test_growing_keeps_what_is_counted() -> None:
-    book = ledger()
-    book.reserve("a", 2, 10, 4, 0.0)
-    book.resize(64)
-    book.reserve("b", 63, 1, 1, 0.0)
-    book.end("a", 1.0)
-    assert counters(book, 2) == (0, 0, 0, 0)
-    assert counters(book, 63) == (1, 1, 1, 0)
-
-
-@pytest.mark.parametrize("tokens", [(-1, 0), (5, -1)])
-def test_negative_tokens_are_refused_and_leave_no_trace(tokens: tuple[int, int]) -> None:
-    book = ledger()
-    with pytest.raises(ValueError, match="negative"):
-        book.reserve("a", 0, *tokens, 0.0)
-    assert len(book) == 0
-    assert counters(book, 0) == (0, 0, 0, 0)
-
-
-@pytest.mark.parametrize(("ttl_s", "max_leases"), [(0.0, 1), (-1.0, 1), (1.0, 0)])
-def test_limits_must_be_positive(ttl_s: float, max_leases: int) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        LoadLedger(ttl_s, max_leases)
 
 
 @dataclass

@@ -76,20 +76,3 @@ def test_columns_are_shared_until_something_is_told_and_cannot_be_written() -> N
     rtt.observe(2, 30.0, 2.0)
     assert measured.columns(ROWS, 2.0) is not first
     assert measured.columns(slice(1, 3), 2.0).values.shape == (5, 2)
-
-
-def test_ages_grow_and_unknown_ones_are_the_largest_known() -> None:
-    rtt, engine = tables()
-    engine.update(0, EngineSample("vllm", 1.0, 0.0, 0.5, 1000, 1.0), 5.0)
-    columns = Measured(rtt, engine).columns(slice(0, 2), 6.0)
-    assert columns.age_ms(6.0).tolist() == [1000.0, 1000.0]
-    assert columns.age_ms(7.0).tolist() == [2000.0, 2000.0]
-    assert columns.unknown["engine_age_ms"].tolist() == [False, True]
-
-
-def test_numbers_that_are_told_once_more_are_as_young_as_that() -> None:
-    rtt, engine = tables()
-    measured, idle = Measured(rtt, engine), EngineSample("vllm", 0.0, 0.0, 0.0, 1000, 1.0)
-    for now_s in (0.0, 1.0, 2.0):
-        engine.update(0, idle, now_s)
-        assert measured.columns(ROWS, now_s + 0.1).age_ms(now_s + 0.1)[0] == pytest.approx(100.0)

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from epp.prompt.types import MeasuredPrompt
-from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
-from epp.view import Endpoint
 
 
 def blocks(random: Random, count: int) -> list[int]:
@@ -41,29 +39,6 @@ def test_a_conversation_that_stays_on_one_endpoint_is_one_segment_however_many_t
         hashes = hashes + blocks(random, 3)
     assert index.tokens(0) == pytest.approx(len(hashes[:-3]) * 64.0, rel=0.01)
     assert index.stats().tokens == pytest.approx(index.tokens(0))
-
-
-def test_growing_in_place_moves_nobody_elses_presence() -> None:
-    index, random = PrefixIndex(), Random(2)
-    shared, mine, yours, more = (blocks(random, 4) for _ in range(4))
-    index.insert(0, prompt(shared))
-    index.insert(1, prompt(shared))
-    index.insert(0, prompt(shared + mine))
-    index.insert(1, prompt(shared + yours))
-    index.insert(1, prompt(shared + yours + more))
-    assert [cached(index, prompt(shared + mine), slot) for slot in (0, 1)] == [512.0, 256.0]
-    assert [cached(index, prompt(shared + yours + more), slot) for slot in (0, 1)] == [256.0, 768.0]
-
-
-def test_a_branch_off_a_grown_segment_keeps_its_own_time_of_use() -> None:
-    index, random = PrefixIndex(capacity_tokens=12 * 64), Random(3)
-    head, one, two = blocks(random, 4), blocks(random, 4), blocks(random, 4)
-    index.insert(0, prompt(head))
-    index.insert(0, prompt(head + one))
-    index.insert(0, prompt(head + two))
-    index.insert(0, prompt(head + blocks(random, 4)))
-    assert cached(index, prompt(head + one), 0) == 256.0, "the oldest branch went, not the head"
-    assert cached(index, prompt(head + two), 0) == 512.0
 
 
 @pytest.mark.parametrize(
@@ -93,31 +68,6 @@ def test_memory_is_at_most_four_bytes_per_distinct_cached_token(
     assert 0.5 * used <= stats.bytes <= 2.0 * used, "the index's own estimate is near the truth"
 
 
-def test_evicting_what_many_hold_does_not_cut_it_to_pieces() -> None:
-    index, random = PrefixIndex(capacity_tokens=64 * 64), Random(5)
-    old = blocks(random, 64)
-    for slot in range(100):
-        index.insert(slot, prompt(old))
-    for slot in range(100):
-        for _ in range(3):
-            index.insert(slot, prompt(blocks(random, 2)))
-        assert index.tokens(slot) <= 64 * 64
-    assert index.stats().segments <= 310, "three prompts a slot, and few pieces of the old one"
-    assert index.stats().blocks <= 664
-
-
-@pytest.mark.parametrize("block_tokens", [64.0, 63.7, 61.93, 0.37])
-def test_a_capacity_of_nothing_holds_nothing(block_tokens: float) -> None:
-    index, random = PrefixIndex(), Random(6)
-    hashes = blocks(random, 30)
-    for length in (5, 9, 30):
-        index.insert(0, prompt(hashes[:length], block_tokens))
-    index.set_capacity(0, 0)
-    index.insert(0, prompt(hashes, block_tokens))
-    assert index.tokens(0) == 0.0
-    assert (index.stats().segments, index.stats().tokens, index.stats().bytes) == (0, 0.0, 0)
-
-
 def test_an_answer_is_not_credited_where_the_known_conversation_went_another_way() -> None:
     index, random = PrefixIndex(), Random(7)
     first, on, other = blocks(random, 5), blocks(random, 20), blocks(random, 30)
@@ -129,30 +79,6 @@ def test_an_answer_is_not_credited_where_the_known_conversation_went_another_way
     asked = prompt(first + on[:2] + other)
     assert cached(index, asked, 0) == 7 * 64.0, "it knows how the answer went, and this is not it"
     assert cached(index, asked, 1) == 5 * 64.0 + 1000.0, "it knows of no other way"
-
-
-def test_a_capacity_that_nobody_states_any_more_is_the_assumed_one() -> None:
-    fleet = Fleet(PrefixIndex(capacity_tokens=5000))
-    fleet.apply([Endpoint("a:1", kv_capacity_tokens=1000)], 0.0)
-    assert fleet.index.capacity(0) == 1000
-    fleet.apply([Endpoint("a:1")], 1.0)
-    assert fleet.index.capacity(0) == 5000
-    for _ in range(8):  # less evidence than against somebody's word
-        fleet.index.confirm(0, 2000.0, 0, 1500.0)
-    assert fleet.index.capacity(0) < 5000
-    fleet.learn_capacity(0, 3000)
-    assert fleet.index.capacity(0) == 3000
-    fleet.apply([Endpoint("a:1", kv_capacity_tokens=1000)], 2.0)
-    fleet.apply([Endpoint("a:1")], 3.0)
-    assert fleet.index.capacity(0) == 3000, "the engine's word goes before what is assumed"
-
-
-def test_asking_about_a_slot_remembers_nothing() -> None:
-    index = PrefixIndex(capacity_tokens=7)
-    assert (index.capacity(3), index.tokens(3)) == (7, 0.0)
-    index.forget(3)
-    index.note_answer(3, prompt([1, 2]), 5)
-    assert index.stats().bytes == 0
 
 
 class UnderPressure(RuleBasedStateMachine):

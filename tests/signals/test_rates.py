@@ -9,7 +9,7 @@ import math
 import pytest
 
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.line import BOUND, Line
+from epp.signals.line import Line
 from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
 #: When requests end: one a second.
@@ -59,27 +59,6 @@ def test_a_line_starts_on_its_prior_and_finds_another() -> None:
     assert line.base == pytest.approx(30.0, rel=0.5)
 
 
-def test_one_absurd_sample_moves_a_line_as_an_ordinary_one_would() -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    for index in range(200):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, 80.0 + 0.06 * x)
-    before = line.predict(1.0, 5_000.0)
-    line.observe(1.0, 5_000.0, 1e6)
-    assert line.predict(1.0, 5_000.0) == pytest.approx(before, rel=0.02)
-
-
-@pytest.mark.parametrize("factor", [1e-4, 1e4])
-def test_a_line_never_leaves_its_bounds(factor: float) -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    for index in range(5_000):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, (80.0 + 0.06 * x) * factor)
-    assert 80.0 / BOUND <= line.base <= 80.0 * BOUND
-    assert 0.06 / BOUND <= line.slope <= 0.06 * BOUND
-    assert line.at_bound is (factor > 1.0)  # fast is no fault
-
-
 def _half_as_fast(rates: Rates) -> Rates:
     return Rates(*(2.0 * value for value in dataclasses.astuple(rates)))
 
@@ -89,14 +68,6 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     assert table.of(0) == PRIORS["h100"]
     assert table.of(1) == DEFAULT_PRIOR
     assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is State.PRIORS
-
-
-def test_given_priors_win() -> None:
-    mine = Rates(10.0, 0.01, 2.0, 0.1)
-    table = RateTable({"mine": mine})
-    table.resize(8)
-    table.assign(0, "mine")
-    assert table.of(0) == mine
 
 
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
@@ -118,15 +89,6 @@ def test_classes_learn_their_own_rates_and_pool_their_endpoints() -> None:
     assert table.of(0).prefill_ms_per_token == pytest.approx(0.015, rel=0.2)
     assert table.of(2).prefill_ms_per_token == pytest.approx(0.09, rel=0.2)
     assert table.of(2).decode_ms_per_request == pytest.approx(2.0, rel=0.3)
-
-
-def test_noise_tells_no_endpoint_from_its_equals() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(4), "l40s"))
-    for part in range(10):
-        for slot in range(4):
-            _feed(table, slot, rates, count=50, key=str(part))
-    assert len({table.of(slot) for slot in range(4)}) == 1
 
 
 def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
@@ -175,24 +137,6 @@ def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:
     assert table.of(0).prefill_ms_per_token > 3.0 * prior.prefill_ms_per_token, "and learned again"
 
 
-def test_equals_of_whom_little_is_known_say_nothing() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(2), "l40s"))
-    for slot in range(2):
-        _feed(table, slot, rates, count=60)
-    table.assign(1, "l40s")  # another process is behind it, and its first answer is a quick one
-    quick_ms = 0.3 * (rates.prefill_base_ms + rates.prefill_ms_per_token * 2000.0)
-    assert table.observe_prefill(1, ended_s=1.0, requests=1.0, tokens=2000.0, ttft_ms=quick_ms)
-    _feed(table, 0, rates, count=10, key="after")
-    assert table.of(0) == table.of(1)
-
-
-def test_a_class_of_one_is_as_fast_as_it_is() -> None:
-    table = _table({0: "only"})
-    _feed(table, 0, Rates(200.0, 0.2, 20.0, 4.0))
-    assert not table.describe({0: "a:1"})["only"].slow
-
-
 def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_it_is_well_again() -> None:
     rates = PRIORS["h100"]
     half = _half_as_fast(rates)
@@ -205,31 +149,6 @@ def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_
     _feed(table, 0, rates, count=80, key="well")
     assert not table.describe({0: "a:1"})["h100"].slow
     assert table.of(0).prefill_ms_per_token == pytest.approx(well.prefill_ms_per_token, rel=0.25)
-
-
-@pytest.mark.parametrize("equals", [0, 3])
-def test_who_slows_down_is_told_within_some_twenty_requests(equals: int) -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(1 + equals), "l40s"))
-    for part in range(10):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates, count=20, key=str(part))
-    assert not table.describe({0: "a:1"})["l40s"].slow
-    for part in range(7):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates if slot else _half_as_fast(rates), count=3, key=f"after {part}")
-    assert list(table.describe({0: "a:1"})["l40s"].slow) == ["a:1"]
-
-
-def test_who_stalls_at_its_start_is_not_told_slow() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(3), "l40s"))
-    for slot in range(3):
-        _feed(table, slot, rates if slot else _half_as_fast(_half_as_fast(rates)), count=16, key="first")
-    for part in range(20):
-        assert len({table.of(slot) for slot in range(3)}) == 1
-        for slot in range(3):
-            _feed(table, slot, rates, count=3, key=str(part))
 
 
 def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
@@ -252,26 +171,6 @@ def test_who_is_slow_until_first_tokens_alone_is_far_and_not_slow() -> None:
         for slot in range(3):
             _feed(table, slot, rates if slot else far, count=5, key=str(part))
         assert len({table.of(slot) for slot in range(3)}) == 1
-
-
-def test_a_few_slow_answers_tell_nobody_slow() -> None:
-    rates = PRIORS["l40s"]
-    table = _table({0: "l40s", 1: "l40s"})
-    _feed(table, 1, rates)
-    for part in range(40):  # one in five is served at half the speed, as where hits are lost
-        _feed(table, 0, _half_as_fast(rates), count=1, key=f"slow {part}")
-        _feed(table, 0, rates, count=4, key=str(part))
-        assert table.of(0) == table.of(1)
-
-
-def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
-    table = _table({0: "x", 1: "x"})
-    _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
-    learned = table.of(1)
-    table.forget(0)
-    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=10.0, ttft_ms=50.0)
-    table.assign(0, "x")
-    assert table.of(0) == learned
 
 
 def test_measurements_that_fit_no_engine_are_told_as_such() -> None:
