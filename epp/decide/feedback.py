@@ -9,7 +9,6 @@ import math
 from typing import TYPE_CHECKING
 
 from epp.prompt.usage import Usage
-from epp.signals.calibration import Finished
 from epp.signals.duration import cold_ms, network_ms, prefills
 
 if TYPE_CHECKING:
@@ -85,21 +84,10 @@ def learn_from(
     _rates(slot, entry, outcome, usage, fleet)
     counted = ask.prompt.prompt_tokens
     as_picked = outcome.where == entry.endpoint
-    expected = entry.expected_tokens if as_picked else 0.0
     if usage.cached_tokens is not None and as_picked and counted:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
-        fleet.calibration.cached(slot, expected * whole / counted, float(min(usage.cached_tokens, whole)))
-    fleet.calibration.finished(
-        slot,
-        Finished(
-            model=ask.model,
-            text_bytes=ask.text_bytes,
-            prompt_tokens=counted,
-            expected_tokens=expected,
-            told=usage.prompt_tokens is not None,
-            cached_told=usage.cached_tokens is not None,
-        ),
-    )
+        expected = entry.expected_tokens * whole / counted
+        fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
 def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:

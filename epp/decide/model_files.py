@@ -7,7 +7,7 @@ bit. `epp learn` writes it, `epp serve` reads and watches it. Old versions lie b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = 1
-#: A network of the paper's size has 4 layers and 36k weights; nothing near these is meant to run per request.
-MAX_LAYERS = 16
-MAX_WEIGHTS = 2_000_000
+_NAMES = ("features", "classes", "heads")
+_ARRAYS = ("mean", "std", "low", "high", "scale", "offset")
+_PLAIN = ("samples", "seen", "round", "trained_at_s", "tail", "validation", "congestion_ms")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -48,7 +48,7 @@ class LayerEntry(Section, frozen=True):
 
 
 class RewardModelFile(Section, frozen=True):
-    """The whole file; what each key means is told at `epp.policies.reward_model.RewardModel`.
+    """The whole file; each key is described at `epp.policies.reward_model.RewardModel`.
 
     Attributes:
         format: of the file.
@@ -67,7 +67,7 @@ class RewardModelFile(Section, frozen=True):
     high: bytes
     scale: bytes
     offset: bytes
-    layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
+    layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1)]
     samples: PositiveInt
     seen: PositiveInt
     round: PositiveInt
@@ -78,7 +78,7 @@ class RewardModelFile(Section, frozen=True):
 
 
 def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
-    """A model's file to the model.
+    """Read a model from its file.
 
     Raises:
         ConfigError: empty, torn, of another format, a key unknown or missing, arrays that do not fit, a
@@ -102,92 +102,41 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
 
 
 def _model(parsed: RewardModelFile, source: str) -> RewardModel:
-    if sum(layer.inputs * layer.outputs for layer in parsed.layers) > MAX_WEIGHTS:
-        raise ConfigError(source, "layers", f"more than {MAX_WEIGHTS} weights", "train a smaller network")
-    width, heads = len(parsed.features) + len(parsed.classes), len(parsed.heads)
-
-    def column(key: str, size: int) -> NDArray[np.float64]:
-        return _array(getattr(parsed, key), source, key, "<f8", (size,)).astype(np.float64)
-
-    def matrix(number: int, key: str, *shape: int) -> NDArray[np.float32]:
-        text = getattr(parsed.layers[number], key)
-        return _array(text, source, f"layers[{number}].{key}", "<f4", shape).astype(np.float32)
-
     try:
-        return RewardModel(
-            features=tuple(parsed.features),
-            classes=tuple(parsed.classes),
-            heads=tuple(parsed.heads),
-            mean=column("mean", width),
-            std=column("std", width),
-            low=column("low", width),
-            high=column("high", width),
-            scale=column("scale", heads),
-            offset=column("offset", heads),
-            layers=tuple(
-                (
-                    matrix(number, "weights", layer.inputs, layer.outputs),
-                    matrix(number, "bias", layer.outputs),
-                )
-                for number, layer in enumerate(parsed.layers)
-            ),
-            samples=parsed.samples,
-            seen=parsed.seen,
-            round=parsed.round,
-            trained_at_s=float(parsed.trained_at_s),
-            tail=float(parsed.tail),
-            validation=parsed.validation,
-            congestion_ms=float(parsed.congestion_ms),
+        fields: dict[str, Any] = {
+            **{name: tuple(getattr(parsed, name)) for name in _NAMES},
+            **{name: np.frombuffer(getattr(parsed, name), "<f8") for name in _ARRAYS},
+            **{name: getattr(parsed, name) for name in _PLAIN},
+        }
+        layers = tuple(
+            (
+                np.frombuffer(layer.weights, "<f4").reshape(layer.inputs, layer.outputs),
+                np.frombuffer(layer.bias, "<f4"),
+            )
+            for layer in parsed.layers
         )
+        return RewardModel(**fields, layers=layers)
     except ValueError as error:
-        key, _, problem = str(error).partition(": ")
+        key, _, problem = str(error).rpartition(": ")
         raise ConfigError(source, key, problem, "write it again with epp learn") from error
 
 
-def _array(content: bytes, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    size = np.dtype(kind).itemsize * int(np.prod(shape))
-    if len(content) != size:
-        problem = f"holds {len(content)} bytes, not the {size} of shape {list(shape)}"
-        raise ConfigError(source, key, problem, "write it again with epp learn")
-    return np.frombuffer(content, kind).reshape(shape)
-
-
 def dump_reward_model(model: RewardModel) -> bytes:
-    """The file's bytes."""
-    entry = RewardModelFile(
-        format=FORMAT,
-        version=model.version,
-        features=list(model.features),
-        classes=list(model.classes),
-        heads=list(model.heads),
-        mean=_bytes(model.mean, "<f8"),
-        std=_bytes(model.std, "<f8"),
-        low=_bytes(model.low, "<f8"),
-        high=_bytes(model.high, "<f8"),
-        scale=_bytes(model.scale, "<f8"),
-        offset=_bytes(model.offset, "<f8"),
-        layers=[
-            LayerEntry(
-                inputs=weights.shape[0],
-                outputs=weights.shape[1],
-                weights=_bytes(weights, "<f4"),
-                bias=_bytes(bias, "<f4"),
-            )
-            for weights, bias in model.layers
-        ],
-        samples=model.samples,
-        seen=model.seen,
-        round=model.round,
-        trained_at_s=model.trained_at_s,
-        tail=model.tail,
-        validation=dict(model.validation),
-        congestion_ms=model.congestion_ms,
-    )
+    """Write a model as the bytes of its file."""
+    fields: dict[str, Any] = {
+        **{name: getattr(model, name) for name in (*_NAMES, *_PLAIN)},
+        **{name: _bytes(getattr(model, name), "<f8") for name in _ARRAYS},
+    }
+    layers = [
+        LayerEntry(weights.shape[0], weights.shape[1], _bytes(weights, "<f4"), _bytes(bias, "<f4"))
+        for weights, bias in model.layers
+    ]
+    entry = RewardModelFile(format=FORMAT, version=model.version, layers=layers, **fields)
     return msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
 
 
 def version_path(model_file: Path, version: str) -> Path:
-    """Where a version of a model is kept: beside the file, ``reward.json`` as ``reward.VERSION.json``.
+    """Name the file of a version of a model: ``reward.json`` as ``reward.VERSION.json`` beside it.
 
     Raises:
         ValueError: the version is not one, so that no record can name another path.
@@ -202,7 +151,7 @@ def _bytes(values: NDArray[np.generic], kind: str) -> bytes:
 
 
 class ModelVersions:
-    """Finds models in folders; each is read once.
+    """Models in folders, each read once.
 
     Args:
         folders: where to look, in this order; those that do not exist have none.
@@ -213,7 +162,7 @@ class ModelVersions:
         self._found: dict[str, RewardModel | None] = {}
 
     def get(self, version: str) -> RewardModel | None:
-        """The model of that version, None when none of the folders has it whole."""
+        """Find a model by version; None when none of the folders has it whole."""
         if version not in self._found:
             self._found[version] = self._look(version)
         return self._found[version]

@@ -24,6 +24,7 @@ from epp.decide.select import select
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.prompt.usage import NO_USAGE, Usage
+from epp.signals.fleet import Fleet
 from epp.view import PREFIX_KEY_TOKENS, RequestView
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.config.schema import Config
     from epp.decide.eligibility import Candidates
     from epp.decide.records import Outcome
     from epp.decide.subset import Subset
     from epp.decide.weights import WeightBook
     from epp.policies.base import Policy
     from epp.prompt.types import MeasuredPrompt
-    from epp.signals.fleet import Fleet
     from epp.signals.paths import Travelled
-    from epp.signals.prefix_index import PrefixMatch
+    from epp.signals.prefix_index import PrefixIndex, PrefixMatch
     from epp.view import Endpoint
 
 
@@ -48,12 +49,24 @@ __all__ = ["Ask", "Picker", "PickerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """Constants of a picker; see `epp.config.schema.PolicySection` for their meaning."""
+    """Settings of a picker; `epp.config.schema.PolicySection` describes them."""
 
     tie_band: float = 0.01
     seed: int = 0
     fallbacks: int = 2
     warmup_s: float = 30.0
+
+
+def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
+    """Make a fleet with its stores as configured."""
+    return Fleet(
+        index,
+        lease_ttl_s=config.leases.ttl_s,
+        stale_after_s=config.scrape.stale_after_s,
+        probe_interval_s=config.probe.interval_s,
+        probe_failures=config.probe.failures_to_eject,
+        eject_s=config.probe.eject_s,
+    )
 
 
 class Picker:
@@ -365,7 +378,7 @@ class Picker:
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
-        self.fleet.ledger.end(decision_id, now_s)
+        self.fleet.ledger.end(decision_id)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         slot = self.fleet.slot_of(outcome.where)
         if slot is not None and cause in DONE:
@@ -385,12 +398,6 @@ class Picker:
             learn_from(entry, outcome, self.fleet, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time, or gave way to newer ones."""
-        ledger = self.fleet.ledger
-        outcomes = []
-        for cause, lease_ids in (("evicted", ledger.take_pushed_out()), ("expired", ledger.expire(now_s))):
-            for lease_id in lease_ids:
-                entry = self._in_flight.pop(lease_id, None)
-                if entry is not None:
-                    outcomes.append(outcome_of(lease_id, entry, cause, now_s))
-        return outcomes
+        """End the requests whose leases outlived their time."""
+        gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
+        return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]

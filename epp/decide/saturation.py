@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from epp.signals.engine_metrics import KV_USAGE, WAITING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -64,8 +66,8 @@ class Shedding:
     def saturation(self, now_s: float) -> float:
         """Saturation of the endpoints that take requests."""
         slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
-        engine = self._fleet.engine
-        return saturation(engine.waiting(now_s)[slots], engine.kv_usage(now_s)[slots], self._settings)
+        block = self._fleet.engine.block(now_s)
+        return saturation(block[WAITING, slots], block[KV_USAGE, slots], self._settings)
 
     def priority(self, headers: Mapping[str, str]) -> int:
         """Priority of the InferenceObjective that a request names, 0 where it names none that exists."""

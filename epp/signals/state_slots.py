@@ -12,7 +12,7 @@ last whole block before it, so what is foretold errs to the small side by less t
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,29 +25,15 @@ if TYPE_CHECKING:
 _SAME_TOKENS = 0.5
 
 
-class StateSettings(Protocol):
-    """The part of the configuration that says what engines keep."""
-
-    @property
-    def state_slots(self) -> int: ...  # noqa: D102 - see `StateSlots`
-    @property
-    def chunk_tokens(self) -> int: ...  # noqa: D102 - see `StateSlots`
-
-
 class StateSlots:
     """Copies by endpoint slot.
 
     Args:
         count: states that an engine keeps.
         chunk_tokens: most tokens of one prefill; a copy is made at the end of each.
-
-    Raises:
-        ValueError: either is not above 0.
     """
 
     def __init__(self, count: int, chunk_tokens: int) -> None:
-        if count < 1 or chunk_tokens < 1:
-            raise ValueError(f"state slots {count} and chunk_tokens {chunk_tokens} must be positive")
         self._count, self._chunk_tokens = count, chunk_tokens
         # slot -> block that a copy ends in -> the tokens that it covers; the least recently used first. The
         # copy at an answer's end goes by the complement of its prompt's last block.
@@ -55,9 +41,9 @@ class StateSlots:
         self._holders: dict[int, int] = {}  # block -> bit set of the slots with a copy there
 
     @classmethod
-    def of(cls, settings: StateSettings) -> StateSlots | None:
-        """As configured, None for models that keep every token."""
-        return cls(settings.state_slots, settings.chunk_tokens) if settings.state_slots else None
+    def of(cls, count: int, chunk_tokens: int) -> StateSlots | None:
+        """Make the slots of a configuration, None for models that keep every token."""
+        return cls(count, chunk_tokens) if count else None
 
     def reusable(
         self, prompt: MeasuredPrompt, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.picker import Ask, Picker, PickerSettings, fleet_of
 from epp.decide.weights import WeightBook
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.registry import create
-from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.signals.state_slots import StateSlots
 from epp.sim.client import Client
@@ -200,7 +199,7 @@ class FleetSim:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
             capacity_tokens=config.prefix.capacity_tokens,
-            states=StateSlots.of(config.prefix),
+            states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
         )
         book = WeightBook(
             policy=policy.name,
@@ -210,7 +209,7 @@ class FleetSim:
             source="simulation",
         )
         return Picker(
-            fleet=Fleet.build(config, index),
+            fleet=fleet_of(config, index),
             policy=policy,
             balance=create("least-request"),
             weights=book,

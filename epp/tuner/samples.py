@@ -29,7 +29,7 @@ _CLIENT_LEFT = frozenset({"client-gone"})
 #: The client may have left, in the middle of an answer of which perhaps nobody saw the first token.
 _CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
-_UNSEEN = frozenset({"unobserved", "stream-end", "evicted"})
+_UNSEEN = frozenset({"unobserved", "stream-end"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
 
 

@@ -74,7 +74,6 @@ def test_what_is_reserved_is_given_back_in_two_steps() -> None:
     assert sum(column(picker, "pending_uncached_tokens")) == 40 * 64
     assert picker.first_token(decision.id, 0.5)
     assert sum(column(picker, "pending_uncached_tokens")) == 0
-    assert sum(column(picker, "queued_tokens")) == 40 * 64
     assert not picker.first_token(decision.id, 0.6), "only once"
     outcome = picker.end(decision.id, "completed", 2.0)
     assert outcome is not None

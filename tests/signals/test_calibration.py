@@ -1,26 +1,40 @@
-"""What engines' counters teach of estimates, and when they teach nothing."""
+"""Hit ratios stay bounded, fade and start at 1."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.calibration import CounterCalibration
-from epp.signals.metrics_text import EngineSample
-
-EMPTY = EngineSample("vllm", requests_total=1000.0, prompt_tokens_total=5e6, prefix_hits_total=1e6)
+from epp.signals.calibration import HitRatios
 
 
-def book() -> CounterCalibration:
-    made = CounterCalibration()
+def book() -> HitRatios:
+    made = HitRatios()
     made.resize(2)
-    made.scraped(0, EMPTY, 0.0, 0.0)
     return made
+
+
+def test_a_ratio_follows_what_engines_report_and_another_process_starts_anew() -> None:
+    made = book()
+    for _ in range(300):
+        made.observe(0, 4000.0, 1000.0)
+    assert 0.25 < made.hit_ratio[0] < 0.3
+    assert made.to_prefill(0, 5000, 4000.0) > 3800.0
+    made.forget(0)
+    assert made.hit_ratio.tolist()[:2] == [1.0, 1.0]
+
+
+def test_cached_tokens_that_are_left_out_are_none_from_who_reported_them_before() -> None:
+    made = book()
+    assert made.cached_or_left_out(0, "openai-chat", None) is None
+    assert made.cached_or_left_out(0, "openai-chat", 7) == 7
+    assert made.cached_or_left_out(0, "openai-chat", None) == 0
+    assert made.cached_or_left_out(1, "openai-chat", None) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e18), st.floats(0, 1e18)), max_size=30))
 def test_the_ratio_stays_bounded(reports: list[tuple[float, float]]) -> None:
     made = book()
     for predicted, reported in reports:
-        made.cached(0, predicted, reported)
+        made.observe(0, predicted, reported)
         assert 0.0 <= made.hit_ratio[0] <= 1.5

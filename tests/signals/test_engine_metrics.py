@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from epp.signals.engine_metrics import EngineMetrics
+from epp.signals.engine_metrics import KV_USAGE, RUNNING, USED_TOKENS, WAITING, EngineMetrics
 from epp.signals.metrics_text import EngineSample
 
 
@@ -20,33 +20,33 @@ def sample(running: float | None = 1, **fields: float) -> EngineSample:
 
 def test_values_are_known_until_stale_and_the_age_tells() -> None:
     engine = store()
-    assert math.isnan(engine.running(0.0)[0])
-    assert math.isnan(engine.age_ms(0.0)[0])
+    assert math.isnan(engine.block(0.0)[RUNNING][0])
+    assert math.isnan((0.0 - engine.updated_s[0]) * 1e3)
     engine.update(0, sample(7), 1.0)
-    assert engine.running(11.0)[0] == 7
-    assert engine.waiting(11.0)[0] == 2
-    assert engine.kv_usage(11.0)[0] == 0.5
-    assert engine.age_ms(3.5)[0] == 2500
-    assert math.isnan(engine.running(11.5)[0])
-    assert engine.age_ms(11.5)[0] == 10_500, "how old it is stays known"
+    assert engine.block(11.0)[RUNNING][0] == 7
+    assert engine.block(11.0)[WAITING][0] == 2
+    assert engine.block(11.0)[KV_USAGE][0] == 0.5
+    assert (3.5 - engine.updated_s[0]) * 1e3 == 2500
+    assert math.isnan(engine.block(11.5)[RUNNING][0])
+    assert (11.5 - engine.updated_s[0]) * 1e3 == 10_500, "how old it is stays known"
 
 
 def test_each_endpoint_goes_stale_by_itself_and_comes_back() -> None:
     engine = store()
     engine.update(0, sample(1), 0.0)
     engine.update(1, sample(2), 5.0)
-    assert [math.isnan(value) for value in engine.running(12.0)[:2]] == [True, False]
-    assert math.isnan(engine.running(15.5)[1])
+    assert [math.isnan(value) for value in engine.block(12.0)[RUNNING][:2]] == [True, False]
+    assert math.isnan(engine.block(15.5)[RUNNING][1])
     engine.update(0, sample(3), 16.0)
-    assert engine.running(16.0)[0] == 3
+    assert engine.block(16.0)[RUNNING][0] == 3
 
 
 def test_tokens_in_use_are_the_share_of_the_capacity_reported() -> None:
     engine = store()
     engine.update(0, sample(kv_capacity_tokens=80_000), 0.0)
     engine.update(1, sample(), 0.0)
-    assert engine.used_tokens(1.0)[0] == 40_000
-    assert math.isnan(engine.used_tokens(1.0)[1]), "no capacity, no tokens"
+    assert engine.block(1.0)[USED_TOKENS][0] == 40_000
+    assert math.isnan(engine.block(1.0)[USED_TOKENS][1]), "no capacity, no tokens"
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,7 @@ def test_a_restart_is_told_once_even_when_old_and_new_process_answer_in_turn() -
 def test_a_forgotten_endpoint_leaves_nothing_to_its_successor() -> None:
     engine = store()
     engine.update(0, sample(process_start_time_s=100.0), 0.0)
-    engine.fail(0, 1.0)
     engine.forget(0)
-    assert engine.last(0) is None
-    assert math.isnan(engine.running(1.0)[0])
-    assert math.isnan(engine.age_ms(1.0)[0])
+    assert math.isnan(engine.block(1.0)[RUNNING][0])
+    assert math.isnan((1.0 - engine.updated_s[0]) * 1e3)
     assert not engine.update(0, sample(process_start_time_s=500.0), 2.0)
-    assert engine.fail(0, 3.0) == 1

@@ -154,7 +154,7 @@ def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
 
     fleet.apply(pool("b", "new"), 2.0)
     assert slots(fleet, "new") == [slot], "the slot is used again"
-    assert not fleet.ledger.end("r", 2.0)
+    assert not fleet.ledger.end("r")
     fresh = view(fleet, "new", now_s=2.0)
     assert fresh.running_requests.tolist() == [0]
     assert fresh.unknown.keys() >= {"rtt_ms", "engine_running", "engine_age_ms"}

@@ -14,7 +14,7 @@ from epp.signals.rtt import RttTable
 
 ROWS = slice(0, 4)
 STEPS = st.tuples(
-    st.sampled_from(["probe", "connect", "assume", "scrape", "again", "forget", "wait", "grow"]),
+    st.sampled_from(["probe", "connect", "assume", "scrape", "forget", "wait", "grow"]),
     st.integers(0, 3),
     st.floats(0.5, 500.0),
 )
@@ -49,10 +49,6 @@ def test_kept_columns_are_as_if_read_anew(steps: list[tuple[str, int, float]]) -
             rtt.assume(slot, value)
         elif what == "scrape":
             engine.update(slot, EngineSample("vllm", value, 0.0, 0.5, 1000, 1.0), now_s)
-        elif what == "again":
-            sample = engine.last(slot)
-            if sample is not None:
-                engine.update(slot, sample, now_s)
         elif what == "forget":
             rtt.forget(slot)
             engine.forget(slot)

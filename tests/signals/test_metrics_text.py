@@ -61,8 +61,8 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000, 1.2e6, 900_000)),
-        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 100, 40)),
+        (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000)),
+        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20)),
         (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
         (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
         (b"", EngineSample()),
@@ -136,7 +136,6 @@ COUNTS = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:prompt_tokens_total": "prompt_tokens_total",
     "vllm:generation_tokens_total": "generation_tokens_total",
-    "vllm:prefix_cache_hits_total": "prefix_hits_total",
 }
 OTHERS = ["vllm:num_requests_running_x", "vllm:e2e_bucket", "python_gc", "sglang:gen_throughput"]
 

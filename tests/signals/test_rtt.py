@@ -8,12 +8,8 @@ from epp.keyed_uniform import keyed_uniform
 from epp.signals.rtt import RttTable
 
 
-def table(**kwargs: float) -> RttTable:
-    made = RttTable(
-        window=int(kwargs.get("window", 8)),
-        alpha=kwargs.get("alpha", 0.3),
-        stale_after_s=kwargs.get("stale_after_s", 60.0),
-    )
+def table(stale_after_s: float = 60.0) -> RttTable:
+    made = RttTable(stale_after_s)
     made.resize(4)
     return made
 
@@ -29,17 +25,17 @@ def test_what_a_probe_catches_besides_the_network_does_not_show() -> None:
 
 
 def test_a_faster_route_shows_at_once_and_a_slower_one_after_the_window() -> None:
-    rtts = table(window=4, alpha=0.5)
+    rtts = table()
     for i in range(6):
         rtts.observe(0, 100.0, float(i))
     rtts.observe(0, 20.0, 6.0)
-    assert rtts.rtt_ms(6.0)[0] == 60.0
-    for i in range(7, 10):
+    assert rtts.rtt_ms(6.0)[0] == 76.0
+    for i in range(7, 14):
         rtts.observe(0, 300.0, float(i))
-        assert rtts.rtt_ms(float(i))[0] < 60.0, "the clean sample still stands in the window"
-    for i in range(10, 22):
+        assert rtts.rtt_ms(float(i))[0] < 76.0, "the clean sample still stands in the window"
+    for i in range(14, 40):
         rtts.observe(0, 300.0, float(i))
-    assert rtts.rtt_ms(22.0)[0] == pytest.approx(300.0, rel=0.01)
+    assert rtts.rtt_ms(40.0)[0] == pytest.approx(300.0, rel=0.01)
 
 
 def test_an_assumption_counts_until_measured_and_again_when_stale() -> None:
@@ -51,8 +47,6 @@ def test_an_assumption_counts_until_measured_and_again_when_stale() -> None:
     assert rtts.rtt_ms(10.1)[0] == 211.0
     rtts.assume(0, None)
     assert math.isnan(rtts.rtt_ms(10.2)[0])
-    with pytest.raises(ValueError, match="not a round-trip time"):
-        rtts.assume(0, -1.0)
 
 
 def test_connects_of_real_requests_go_before_probes_while_they_are_fresh() -> None:
@@ -69,7 +63,6 @@ def test_connects_of_real_requests_go_before_probes_while_they_are_fresh() -> No
     rtts.observe(0, 30.0, 62.0)
     assert (rtts.rtt_ms(62.0)[0], rtts.source(0, 62.0)) == (30.0, "probe"), "no connects for a minute"
     assert not rtts.connected(0, -1.0, 63.0)
-    assert rtts.rejected == 1
     rtts.connected(0, 21.0, 64.0)
     rtts.forget(0)
     assert (math.isnan(rtts.rtt_ms(64.0)[0]), rtts.source(0, 64.0)) == (True, "")
