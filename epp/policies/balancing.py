@@ -10,13 +10,13 @@ import numpy as np
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Need, Pair, Policy, Softmax, WeightSpec
 from epp.policies.parts import places, request_counts
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 #: Load of one request that the engine reports.
 _REQUESTS = WeightSpec(1.0, 0.0, 10_000.0)
@@ -38,7 +38,7 @@ class RoundRobin(Policy):
 
     name = "round-robin"
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         count = len(fleet)
         # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
         turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)
@@ -58,7 +58,7 @@ class Random(Policy):
     def rank(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:
@@ -100,7 +100,7 @@ class PowerOfTwo(Policy):
     def rank(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:
@@ -142,11 +142,11 @@ class LeastRequest(Policy):
     name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
         return {"running_requests": fleet.running_requests, "engine_requests": engine}
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         return np.maximum(terms["running_requests"], terms["engine_requests"])
 
 
@@ -168,7 +168,7 @@ class LeastRequestStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     count_waiting: bool = True
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}
 
 
@@ -188,7 +188,7 @@ class LeastLoad(Policy):
     # Without engine metrics the live term decides alone.
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {
             "requests": requests,
@@ -209,6 +209,6 @@ class LeastLoadStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED}
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

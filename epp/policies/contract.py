@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.policies.registry import create
-from epp.view import NUMERIC_COLUMNS, FleetView, RequestView
+from epp.types import NUMERIC_COLUMNS, RequestView, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def breaches(
 
 
 def _stays_behind(
-    policy: Policy, request: RequestView, fleet: FleetView, random: Generator, apart: float
+    policy: Policy, request: RequestView, fleet: Snapshot, random: Generator, apart: float
 ) -> bool:
     """Tell whether an endpoint whose value was filled stands behind as many as with another's value."""
     count, column = len(fleet), str(random.choice(FILLABLE))
@@ -80,16 +80,16 @@ def _stays_behind(
     return bool(after[at] >= before[at] - apart and (after < after[at] + apart).sum() >= better)
 
 
-def _fleet(random: Generator) -> FleetView:
+def _fleet(random: Generator) -> Snapshot:
     """Make a fleet with ties, zeros, plausible numbers and absurd ones."""
     count, columns = int(random.integers(2, 7)), len(NUMERIC_COLUMNS)
     scale = random.choice([3.0, 300.0, 30_000.0, 1e12], (columns, 1), p=(0.3, 0.3, 0.35, 0.05))
     block = np.floor(random.random((columns, count)) * scale) * (random.random((columns, count)) < 0.7)
     names = tuple(f"10.0.0.{place}:8000" for place in range(count))
-    return FleetView(names, ("",) * count, ("",) * count, block, models=names)
+    return Snapshot(names, ("",) * count, ("",) * count, block, models=names)
 
 
-def _turned(fleet: FleetView, order: NDArray[np.int64]) -> FleetView:
+def _turned(fleet: Snapshot, order: NDArray[np.int64]) -> Snapshot:
     names = tuple(fleet.endpoints[place] for place in order)
     return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names)
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
 from epp.policies.parts import transfer_ms
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
 
@@ -63,9 +63,7 @@ class GorgoMs(Policy):
     discount_hits: bool = True
     urgency_power: NotNegative = 0.5
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
         now, full = fleet.columns(), weights["prefill_weight"]
         per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests

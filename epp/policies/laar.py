@@ -11,14 +11,14 @@ import numpy as np
 
 from epp.policies.base import NotNegative, PositiveShare, Share, WeightSpec
 from epp.policies.gorgo_ms import GorgoMs
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
@@ -34,7 +34,7 @@ WORTH_TERM = "worth"
 LEAST_SUCCESS = 0.01
 
 
-def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
+def success_of(fleet: Snapshot, least: float) -> NDArray[np.float64]:
     """The column ``success`` within ``least`` and 1."""
     return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
@@ -69,7 +69,7 @@ def models_of(models: tuple[str, ...]) -> Models:
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
 
 
-def tried_factor(request: RequestView, fleet: FleetView, penalty: float) -> NDArray[np.float64]:
+def tried_factor(request: RequestView, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
     if not request.tried_models or not fleet.models:
         return np.ones(len(fleet))
@@ -120,9 +120,7 @@ class Laar(GorgoMs):
     patience_s: NotNegative = 20.0
     reach: Share = 0.85
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """The attempt's terms, the price of another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms

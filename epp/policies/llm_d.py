@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LlmD(Policy):
     match_length_scale_tokens: Positive = 8192.0
     counts: Counts = "engine"
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         waiting = fleet.engine_waiting
         if self.counts == "live":
             waiting = fleet.running_requests - fleet.decoding_requests
@@ -64,7 +64,7 @@ class LlmD(Policy):
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
         return {"queue": queue, "kv": kv, "prefix": prefix}
 
-    def _prefix_score(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+    def _prefix_score(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
         share = self.match_length_weight
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
         score: NDArray[np.float64] = share * length + (1.0 - share) * match_ratios(request, fleet)
@@ -98,7 +98,7 @@ class LlmDAffinity(Policy):
     prefill_tokens_per_ms: Positive = 15.928
     counts: Counts = "engine"
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         scorers = LlmD(counts=self.counts)
         return {
             "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),
@@ -106,7 +106,7 @@ class LlmDAffinity(Policy):
             "ttft_ms": (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms,
         }
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         ratios, ttft_ms = terms["match_ratio"], terms["ttft_ms"]
         sticky = (ratios >= weights["affinity"]) & (ratios > 0.0)
         if sticky.any() and not sticky.all():

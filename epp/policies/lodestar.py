@@ -19,7 +19,7 @@ from epp.policies.judged import judge
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import RewardModel
 from epp.policies.session_affinity import session_places
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.judged import Judged
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _HEURISTIC = PrefixCacheAndLoad()
 
@@ -117,9 +117,7 @@ class Lodestar(Policy):
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
         if model is None:
@@ -157,7 +155,7 @@ class Lodestar(Policy):
     def _costs(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         judged: Judged,
         heuristic: NDArray[np.float64] | None,
     ) -> NDArray[np.float64]:
@@ -179,7 +177,7 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestView, fleet: FleetView) -> NDArray[np.bool_] | None:
+    def _kept(self, request: RequestView, fleet: Snapshot) -> NDArray[np.bool_] | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
@@ -202,7 +200,7 @@ class Lodestar(Policy):
     def _drawn(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         seed: int,
         costs: NDArray[np.float64],
         terms: dict[str, NDArray[np.float64]],

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
+from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView, Signals
+    from epp.types import RequestView, Signals, Snapshot
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
 
 
-def request_counts(fleet: FleetView, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
+def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
     """Count unfinished requests of each endpoint; ``waiting``: whether the engine's count has its queue."""
     if source == "live":
         return fleet.running_requests
@@ -46,7 +46,7 @@ def transfer_ms(
     return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
-def match_ratios(request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+def match_ratios(request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
     """Share of the prompt that each endpoint is expected to have cached, 0..1; 0 without a prompt."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))

@@ -12,14 +12,14 @@ import xxhash
 from epp.policies.balancing import LeastRequest
 from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import places
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -40,9 +40,7 @@ class SessionAffinity(Policy):
     name = "session-affinity"
     needs = frozenset({Need.SESSION})
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)
@@ -86,9 +84,7 @@ class SessionAffinityBounded(Policy):
     key: Literal["session", "prefix"] = "session"
     overflow: Literal["next", "least"] = "next"
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places, with the session's order and the room left as terms."""
         key = request.affinity_key if self.key == "session" else request.prefix_key
         if not key:

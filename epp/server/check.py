@@ -12,10 +12,10 @@ from epp.config.capability import parse_capability
 from epp.config.load import check_weights, parse_weights, stated
 from epp.config.plan import parse_plan
 from epp.config.pool import parse_pool
-from epp.decide.model_files import parse_reward_model
-from epp.decide.weights import effective_bounds
 from epp.errors import ConfigError, gather
 from epp.policies.registry import POLICIES, create
+from epp.schedule.model_files import parse_reward_model
+from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
 from epp.server.secret import hash_secret

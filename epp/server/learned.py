@@ -13,17 +13,17 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.decide.model_files import parse_reward_model
 from epp.errors import ConfigError
+from epp.schedule.model_files import parse_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from epp.clock import Clock
-    from epp.decide.model_watch import ModelWatch
-    from epp.decide.records import Decision
     from epp.policies.lodestar import Lodestar
     from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
+    from epp.schedule.model_watch import ModelWatch
     from epp.server.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.decide.picker import Picker
+    from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed
     from epp.server.observe import Sampler
     from epp.server.served_tokenizers import ServedTokenizers

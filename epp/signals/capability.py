@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.view import Cell, length_bucket
+from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.signals.slots import grown
-from epp.view import MAX_RTT_MS, RTT_SOURCES
+from epp.types import MAX_RTT_MS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +137,7 @@ class RttTable:
         return self._column
 
     def sources(self, now_s: float) -> NDArray[np.int8]:
-        """Return where each slot's RTT comes from, as indices of `epp.view.RTT_SOURCES`."""
+        """Return where each slot's RTT comes from, as indices of `epp.types.RTT_SOURCES`."""
         self.rtt_ms(now_s)
         return self._sources
 

@@ -12,7 +12,7 @@ from epp.config.pool import parse_pool
 from epp.envoy.command import settings_from_config
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.view import Endpoint
+from epp.types import Endpoint
 from tests.kit.chart import container, example, find, refused, rendered
 from tests.kit.envoy import accepted, require_version
 from tools.gen_chart_files import FIRST_TOKEN

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from epp.config.bounds import tuner_bounds
 from epp.config.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
 from epp.errors import ConfigError
-from epp.tuner.samples import judged, read_stamp, sample_of
+from epp.learn.tuner.samples import judged, read_stamp, sample_of
 
 BOUNDS = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0)}
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.1}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prompt.usage import NO_USAGE
+from epp.apis.usage import NO_USAGE
 from epp.server.report import Report, Termination
-from epp.view import Endpoint
+from epp.types import Endpoint
 from tests.kit.envoy import ScriptedUpstream
 from tests.observe import answers
 from tests.observe.conftest import running

@@ -14,7 +14,7 @@ from epp.policies.session_affinity import SessionAffinity
 from tests.kit.fleets import fleet_view, permuted, request
 
 if TYPE_CHECKING:
-    from epp.view import FleetView
+    from epp.types import Snapshot
 
 NO_WEIGHTS: dict[str, float] = {}
 
@@ -61,7 +61,7 @@ def test_random_is_uniform_and_each_decision_draws_anew() -> None:
     assert all(abs(picks[i] - 1000) < 150 for i in range(4))
 
 
-def home(key: str, fleet: FleetView) -> str:
+def home(key: str, fleet: Snapshot) -> str:
     costs = SessionAffinity().rank(request(f"d-{key}", affinity_key=key), fleet, NO_WEIGHTS, 0).costs
     return fleet.endpoints[int(costs.argmin())]
 

@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from epp.lab.baselines.dynamo import Dynamo
+from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
+from epp.lab.baselines.sglang_cache_aware import SglangCacheAware
 from epp.policies.balancing import LeastLoad, LeastLoadStale, LeastRequest, LeastRequestStale
-from epp.policies.dynamo import Dynamo
 from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
 from epp.policies.session_affinity import PrefixHash, SessionAffinity, SessionAffinityBounded
-from epp.policies.session_affinity_hash256 import SessionAffinityHash256
-from epp.policies.sglang_cache_aware import SglangCacheAware
 from tests.kit.arrivals import burst
 from tests.kit.fleets import fleet_view, permuted, request
 

@@ -7,7 +7,7 @@ import pytest
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.signals.capability import Capability
-from epp.view import Cell
+from epp.types import Cell
 
 FILE = """
 models:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from epp.signals.duration import Duration, foretell, network_ms, prefills
 from epp.signals.rates import DEFAULT_PRIOR, Rates, RateTable
-from epp.view import RequestView
+from epp.types import RequestView
 from tests.kit.fleets import fleet_view
 
 RATES = tuple(one.name for one in fields(Rates))

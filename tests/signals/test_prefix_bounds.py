@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from epp.prompt.types import MeasuredPrompt
-from epp.signals.prefix_index import PrefixIndex
+from epp.apis.types import MeasuredPrompt
+from epp.prefix_cache.index import PrefixIndex
 
 
 def blocks(random: Random, count: int) -> list[int]:

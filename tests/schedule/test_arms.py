@@ -1,0 +1,149 @@
+"""Arms of a trial as the picker serves them: who gets which, what wins, what is stamped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.apis.types import MeasuredPrompt
+from epp.config.plan import Plan, Split, Switchback, render_plan
+from epp.errors import ConfigError
+from epp.learn.tuner.samples import read_stamp
+from epp.policies.balancing import LeastRequest
+from epp.policies.gorgo import Gorgo
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.arms import Arms
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.prompt_roots import PromptRoots
+from epp.schedule.weights import WeightBook
+from epp.signals.fleet import Fleet
+from epp.types import Endpoint
+
+if TYPE_CHECKING:
+    from epp.config.plan import Trial
+
+START = 1_700_000_000.0
+OLD = {"rtt_weight": 0.5, "queue_weight": 0.2}
+NEW = {"rtt_weight": 0.3, "queue_weight": 0.4}
+
+
+def split(**changes: Any) -> Split:
+    values: dict[str, Any] = {"id": "c1-screen", "weights": NEW, "valid_from_wall_s": START}
+    return Split(**{**values, "valid_until_wall_s": START + 3600.0, "share": 0.3, **changes})
+
+
+def switchback(**changes: Any) -> Switchback:
+    values: dict[str, Any] = {"id": "c1-switch", "weights": NEW, "valid_from_wall_s": START}
+    return Switchback(**{**values, "valid_until_wall_s": START + 36_000.0, "block_s": 40.0, **changes})
+
+
+def book(trial: Trial | None = None, *, overrides: bytes | None = None) -> WeightBook:
+    weights = WeightBook(
+        policy="gorgo", specs=Gorgo.weight_specs, configured={}, bounds={}, source="epp.yaml"
+    )
+    weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=trial)), "weights.yaml")
+    weights.update("override", overrides, "overrides.yaml")
+    return weights
+
+
+def picker(weights: WeightBook) -> Picker:
+    numbers = iter(range(10**6))
+    made = Picker(
+        fleet=Fleet(PrefixIndex()),
+        policy=Gorgo(),
+        balance=LeastRequest(),
+        weights=weights,
+        settings=PickerSettings(),
+        new_id=lambda: f"d{next(numbers)}",
+    )
+    made.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
+    return made
+
+
+def test_a_session_keeps_its_arm_and_the_decision_says_so() -> None:
+    serving = picker(book(split()))
+    arms: dict[str, set[str]] = {}
+    for number in range(400):
+        session = f"s{number % 100}"
+        prompt = MeasuredPrompt(1, 1000, [number], 64.0)
+        decision = serving.pick(Ask(prompt=prompt, session=session), 0.0, START + number)
+        stamp = read_stamp(decision.arm)
+        assert stamp is not None
+        assert stamp.trial == "c1-screen"
+        assert stamp.block == number // 60
+        expected = NEW if stamp.arm == "candidate" else OLD
+        assert decision.weights.items() >= expected.items()
+        arms.setdefault(session, set()).add(stamp.arm)
+    assert all(len(found) == 1 for found in arms.values())
+    share = Counter(next(iter(found)) for found in arms.values())["candidate"]
+    assert 15 <= share <= 45
+
+
+def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
+    serving = picker(book(switchback()))
+    by_block: dict[int, set[str]] = {}
+    for second in range(0, 800, 5):
+        decision = serving.pick(Ask(), 0.0, START + second)
+        stamp = read_stamp(decision.arm)
+        assert stamp is not None
+        by_block.setdefault(second // 40, set()).add(stamp.arm)
+    assert all(len(arms) == 1 for arms in by_block.values())
+    for pair in range(10):
+        assert by_block[2 * pair] != by_block[2 * pair + 1]
+
+
+def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
+    decision = picker(book(switchback())).pick(Ask(opaque=True), 0.0, START)
+    assert decision.policy == "least-request"
+    assert not decision.arm
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        split(weights={"queue_weight": 0.0}),
+        split(weights={"rtt_weight": 50.0}),
+        split(weights={"nope": 1.0}),
+    ],
+)
+def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split) -> None:
+    weights = book(split())
+    before = weights.current, weights.arm_weights, weights.trial
+    with pytest.raises(ConfigError, match=r"weights\.yaml"):
+        weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=bad)), "weights.yaml")
+    assert (weights.current, weights.arm_weights, weights.trial) == before
+
+
+def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
+    """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
+    shared = [template * 1_000_000 + depth for depth in range(length)]
+    own = [template * 1_000_000 + conversation * 1000 + 100 + depth for depth in range(turn)]
+    return MeasuredPrompt(7, 4000, [*shared, *own], 64.0)
+
+
+def learned() -> PromptRoots:
+    roots = PromptRoots()
+    for number in range(120):
+        roots.root(prompt(number % 3 + 1, 500 + number, 2))
+    return roots
+
+
+def test_the_root_of_a_conversation_lies_below_its_template() -> None:
+    roots = learned()
+    found = [roots.root(prompt(2, 9, turn)) for turn in range(1, 6)]
+    assert found == [2_009_100] * 5
+    assert roots.root(prompt(2, 10, 1)) == 2_010_100
+
+
+def test_requests_without_sessions_are_drawn_by_their_root() -> None:
+    arms = Arms(book(split(share=0.5)), "{:x}".format)
+    for number in range(150):
+        arms.choose(Ask(prompt=prompt(1, 500 + number, 2)), START)
+    found = {}
+    for number in range(40):
+        stamps = {arms.choose(Ask(prompt=prompt(1, number, turn)), START)[1] for turn in range(1, 5)}
+        assert len(stamps) == 1
+        found[number] = stamps.pop()
+    assert len(set(found.values())) == 2
