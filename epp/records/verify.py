@@ -19,9 +19,9 @@ from epp.errors import ConfigError, EppError
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.records.check import whole_records
+from epp.records.model_files import ModelVersions
 from epp.records.query import add_decision_conditions, add_folder, query_of
 from epp.records.schema import RecordError, decision_of
-from epp.schedule.model_files import ModelVersions
 from epp.schedule.rerun import rerun
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from epp.config.plan import parse_plan
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError, gather
 from epp.policies.registry import POLICIES, create
-from epp.schedule.model_files import parse_reward_model
+from epp.records.model_files import parse_reward_model
 from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file

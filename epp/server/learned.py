@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
-from epp.schedule.model_files import parse_reward_model
+from epp.records.model_files import parse_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

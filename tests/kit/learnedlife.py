@@ -14,7 +14,7 @@ from epp.learn.tuner.state import Rules
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.model_files import parse_reward_model
+from epp.records.model_files import parse_reward_model
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet

@@ -15,10 +15,10 @@ from epp.errors import EppError
 from epp.ops.explain import explain
 from epp.policies.lodestar import Lodestar
 from epp.records import verify as record_verify
+from epp.records.model_files import ModelVersions, dump_reward_model, version_path
 from epp.records.schema import decision_of
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
-from epp.schedule.model_files import ModelVersions, dump_reward_model, version_path
 from epp.schedule.model_watch import WINDOW, ModelWatch
 from epp.schedule.rerun import rerun
 from tests.kit.records import ask_of, command, decided, picker_of, record_all

@@ -9,7 +9,7 @@ import pytest
 
 from epp.cli import main
 from epp.config.plan import Plan, render_plan
-from epp.schedule.model_files import parse_reward_model
+from epp.records.model_files import parse_reward_model
 from tests.kit.learning import Recorded
 
 if TYPE_CHECKING:

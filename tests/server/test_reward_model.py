@@ -15,8 +15,8 @@ from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
+from epp.records.model_files import dump_reward_model
 from epp.schedule.decision import to_record
-from epp.schedule.model_files import dump_reward_model
 from epp.schedule.model_watch import WINDOW
 from epp.server.app import App
 from epp.server.core import Decided

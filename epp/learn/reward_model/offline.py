@@ -19,8 +19,8 @@ from epp.learn.reward_model.status import round_lines
 from epp.learn.sidecar.files import Files
 from epp.learn.tuner.samples import sample_of
 from epp.records.check import whole_records
+from epp.records.model_files import dump_reward_model
 from epp.records.schema import RecordError, decision_of, join
-from epp.schedule.model_files import dump_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from epp.learn.reward_model.pools import Pools
 from epp.learn.reward_model.rounds import Memory, blank
 from epp.learn.reward_model.samples import Logged, Sample  # noqa: TC001
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001
-from epp.schedule.model_files import dump_reward_model, parse_reward_model
+from epp.records.model_files import dump_reward_model, parse_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from epp.errors import ConfigError
 from epp.policies.reward_model import DEFAULT_FEATURES, FEATURES, PAPER_FEATURES, RewardModel, inputs
-from epp.schedule.model_files import dump_reward_model, parse_reward_model, version_path
+from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
 from tests.kit.fleets import fleet_view, request
 from tests.kit.reward_models import linear_model, random_model
 
