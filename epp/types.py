@@ -139,7 +139,7 @@ class RequestView(Struct, frozen=True):
             prefixes where this one does: many for a context that prompts share, none for a conversation that
             goes on.
         usual_first_token_ms: mean of the least time to first token that requests of the model had to expect
-            of late (`epp.signals.first_tokens`), 0 when not known.
+            of late (`epp.signals.model_means`), 0 when not known.
         language: of the prompt, by its script (`epp.apis.language`); ``""`` when not known.
         task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
         tried_models: of `Snapshot.models` those that the client says have answered it wrongly, sorted.

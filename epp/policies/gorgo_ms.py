@@ -33,7 +33,7 @@ class GorgoMs(Policy):
       those that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
     - ``network``: `epp.policies.parts.transfer_ms`.
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
-      mean for the model (`epp.signals.first_tokens`); 1 before that is known.
+      mean for the model (`epp.signals.model_means`); 1 before that is known.
     - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
       (`epp.signals.popularity`).
 

@@ -67,7 +67,7 @@ class Seeds:
         return len(self._holders) >= self._limit or all(held.full for held in self._held.values())
 
     def add(self, slot: int, used_wall_s: float, names: Sequence[str], tokens_each: float) -> None:
-        """A slot held a prompt. To be called with the latest use first; what does not fit is left out.
+        """Add a prompt that a slot held, the latest use first; what does not fit is left out.
 
         Args:
             slot: who held it.
@@ -92,7 +92,7 @@ class Seeds:
             held.entries.append((used_wall_s, name))
 
     def take(self, name: str) -> list[int]:
-        """The slots that held a prefix; it is no seed of theirs any more."""
+        """Take the slots that held a prefix; it is no seed of theirs any more."""
         mask, tokens = self._holders.pop(name, (0, 0.0))
         slots = []
         while mask:
@@ -103,13 +103,13 @@ class Seeds:
         return slots
 
     def forget(self, slot: int) -> None:
-        """The slot holds nothing."""
+        """Forget the slot's seeds."""
         held = self._held.get(slot)
         while held is not None and held.entries:
             self._drop_oldest(slot, held)
 
     def forget_before(self, slot: int, wall_s: float) -> None:
-        """What the slot held was lost then."""
+        """Forget what the slot used before a time."""
         held = self._held.get(slot)
         while held is not None and held.entries and held.entries[-1][0] < wall_s:
             self._drop_oldest(slot, held)
@@ -157,37 +157,23 @@ class WarmIndex(PrefixIndex):
         self._name_block, self._coarse_blocks = name_block, coarse_blocks
         self._seeds: Seeds | None = None
         self._seeded = np.zeros(0, np.intp)
-        #: What happened to slots while their seeds were read; None while nobody reads any.
-        self._lost: set[int] | None = None
-        self._started: dict[int, float] = {}
 
     @property
     def seeds(self) -> int:
         """Seeds left."""
         return len(self._seeds) if self._seeds is not None else 0
 
-    def expect_seeds(self) -> None:
-        """From now on seeds are being read, for slots that may lose what they hold before these are here."""
-        self._lost, self._started = set(), {}
-
     def seed(self, seeds: Seeds) -> None:
         """Begin to use these; they replace any that are left."""
-        for slot in self._lost or ():
-            seeds.forget(slot)
-        for slot, wall_s in self._started.items():
-            seeds.forget_before(slot, wall_s)
-        self._lost, self._started = None, {}
         self._seeds = seeds if len(seeds) else None
         self._seeded = np.array(seeds.slots, np.intp)
 
     def drop_seeds(self) -> None:
-        """Do without what is left of them."""
+        """Forget the seeds that are left."""
         self._seeds = None
 
     def process_started(self, slot: int, wall_s: float) -> None:
-        """The slot's engine runs since then: what it held before is gone."""
-        if self._lost is not None:
-            self._started[slot] = wall_s
+        """Forget what the slot held before its engine's process started; called at every scrape."""
         if self._seeds is not None:
             self._seeds.forget_before(slot, wall_s)
 
@@ -199,22 +185,20 @@ class WarmIndex(PrefixIndex):
         return found
 
     def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
-        """As `PrefixIndex.insert`; the oldest seeds make room."""
+        """Insert as `PrefixIndex.insert`; the oldest seeds make room."""
         distance_tokens = super().insert(slot, prompt)
         if self._seeds is not None:
             self._seeds.shrink(slot, self.capacity(slot) - self.tokens(slot))
         return distance_tokens
 
     def forget(self, slot: int) -> None:
-        """The slot holds nothing, and nothing is known of its capacity."""
+        """Forget what the slot holds."""
         super().forget(slot)
-        if self._lost is not None:
-            self._lost.add(slot)
         if self._seeds is not None:
             self._seeds.forget(slot)
 
     def _recall(self, prompt: MeasuredPrompt, seeds: Seeds, found: PrefixMatch) -> bool:
-        """Insert what the seeds tell of a prompt beyond what was found; whether they told anything."""
+        """Insert what the seeds know of a prompt beyond what was found; return whether they know anything."""
         if not len(seeds):
             self._seeds = None
             return False

@@ -6,14 +6,13 @@ Each function is one row's ``read`` in `epp.server.metrics_table`. Milliseconds 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from epp.config.plan import INCUMBENT
 from epp.signals.health import State
-from epp.signals.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -150,8 +149,8 @@ def rates(state: PickerState) -> Samples:
     """Read what was learned of each engine class."""
     addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
     for name, known in state.fleet.rates.describe(addresses).items():
-        for rate in fields(Rates):
-            yield (name, rate.name, known.state.value), getattr(known.rates, rate.name)
+        for rate, value in known.rates._asdict().items():
+            yield (name, rate, known.state.value), value
 
 
 def slowness(state: PickerState) -> Samples:

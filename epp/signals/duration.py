@@ -1,10 +1,9 @@
 """How long a request will take where it is sent: first token and end, from a decision's own snapshot.
 
-Owns the prediction; what it rests on is learned elsewhere (`epp.signals.rates`, `epp.signals.answers`) and
-comes with the snapshot, so that a recorded decision foretells the same again. The terms are those that the
-rates are learned by (`epp.schedule.feedback`): the network, the prefills that the first token waits for, its
-own among them, and a decode step per token of the answer, dearer by every answer beside it. Uncached tokens
-ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G]).
+What the prediction rests on comes with the snapshot, so that a recorded decision predicts the same again. The
+terms are those that the rates are learned by (`epp.schedule.feedback`): the network, the prefills that the
+first token waits for, its own among them, and a decode step per token of the answer, dearer by every answer
+beside it. Uncached tokens ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G]).
 """
 
 from __future__ import annotations

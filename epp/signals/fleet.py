@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.answers import AnswerLengths
 from epp.signals.calibration import HitRatios
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
-from epp.signals.first_tokens import FirstTokens
 from epp.signals.health import HealthTracker
 from epp.signals.ledger import LoadLedger
 from epp.signals.measured import Measured
+from epp.signals.model_means import AnswerLengths, FirstTokens
 from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable

@@ -80,21 +80,6 @@ def test_what_was_sent_before_the_engine_started_is_gone() -> None:
     assert cached(warm, old) == [0, 2 * COARSE_TOKENS, 0]
 
 
-def test_what_slots_lose_while_their_seeds_are_read_is_gone() -> None:
-    new, old = chain((1, 12)), chain((2, 12))
-    warm, seeds = index(), Seeds(dict.fromkeys(range(3), 1e6))
-    warm.forget(2)  # before anything was read
-    warm.expect_seeds()
-    for slot in range(3):
-        seeds.add(slot, 1000.0, names(new), COARSE_TOKENS)
-        seeds.add(slot, 990.0, names(old), COARSE_TOKENS)
-    warm.forget(0)  # its engine restarted, without a word of when
-    warm.process_started(1, 995.0)
-    warm.seed(seeds)
-    assert cached(warm, new) == [0, 2 * COARSE_TOKENS, 2 * COARSE_TOKENS]
-    assert cached(warm, old) == [0, 0, 2 * COARSE_TOKENS]
-
-
 def test_no_more_is_taken_than_fits_the_latest_first() -> None:
     prompts = [chain((number, 12)) for number in range(1, 5)]
     seeds = Seeds({0: 4 * COARSE_TOKENS})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -40,13 +39,11 @@ def _feed(
         tokens = 50.0 + 12_000.0 * keyed_uniform(2, f"{slot}{key}{index}", "tokens") ** 2
         ttft_ms = rates.prefill_base_ms + rates.prefill_ms_per_token * tokens
         noise = _noise(f"{slot}{key}{index}")
-        assert table.observe_prefill(
-            slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise
-        )
+        table.observe_prefill(slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise)
         beside = 1.0 + 20.0 * keyed_uniform(2, f"{slot}{key}{index}", "beside")
         itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
         itl_ms *= _noise(f"{slot}{key}i{index}")
-        assert table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
+        table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
 
 
 def test_a_line_starts_on_its_prior_and_finds_another() -> None:
@@ -60,7 +57,7 @@ def test_a_line_starts_on_its_prior_and_finds_another() -> None:
 
 
 def _half_as_fast(rates: Rates) -> Rates:
-    return Rates(*(2.0 * value for value in dataclasses.astuple(rates)))
+    return Rates(*(2.0 * value for value in rates))
 
 
 def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
@@ -71,12 +68,11 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
-def test_absurd_times_are_refused_and_counted(ttft_ms: float) -> None:
+def test_absurd_times_teach_nothing(ttft_ms: float) -> None:
     table = _table({0: "l40s"})
-    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
-    assert not table.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=ttft_ms)
+    table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
+    table.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=ttft_ms)
     assert table.of(0) == PRIORS["l40s"]
-    assert table.describe({0: "a:1"})["l40s"].refused == 2
 
 
 def test_classes_learn_their_own_rates_and_pool_their_endpoints() -> None:
@@ -123,7 +119,7 @@ def test_one_told_slow_that_is_asked_no_more_is_judged_anew() -> None:
 
 def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:
     prior = PRIORS["l40s"]
-    crawling = Rates(*(10.0 * value for value in dataclasses.astuple(prior)))
+    crawling = Rates(*(10.0 * value for value in prior))
     table = _table({0: "l40s", 1: "h100"})
     _feed(table, 0, crawling)
     learned = table.of(0)
@@ -156,7 +152,7 @@ def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
     table = _table(dict.fromkeys(range(3), "l40s"))
     for slot in range(3):
         _feed(table, slot, rates)
-    crawling = Rates(*(5.0 * value for value in dataclasses.astuple(rates)))
+    crawling = Rates(*(5.0 * value for value in rates))
     _feed(table, 0, crawling, count=200, key="stall", at_once=True)
     assert not table.describe(dict.fromkeys(range(3), "a:1"))["l40s"].slow
     _feed(table, 0, crawling, count=50, key="slow")
@@ -165,7 +161,7 @@ def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
 
 def test_who_is_slow_until_first_tokens_alone_is_far_and_not_slow() -> None:
     rates = PRIORS["l40s"]
-    far = dataclasses.replace(rates, prefill_base_ms=3 * rates.prefill_base_ms, prefill_ms_per_token=0.2)
+    far = rates._replace(prefill_base_ms=3 * rates.prefill_base_ms, prefill_ms_per_token=0.2)
     table = _table(dict.fromkeys(range(3), "l40s"))
     for part in range(30):
         for slot in range(3):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.answers import PRIOR_TOKENS, AnswerLengths
+from epp.signals.model_means import PRIOR_TOKENS, AnswerLengths, FirstTokens
 from epp.signals.popularity import BURST_S, FADE_S, Popularity
 
 
@@ -24,6 +24,16 @@ def test_answers_are_learned_by_model() -> None:
     assert answers.expected("short") == pytest.approx(20.0, abs=2.0)
     assert answers.expected("long") == pytest.approx(900.0, abs=10.0)
     assert answers.expected("long", 64) == 64.0
+
+
+def test_nothing_is_usual_before_there_were_enough() -> None:
+    first = FirstTokens()
+    for _ in range(19):
+        first.observe("m", 300.0)
+    assert first.usual_ms("m") == 0.0
+    first.observe("m", 500.0)
+    assert first.usual_ms("m") == pytest.approx(310.0)
+    assert first.usual_ms("other") == 0.0
 
 
 def test_a_shared_prefix_is_popular_and_a_conversation_is_not() -> None:
