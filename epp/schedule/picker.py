@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.apis.usage import NO_USAGE, Usage
+from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
-from epp.schedule.arms import Arms
-from epp.schedule.capable import success_of, words_of
 from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, is_absurd, learn_from, with_cached
-from epp.schedule.filters import Eligibility, Wants
+from epp.schedule.filters import Filters, Wants
 from epp.schedule.in_flight import Ask, InFlight, outcome_of, sent_of
+from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet
 from epp.types import PREFIX_KEY_TOKENS, RequestView
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Outcome
     from epp.schedule.filters import Candidates
     from epp.schedule.subset import Subset
-    from epp.schedule.weights import WeightBook
+    from epp.schedule.weights import WeightBook, Weights
+    from epp.signals.capability import Success
     from epp.signals.paths import Travelled
     from epp.types import Endpoint
 
@@ -104,8 +105,8 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self._eligibility = Eligibility()
-        self._arms = Arms(weights, name_block)
+        self._filters = Filters()
+        self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
@@ -113,7 +114,7 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self._eligibility.set_pool(self.fleet.members)
+        self._filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
         """From the next decision on the policy is this one: the same, with other parameters.
@@ -127,12 +128,12 @@ class Picker:
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:
         """Endpoints of the pool that a subset names, in its order."""
-        return self._eligibility.addresses(subset)
+        return self._filters.addresses(subset)
 
     @property
     def names_models(self) -> bool:
         """Whether an endpoint's eligibility depends on the model or on the length of a request."""
-        return self._eligibility.names_models
+        return self._filters.names_models
 
     @property
     def in_flight(self) -> int:
@@ -152,14 +153,14 @@ class Picker:
         settings, fleet = self._settings, self.fleet
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
         wants = Wants(ask.model, tokens + (ask.max_output_tokens or 0), ask.regions, ask.subset)
-        found = self._eligibility.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
+        found = self._filters.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = success_of(fleet.capability, ask, found, tokens)
+        success = self._success(ask, found, tokens)
         view = fleet.view(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._request(ask, tokens, match, now_s, found)
         policy, basis = self._policy_for(ask)
-        weights, arm = self._arms.choose(ask, wall_s) if policy is self.policy else (self.weights.current, "")
+        weights, arm = self._weights_for(ask, wall_s) if policy is self.policy else (self.weights.current, "")
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, view, values, settings.seed)
         if tokens:
@@ -203,10 +204,17 @@ class Picker:
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
 
+    def _success(self, ask: Ask, found: Candidates, tokens: int) -> Success | None:
+        capability = self.fleet.capability
+        if not tokens or not len(capability):
+            return None
+        models = found.served_models or (ask.model,) * len(found.slots)
+        return capability.success(models, language=ask.language, task=ask.task, prompt_tokens=tokens)
+
     def _request(
         self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float, found: Candidates
     ) -> RequestView:
-        task, tried = words_of(self.fleet.capability, ask, found)
+        known = frozenset(found.served_models) if ask.tried_models else ()
         return RequestView(
             decision_id=self._new_id(),
             model=ask.model,
@@ -220,8 +228,8 @@ class Picker:
             prefix_sharing=self._sharing(ask.prompt, match, now_s),
             usual_first_token_ms=self.fleet.first_tokens.usual_ms(ask.model),
             language=ask.language,
-            task=task,
-            tried_models=tried,
+            task=self.fleet.capability.task(ask.task),
+            tried_models=tuple(name for name in ask.tried_models if name in known),
         )
 
     def _sharing(self, prompt: MeasuredPrompt | None, match: PrefixMatch | None, now_s: float) -> float:
@@ -239,6 +247,17 @@ class Picker:
         if ask.opaque and Need.PROMPT in self.policy.needs:
             return self._balance, Basis.BALANCE
         return self.policy, Basis.POLICY
+
+    def _weights_for(self, ask: Ask, wall_s: float) -> tuple[Weights, str]:
+        """Choose the weights of a request's arm in a trial, with the arm's stamp.
+
+        An arm is drawn by the client's session, else by the root of the prompt.
+        """
+        trial, together = self.weights.plan.trial, ask.session
+        if isinstance(trial, Split) and not together and ask.prompt is not None:
+            root = self._roots.root(ask.prompt)
+            together = "" if root is None else self._name_block(root)
+        return self.weights.choose(wall_s, together)
 
     def _shares(self, slots: NDArray[np.intp], now_s: float) -> NDArray[np.float64] | None:
         shares = self.fleet.warm_share(now_s, self._settings.warmup_s)

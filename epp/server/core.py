@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from epp.records.recorder import Recorder
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
-    from epp.schedule.saturation import Admit
+    from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
@@ -147,7 +147,7 @@ class Core:
         clock: Clock,
         resolver: Resolver,
         protocol: Protocol | None = None,
-        admission: Admit | None = None,
+        admission: Shedding | None = None,
         tokenizers: Tokenizers | None = None,
         relays: RelayPaths | None = None,
         observers: Sequence[Callable[[Decision], None]] = (),

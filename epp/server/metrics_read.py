@@ -186,8 +186,8 @@ def weights(state: PickerState) -> Samples:
     """Read the weights of each arm."""
     book = state.picker.weights
     arms = [(INCUMBENT, book.current)]
-    if book.trial is not None:
-        arms.append((book.trial.arm, book.arm_weights))
+    if book.plan.trial is not None:
+        arms.append((book.plan.trial.arm, book.arm_weights))
     for arm, weights in arms:
         for name, value in weights.values.items():
             yield (name, weights.sources[name], arm), value

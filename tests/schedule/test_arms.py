@@ -14,7 +14,6 @@ from epp.learn.tuner.samples import read_stamp
 from epp.policies.balancing import LeastRequest
 from epp.policies.gorgo import Gorgo
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.arms import Arms
 from epp.schedule.picker import Ask, Picker, PickerSettings
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
@@ -110,10 +109,10 @@ def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
 )
 def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split) -> None:
     weights = book(split())
-    before = weights.current, weights.arm_weights, weights.trial
+    before = weights.current, weights.arm_weights, weights.plan.trial
     with pytest.raises(ConfigError, match=r"weights\.yaml"):
         weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=bad)), "weights.yaml")
-    assert (weights.current, weights.arm_weights, weights.trial) == before
+    assert (weights.current, weights.arm_weights, weights.plan.trial) == before
 
 
 def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
@@ -138,12 +137,16 @@ def test_the_root_of_a_conversation_lies_below_its_template() -> None:
 
 
 def test_requests_without_sessions_are_drawn_by_their_root() -> None:
-    arms = Arms(book(split(share=0.5)), "{:x}".format)
+    serving = picker(book(split(share=0.5)))
+
+    def stamp(ask: Ask) -> str:
+        return serving.pick(ask, START, START).arm
+
     for number in range(150):
-        arms.choose(Ask(prompt=prompt(1, 500 + number, 2)), START)
+        stamp(Ask(prompt=prompt(1, 500 + number, 2)))
     found = {}
     for number in range(40):
-        stamps = {arms.choose(Ask(prompt=prompt(1, number, turn)), START)[1] for turn in range(1, 5)}
+        stamps = {stamp(Ask(prompt=prompt(1, number, turn))) for turn in range(1, 5)}
         assert len(stamps) == 1
         found[number] = stamps.pop()
     assert len(set(found.values())) == 2

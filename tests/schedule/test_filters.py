@@ -5,7 +5,7 @@ import pytest
 
 from epp.config.schema import RegionRule
 from epp.errors import NoEndpointError
-from epp.schedule.filters import Eligibility, Wants, allowed_regions
+from epp.schedule.filters import Filters, Wants, allowed_regions
 from epp.types import Endpoint
 
 POOL = [
@@ -17,8 +17,8 @@ POOL = [
 
 
 @pytest.fixture
-def filters() -> Eligibility:
-    eligibility = Eligibility()
+def filters() -> Filters:
+    eligibility = Filters()
     eligibility.set_pool(list(enumerate(POOL)))
     return eligibility
 
@@ -34,7 +34,7 @@ def filters() -> Eligibility:
     ],
 )
 def test_each_rule_removes_and_says_whom(
-    filters: Eligibility, wants: Wants, slots: list[int], excluded: dict[str, tuple[str, ...]]
+    filters: Filters, wants: Wants, slots: list[int], excluded: dict[str, tuple[str, ...]]
 ) -> None:
     found = filters.candidates(wants, None)
     assert found.slots.tolist() == slots
@@ -50,7 +50,7 @@ def test_each_rule_removes_and_says_whom(
     ],
 )
 def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
-    filters: Eligibility, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
+    filters: Filters, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
 ) -> None:
     found = filters.candidates(Wants(), None, retry_after)
     assert found.slots.tolist() == slots
@@ -69,7 +69,7 @@ def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
     ],
 )
 def test_nobody_left_names_the_rule(
-    filters: Eligibility, wants: Wants, healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, rule: str
+    filters: Filters, wants: Wants, healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, rule: str
 ) -> None:
     with pytest.raises(NoEndpointError) as caught:
         filters.candidates(wants, healthy)
@@ -102,7 +102,7 @@ NAMED = [
 
 
 def test_candidates_say_what_their_engines_call_the_model() -> None:
-    eligibility = Eligibility()
+    eligibility = Filters()
     eligibility.set_pool(list(enumerate(NAMED)))
     assert eligibility.candidates(Wants("chat"), None).served_models == (
         "llama-a",
@@ -122,7 +122,7 @@ def test_candidates_say_what_their_engines_call_the_model() -> None:
 
 
 def test_a_model_whose_endpoints_all_drain_exists() -> None:
-    eligibility = Eligibility()
+    eligibility = Filters()
     eligibility.set_pool(
         [
             (0, Endpoint("a:1", models=frozenset({"m"}), draining=True)),

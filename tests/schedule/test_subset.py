@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.schedule.filters import Eligibility, Wants
+from epp.schedule.filters import Filters, Wants
 from epp.schedule.subset import KEY, NAMESPACE, hosts_of, parse_entries, subset_hint
 from epp.types import Endpoint
 
@@ -60,8 +60,8 @@ def test_no_text_allows_what_it_does_not_list(texts: list[str]) -> None:
 
 
 @pytest.fixture
-def filters() -> Eligibility:
-    eligibility = Eligibility()
+def filters() -> Filters:
+    eligibility = Filters()
     limits = [None, 100, None, None, None]
     eligibility.set_pool(
         [
@@ -72,7 +72,7 @@ def filters() -> Eligibility:
     return eligibility
 
 
-def test_only_what_is_listed_is_a_candidate(filters: Eligibility) -> None:
+def test_only_what_is_listed_is_a_candidate(filters: Filters) -> None:
     found = filters.candidates(Wants(subset=parse_entries(("10.0.0.1",))), None)
     assert found.slots.tolist() == [0, 1]
     assert set(found.excluded["subset"]) == set(POOL[2:])

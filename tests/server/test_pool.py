@@ -31,7 +31,7 @@ def in_force(app: App) -> dict[str, object]:
     feed = app._pool
     return {
         "fleet": [endpoint for _, endpoint in app.picker.fleet.members],
-        "eligible": list(app.picker._eligibility._hosts),
+        "eligible": list(app.picker._filters._hosts),
         "size": feed.size,
         "pollers": dict(feed._pollers),
         "tasks": [name for name in app.tasks.names() if name.startswith("poll ")],

@@ -317,7 +317,7 @@ def test_the_written_schedule_is_what_the_picker_serves(world: World) -> None:
     world.run(60)
     trial = plan(world).trial
     assert isinstance(trial, Switchback)
-    assert world.book.trial == trial
+    assert world.book.plan.trial == trial
     assert world.arms["candidate"] > 0
 
 
