@@ -79,14 +79,6 @@ def test_who_waits_long_anyway_pays_more_for_the_time_to_the_first_token() -> No
     assert same == plain
 
 
-def test_the_least_time_to_a_first_token_is_told_at_weight_one() -> None:
-    columns: dict[str, Any] = {name: [value] * 2 for name, value in RATES.items()} | URGENT
-    ask = request(prompt_tokens=4000, body_bytes=14_600, usual_first_token_ms=5.0)
-    weights = {name: 2.0 * value for name, value in GorgoMs.default_weights().items()}
-    ranking = GorgoMs().rank(ask, fleet_view(2, **columns), weights, 0)
-    assert ranking.least_first_token_ms == pytest.approx(170.0 + 0.06 * 3000 + 80)
-
-
 def test_hits_count_as_far_as_the_engine_keeps_them() -> None:
     columns = {
         "cached_tokens": [3000.0, 3000.0],

@@ -60,14 +60,6 @@ def test_laar_adds_what_a_wrong_answer_costs() -> None:
         assert ranking.costs == pytest.approx(costs * [1.0, 100.0, 1.0, 1.0])
 
 
-def test_who_waits_for_nothing_is_asked_first_however_small_the_difference_in_chances() -> None:
-    columns: dict[str, Any] = {"prefill_ms_per_token": [0.2, 0.2], "success": [0.3, 0.2]}
-    queue = fleet_view(2, uncached_tokens=[64_000] * 2, pending_uncached_tokens=[32_000, 0], **columns)
-    assert order(Laar(), queue, prompt_tokens=64_000)[0] == 1
-    level = fleet_view(2, uncached_tokens=[64_000] * 2, **columns)
-    assert order(Laar(), level, prompt_tokens=64_000)[0] == 0
-
-
 @pytest.mark.parametrize(
     ("patience_s", "worth"), [(60.0, [1, 1, 0]), (10.0, [1, 0, 0]), (1.0, [0, 0, 0]), (0.0, [1, 1, 1])]
 )

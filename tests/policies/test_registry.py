@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from epp.errors import ConfigError
-from epp.policies.balancing import LeastRequest
 from epp.policies.registry import POLICIES, create, params_of
-from tests.kit.fleets import register
 
 
 @pytest.mark.parametrize(
@@ -33,25 +29,6 @@ def test_an_unknown_parameter_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         create("gorgo", {"rtt": 1}, source="epp.yaml")
     assert caught.value.key == "policy.params.rtt"
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned(LeastRequest):
-    name: ClassVar[str] = "tuned"
-    limit: int = 3
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError("limit must be at least 1")
-
-
-def test_parameters_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, Tuned)
-    assert create("tuned", {"limit": 5}) == Tuned(limit=5)
-    with pytest.raises(ConfigError, match="did you mean 'limit'"):
-        create("tuned", {"limits": 5})
-    with pytest.raises(ConfigError, match="limit must be at least 1"):
-        create("tuned", {"limit": 0})
 
 
 @pytest.mark.parametrize(

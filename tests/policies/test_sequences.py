@@ -10,7 +10,6 @@ import pytest
 
 from epp.lab.baselines.dynamo import Dynamo
 from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
-from epp.lab.baselines.sglang_cache_aware import SglangCacheAware
 from epp.policies.balancing import LeastLoad, LeastLoadStale, LeastRequest, LeastRequestStale
 from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
 from epp.policies.session_affinity import PrefixHash, SessionAffinity, SessionAffinityBounded
@@ -41,18 +40,6 @@ def test_a_shared_prefix_stays_with_its_holder_until_the_scrape_or_the_live_coun
     live = burst(PrefixCache(), SAME, endpoints=3)
     assert hottest(live) <= 20 + 9, "an endpoint is never more than one over the imbalance of 8 ahead"
     assert len(set(live)) == 3
-
-
-def test_sglang_follows_a_prefix_until_the_fleet_is_64_requests_out_of_balance() -> None:
-    picks = burst(SglangCacheAware(), ["system prompt"] * 200, endpoints=3)
-    home = picks[0]
-    assert picks[:65] == [home] * 65
-    assert picks[65] != home
-
-
-def test_one_hash_of_the_start_puts_everybody_with_the_same_system_prompt_together() -> None:
-    assert len(set(burst(SessionAffinityHash256(), SAME, endpoints=3))) == 1
-    assert len(set(burst(SessionAffinityHash256(), DIFFERENT, endpoints=3))) == 3
 
 
 def test_modulo_moves_most_sessions_when_an_endpoint_leaves_and_rendezvous_only_its_own() -> None:

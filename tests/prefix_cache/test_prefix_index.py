@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import numpy as np
@@ -72,17 +71,6 @@ def test_an_answer_is_credited_to_who_gave_it_when_the_prompt_goes_on() -> None:
     index.forget(0)
     index.insert(0, first)
     assert cached(index, prompt(1, 2, 3, 4, 5, 6), 0) == [30.0], "an answer goes with what it hangs on"
-
-
-def test_insert_tells_how_much_was_used_since_the_prefix_was() -> None:
-    index = PrefixIndex()
-    assert math.isnan(index.insert(0, prompt(1, 2, 3)))
-    assert index.insert(0, prompt(1, 2, 3)) == 0.0
-    index.insert(0, prompt(7, 8, 9, 10))
-    index.insert(0, prompt(7, 8, 9, 10))
-    assert index.insert(0, prompt(1, 2, 4)) == 80.0, "what was used twice counts twice: the bound is upper"
-    assert index.insert(0, prompt(7)) == 30.0
-    assert math.isnan(index.insert(1, prompt(1, 2, 3))), "another slot"
 
 
 def test_single_misses_change_nothing_and_misses_of_what_is_old_shrink_the_belief() -> None:

@@ -31,28 +31,12 @@ def hybrid(count: int = 100, chunk_tokens: int = 400) -> PrefixIndex:
     return PrefixIndex(states=StateSlots(count, chunk_tokens))
 
 
-def test_without_a_copy_nothing_can_be_taken_up() -> None:
-    index = hybrid()
-    index.insert(0, prompt(1000))
-    branch = prompt(1000, own=7, shared=300)
-    assert cached(PrefixIndex(), branch) == [0.0]
-    assert cached(index, branch) == [0.0], "300 tokens are there, and no copy within them"
-
-
 def test_a_prefix_counts_up_to_the_end_of_a_chunk_or_of_a_prompt() -> None:
     index = hybrid()
     index.insert(0, prompt(1000))
     assert cached(index, prompt(1000, own=7, shared=950)) == [800.0]
     assert cached(index, prompt(1300)) == [1000.0]
     assert cached(index, prompt(1300), 0, 1) == [1000.0, 0.0]
-
-
-def test_an_answer_that_the_next_prompt_goes_on_from_counts() -> None:
-    index = hybrid()
-    first = prompt(500)
-    index.insert(0, first)
-    index.note_answer(0, first, 60)
-    assert cached(index, prompt(800)) == [560.0]
 
 
 def test_the_least_recently_used_copy_goes_first() -> None:

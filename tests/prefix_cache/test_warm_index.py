@@ -94,20 +94,6 @@ def test_no_more_is_taken_than_fits_the_latest_first() -> None:
     assert (len(bounded), bounded.full) == (5, True)
 
 
-def test_new_traffic_pushes_the_oldest_seeds_out() -> None:
-    prompts = [chain((number, 12)) for number in range(1, 5)]
-    warm = index(capacity_tokens=round(8 * COARSE_TOKENS))
-    seeds = Seeds({0: 8 * COARSE_TOKENS})
-    for prompt in prompts:
-        seeds.add(0, 0.0, names(prompt), COARSE_TOKENS)
-    warm.seed(seeds)
-    warm.insert(0, chain((50, 3 * STEP)))
-    assert cached(warm, prompts[3]) == [0, 0, 0], "the oldest gave way"
-    assert cached(warm, prompts[2])[0] > 0 or cached(warm, prompts[1])[0] > 0
-    assert cached(warm, prompts[0]) == [2 * COARSE_TOKENS, 0, 0]
-    assert warm.tokens(0) <= warm.capacity(0)
-
-
 _PATHS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=4)
 
 

@@ -119,17 +119,3 @@ def test_candidates_say_what_their_engines_call_the_model() -> None:
         "sql",
     )
     assert eligibility.candidates(Wants("other"), None).served_models == ()
-
-
-def test_a_model_whose_endpoints_all_drain_exists() -> None:
-    eligibility = Filters()
-    eligibility.set_pool(
-        [
-            (0, Endpoint("a:1", models=frozenset({"m"}), draining=True)),
-            (1, Endpoint("b:1", models=frozenset({"n"}))),
-        ]
-    )
-    for model, rule in (("m", "draining"), ("x", "model")):
-        with pytest.raises(NoEndpointError) as caught:
-            eligibility.candidates(Wants(model), None)
-        assert caught.value.rule == rule

@@ -135,19 +135,6 @@ def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: Ask, rule: str
     assert picker.in_flight == 0
 
 
-def test_what_first_tokens_usually_take_is_of_earlier_prompts_of_the_model() -> None:
-    picker = build("gorgo-ms")
-    told = []
-    for number in range(25):
-        decision = picker.pick(Ask(prompt=prompt(number), model="m"), 0.0, 0.0)
-        told.append((decision.request.usual_first_token_ms, decision.ranking.least_first_token_ms))
-        picker.end(decision.id, "completed", 0.0)
-        picker.pick(Ask(model="m"), 0.0, 0.0)
-    assert [usual for usual, _ in told[:20]] == [0.0] * 20
-    assert told[20][0] == pytest.approx(sum(least for _, least in told[:20]) / 20)
-    assert picker.pick(Ask(prompt=prompt(99), model="other"), 0.0, 0.0).request.usual_first_token_ms == 0.0
-
-
 @pytest.mark.parametrize(
     "policy", ["gorgo", "gorgo-ms", "least-request", "round-robin", "random", "session-affinity"]
 )

@@ -24,14 +24,6 @@ def test_a_ratio_follows_what_engines_report_and_another_process_starts_anew() -
     assert made.hit_ratio.tolist()[:2] == [1.0, 1.0]
 
 
-def test_cached_tokens_that_are_left_out_are_none_from_who_reported_them_before() -> None:
-    made = book()
-    assert made.cached_or_left_out(0, "openai-chat", None) is None
-    assert made.cached_or_left_out(0, "openai-chat", 7) == 7
-    assert made.cached_or_left_out(0, "openai-chat", None) == 0
-    assert made.cached_or_left_out(1, "openai-chat", None) is None
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e18), st.floats(0, 1e18)), max_size=30))
 def test_the_ratio_stays_bounded(reports: list[tuple[float, float]]) -> None:
     made = book()

@@ -7,7 +7,6 @@ import pytest
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.signals.capability import Capability
-from epp.types import Cell
 
 FILE = """
 models:
@@ -53,15 +52,6 @@ def test_an_empty_table_says_nothing() -> None:
     capability = table()
     capability.replace({})
     assert capability.success(["good"], language="en", task="", prompt_tokens=4000) is None
-
-
-def test_a_new_table_is_in_force_at_once() -> None:
-    capability = table()
-    capability.success(["good"], language="en", task="", prompt_tokens=4000)
-    capability.replace({"good": {Cell("en", 4096): 0.5}})
-    found = capability.success(["good"], language="en", task="", prompt_tokens=4000)
-    assert found is not None
-    assert found.values.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from epp.signals.duration import Duration, foretell, network_ms, prefills
-from epp.signals.rates import DEFAULT_PRIOR, Rates, RateTable
 from epp.types import RequestView
 from tests.kit.fleets import fleet_view
 
-RATES = Rates._fields
 REQUEST = RequestView("d", "m", 1000, 0, expected_output_tokens=101.0)
 
 
@@ -47,24 +45,3 @@ def test_long_bodies_take_round_trips_and_short_answers_no_steps() -> None:
     for tokens in (0.0, 1.0):
         one = duration(replace(REQUEST, expected_output_tokens=tokens))
         assert one.end_s == one.first_token_s
-
-
-def test_what_is_learned_is_foretold_and_an_endpoint_that_leaves_is_forgotten() -> None:
-    rates = RateTable()
-    rates.resize(2)
-    rates.assign(0, "x")
-    for number in range(400):
-        tokens, running = float(number % 20 * 200), float(number % 8)
-        rates.observe_prefill(
-            0, ended_s=1.0, requests=prefills(0.0), tokens=tokens, ttft_ms=40.0 + 0.2 * tokens
-        )
-        rates.observe_decode(0, ended_s=1.0, beside=running, itl_ms=6.0 + 0.5 * running)
-    known = {name: getattr(rates.of(0), name) for name in RATES}
-    expected = duration(running_requests=4.0, decoding_requests=4.0, **known)
-    assert expected.first_token_s == pytest.approx(0.1 + 0.04 + 0.2 * 0.8, rel=0.1)
-    assert expected.end_s - expected.first_token_s == pytest.approx(0.8, rel=0.1)
-    rates.forget(0)
-    assert rates.describe({}) == {}
-    rates.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=5.0)
-    rates.assign(0, "y")
-    assert rates.of(0) == DEFAULT_PRIOR

@@ -31,16 +31,6 @@ def test_values_are_known_until_stale_and_the_age_tells() -> None:
     assert (11.5 - engine.updated_s[0]) * 1e3 == 10_500, "how old it is stays known"
 
 
-def test_each_endpoint_goes_stale_by_itself_and_comes_back() -> None:
-    engine = store()
-    engine.update(0, sample(1), 0.0)
-    engine.update(1, sample(2), 5.0)
-    assert [math.isnan(value) for value in engine.block(12.0)[RUNNING][:2]] == [True, False]
-    assert math.isnan(engine.block(15.5)[RUNNING][1])
-    engine.update(0, sample(3), 16.0)
-    assert engine.block(16.0)[RUNNING][0] == 3
-
-
 def test_tokens_in_use_are_the_share_of_the_capacity_reported() -> None:
     engine = store()
     engine.update(0, sample(kv_capacity_tokens=80_000), 0.0)
@@ -80,12 +70,3 @@ def test_a_restart_is_told_once_even_when_old_and_new_process_answer_in_turn() -
         for i, start in enumerate([100.0, 100.0, 200.0, 100.0, 200.0, 100.0, 200.0])
     ]
     assert told == [False, False, True, False, False, False, False]
-
-
-def test_a_forgotten_endpoint_leaves_nothing_to_its_successor() -> None:
-    engine = store()
-    engine.update(0, sample(process_start_time_s=100.0), 0.0)
-    engine.forget(0)
-    assert math.isnan(engine.block(1.0)[RUNNING][0])
-    assert math.isnan((1.0 - engine.updated_s[0]) * 1e3)
-    assert not engine.update(0, sample(process_start_time_s=500.0), 2.0)

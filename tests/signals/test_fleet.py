@@ -255,21 +255,6 @@ def test_the_first_pool_is_warm_and_later_endpoints_ramp() -> None:
     assert fleet.warm_share(101.0, 0.0) is None
 
 
-def test_an_endpoint_that_returns_from_an_ejection_ramps_from_its_return() -> None:
-    fleet = new_fleet()
-    fleet.apply(pool("a", "b", "c"), 0.0)
-    (slot,) = slots(fleet, "b")
-    for _ in range(3):
-        fleet.health.failure(slot, "probe", 10.0)
-    mask = fleet.healthy(10.0)
-    assert mask is not None
-    assert mask[slots(fleet, "a", "b", "c")].tolist() == [True, False, True]
-    assert fleet.healthy(20.0) is None
-    share = fleet.warm_share(26.0, 30.0)
-    assert share is not None
-    assert share[slot] == pytest.approx(6 / 30)
-
-
 NAMES = [f"n{i}" for i in range(6)]
 
 

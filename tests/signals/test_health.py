@@ -71,18 +71,6 @@ def test_one_failure_on_trial_ejects_again_for_twice_as_long_up_to_the_cap() -> 
     assert lengths == [5.0, 10.0, 20.0, 40.0, 50.0]
 
 
-def test_after_a_long_healthy_time_the_first_ejection_is_short_again() -> None:
-    health = tracker()
-    eject(health, 1)
-    assert out(health, 5.0) == []
-    health.failure(1, "probe", 5.1)
-    assert out(health, 15.2) == []
-    health.success(1, 16.0)
-    eject(health, 1, 100.0)
-    assert out(health, 104.9) == [1]
-    assert out(health, 105.0) == []
-
-
 def test_while_probes_fail_no_trial_begins_and_the_first_good_one_brings_it_back() -> None:
     health = tracker()
     eject(health, 1)
@@ -92,15 +80,6 @@ def test_while_probes_fail_no_trial_begins_and_the_first_good_one_brings_it_back
     assert health.success(1, 60.0)
     assert out(health, 60.0) == []
     assert health.returned_at_s(1) == 60.0
-
-
-def test_a_good_probe_does_not_end_a_trial_of_failing_requests() -> None:
-    health = tracker()
-    for _ in range(5):
-        health.failure(1, "outcome", 0.0)
-    assert out(health, 5.0) == []
-    assert not health.success(1, 5.1, "probe")
-    assert health.failure(1, "outcome", 5.2), "still on trial: one failure is enough"
 
 
 def test_above_the_panic_share_everybody_is_eligible() -> None:
@@ -133,14 +112,3 @@ def test_a_flood_of_errors_ejects_though_some_requests_succeed() -> None:
             break
     assert ejected
     assert book.state(0) is State.EJECTED
-
-
-def test_a_few_errors_among_many_successes_do_not_eject() -> None:
-    book = HealthTracker()
-    book.resize(1)
-    book.admit(0)
-    for number in range(2000):
-        if number % 10 == 0:
-            assert not book.failure(0, "outcome", number * 0.05)
-        else:
-            book.success(0, number * 0.05, "outcome")

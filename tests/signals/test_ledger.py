@@ -23,21 +23,6 @@ def counters(book: LoadLedger, slot: int) -> tuple[float, float, float, float]:
     return queued, pending, running, decoding
 
 
-def test_the_life_of_a_lease() -> None:
-    book = ledger()
-    book.reserve("a", 1, 18_000, 5_000, 0.0)
-    assert counters(book, 1) == (18_000, 5_000, 1, 0)
-    assert book.first_token("a", 1.0)
-    assert counters(book, 1) == (18_000, 0, 1, 1)
-    assert not book.first_token("a", 1.1), "there is one first token"
-    assert book.end("a")
-    assert counters(book, 1) == (0, 0, 0, 0)
-    assert not book.end("a"), "an end is final"
-    assert not book.first_token("a", 2.2)
-    assert counters(book, 1) == (0, 0, 0, 0)
-    assert counters(book, 0) == (0, 0, 0, 0)
-
-
 def test_a_lease_moves_with_its_request() -> None:
     book = ledger()
     book.reserve("a", 0, 100, 60, 0.0)
@@ -53,27 +38,6 @@ def test_a_lease_moves_with_its_request() -> None:
     assert book.expire(TTL_S + 0.5) == []
     assert book.end("a")
     assert [counters(book, slot) for slot in range(SLOTS)] == [(0, 0, 0, 0)] * SLOTS
-
-
-def test_a_lease_never_released_expires_and_is_counted_once() -> None:
-    book = ledger()
-    book.reserve("a", 0, 10, 10, 0.0)
-    book.reserve("b", 0, 20, 20, 5.0)
-    assert book.expire(9.9) == []
-    assert book.expire(10.0) == ["a"]
-    assert counters(book, 0) == (20, 20, 1, 0)
-    assert book.expire(10.0) == []
-    assert book.expire(1e9) == ["b"]
-    assert not book.end("b")
-
-
-def test_the_first_token_renews_a_lease() -> None:
-    book = ledger()
-    book.reserve("slow", 0, 10, 10, 0.0)
-    book.reserve("silent", 0, 10, 10, 1.0)
-    book.first_token("slow", 9.0)
-    assert book.expire(15.0) == ["silent"], "a renewed lease must not hide a later one that is due"
-    assert book.expire(19.0) == ["slow"]
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,16 +58,3 @@ def test_kept_columns_are_as_if_read_anew(steps: list[tuple[str, int, float]]) -
         else:
             now_s += value / 20.0
         same(measured.columns(ROWS, now_s), Measured(rtt, engine).columns(ROWS, now_s), now_s)
-
-
-def test_columns_are_shared_until_something_is_told_and_cannot_be_written() -> None:
-    rtt, engine = tables()
-    measured = Measured(rtt, engine)
-    rtt.observe(1, 20.0, 0.0)
-    first = measured.columns(ROWS, 1.0)
-    assert measured.columns(ROWS, 2.0) is first
-    with pytest.raises(ValueError, match="read-only"):
-        first.values[0, 0] = 1.0
-    rtt.observe(2, 30.0, 2.0)
-    assert measured.columns(ROWS, 2.0) is not first
-    assert measured.columns(slice(1, 3), 2.0).values.shape == (5, 2)

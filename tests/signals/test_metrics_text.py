@@ -76,12 +76,6 @@ def test_reads_each_engine(text: bytes, expected: EngineSample) -> None:
     assert parse_metrics(text.replace(b"\n", b"\r\n")) == expected
 
 
-def test_the_name_that_vllm_used_before_v1() -> None:
-    old = b'vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc{model_name="m"} 0.75\n'
-    assert parse_metrics(old).kv_usage == 0.75
-    assert parse_metrics(old + b"vllm:kv_cache_usage_perc 0.5\n").kv_usage == 0.5
-
-
 def test_data_parallel_ranks_add_up_and_shares_are_averaged() -> None:
     text = b"".join(
         b'vllm:num_requests_running{engine="%d"} %d\n' % (rank, count)

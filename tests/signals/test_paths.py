@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.duration import cold_ms, foretell, network_ms
+from epp.signals.duration import cold_ms, network_ms
 from epp.signals.paths import NONE_IDLE, PathTable, Travelled, cold_body_ms
-from epp.types import RequestView, upload_doublings
-from tests.kit.fleets import fleet_view
+from epp.types import upload_doublings
 
 RTT_MS = 200.0
 BODY_BYTES = 72_000
@@ -74,17 +71,6 @@ def test_once_one_path_tells_priors_hold_for_the_others() -> None:
     assert columns(paths, 400.0, 2)[1][0] > 0.9, "none is idle"
 
 
-def test_engines_that_close_early_are_found_out() -> None:
-    paths = table("far")
-    told(paths, 1, warm(1.5), 50)
-    told(paths, 2, COLD, 50)
-    paths.ended(0, 0.0)
-    chances = [columns(paths, at_s)[0][0] for at_s in (2.0, 10.0, 30.0)]
-    assert chances[0] < 0.1
-    assert chances[1] > 0.9
-    assert chances[2] >= chances[1], "an older one is no likelier to be there"
-
-
 def test_bodies_are_priced_as_they_were_seen_to_travel() -> None:
     paths = table("far")
     told(paths, 0, warm(1.5), 9)
@@ -112,19 +98,6 @@ def test_the_formula_of_a_cold_body_is_what_was_measured(
     learned.ended(0, 0.0)
     rounds = columns(learned, 0.1)[0][2]
     assert network_ms(210.0, body_bytes, rounds) == pytest.approx(warm_ms, rel=0.2)
-
-
-def test_a_cold_chance_is_in_what_is_foretold() -> None:
-    request = RequestView("d", body_bytes=BODY_BYTES)
-    base: dict[str, Any] = {"rtt_ms": [RTT_MS], "connect_ms": [215.0], "prefill_base_ms": [0.0]}
-    seen = {
-        chance: foretell(request, fleet_view(1, **base, cold_chance=[chance], upload_rounds=[0.2]), 0)
-        for chance in (0.0, 0.5, 1.0)
-    }
-    assert seen[0.0].first_token_s * 1e3 == pytest.approx(network_ms(RTT_MS, BODY_BYTES, 0.2))
-    assert seen[1.0].first_token_s * 1e3 == pytest.approx(cold_ms(RTT_MS, BODY_BYTES, 215.0))
-    both = (seen[0.0].first_token_s + seen[1.0].first_token_s) / 2
-    assert seen[0.5].first_token_s == pytest.approx(both)
 
 
 STEPS = st.lists(

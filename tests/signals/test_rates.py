@@ -8,12 +8,10 @@ import math
 import pytest
 
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.line import Line
 from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
 #: When requests end: one a second.
 _SECONDS = itertools.count(1.0)
-DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
 
 
 def _noise(key: str, spread: float = 0.3) -> float:
@@ -44,16 +42,6 @@ def _feed(
         itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
         itl_ms *= _noise(f"{slot}{key}i{index}")
         table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
-
-
-def test_a_line_starts_on_its_prior_and_finds_another() -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    assert (line.base, line.slope) == (80.0, 0.06)
-    for index in range(600):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, (30.0 + 0.02 * x) * _noise(str(index)))
-    assert line.slope == pytest.approx(0.02, rel=0.15)
-    assert line.base == pytest.approx(30.0, rel=0.5)
 
 
 def _half_as_fast(rates: Rates) -> Rates:
@@ -100,21 +88,6 @@ def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
         for slot in range(3):
             _feed(table, slot, rates, count=20, key=str(part))
     assert table.of(0) == table.of(1)
-
-
-def test_one_told_slow_that_is_asked_no_more_is_judged_anew() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(3), "l40s") | {3: "h100"})
-    for part in range(8):
-        for slot in range(3):
-            _feed(table, slot, _half_as_fast(rates) if slot == 0 else rates, count=20, key=str(part))
-    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token
-    _feed(table, 1, rates, count=200)
-    assert table.of(0) != table.of(1), "400 samples of others are not long"
-    _feed(table, 3, PRIORS["h100"], count=310)
-    assert table.of(0) == table.of(1)
-    _feed(table, 0, _half_as_fast(rates), count=25)
-    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token, "and told again"
 
 
 def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:

@@ -55,13 +55,3 @@ def test_after_a_pause_one_request_tries_until_it_is_answered() -> None:
     pauses.answered("trial")
     assert pauses.until_s(112.2) is None
     assert pauses.pause(0, 10.0, "b", 113.0), "a pause of its own"
-
-
-def test_a_trial_without_an_answer_is_followed_by_another() -> None:
-    pauses = RetryAfter()
-    pauses.pause(0, 10.0, "a", 100.0)
-    pauses.sent(0, "first", 113.0)
-    assert pauses.until_s(122.9) is not None
-    assert pauses.until_s(125.1) is None
-    pauses.sent(0, "second", 125.1)
-    assert pauses.until_s(125.2) is not None

@@ -38,17 +38,6 @@ def test_a_faster_route_shows_at_once_and_a_slower_one_after_the_window() -> Non
     assert rtts.rtt_ms(40.0)[0] == pytest.approx(300.0, rel=0.01)
 
 
-def test_an_assumption_counts_until_measured_and_again_when_stale() -> None:
-    rtts = table(stale_after_s=10.0)
-    rtts.assume(0, 211.0)
-    assert rtts.rtt_ms(0.0)[0] == 211.0
-    rtts.observe(0, 100.0, 0.0)
-    assert rtts.rtt_ms(10.0)[0] == 100.0
-    assert rtts.rtt_ms(10.1)[0] == 211.0
-    rtts.assume(0, None)
-    assert math.isnan(rtts.rtt_ms(10.2)[0])
-
-
 def test_connects_of_real_requests_go_before_probes_while_they_are_fresh() -> None:
     rtts = table()
     rtts.assume(0, 50.0)
