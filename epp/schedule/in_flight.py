@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from epp.apis.types import MeasuredPrompt
     from epp.schedule.decision import Decision
     from epp.schedule.subset import Subset
-    from epp.signals.paths import Travelled
+    from epp.signals.paths import ConnectionTiming
     from epp.types import Signals, Snapshot
 
 
@@ -108,7 +108,7 @@ class InFlight:
     served: str = ""
     chunks: int | None = None
     response_bytes: int | None = None
-    travelled: Travelled | None = None
+    connection: ConnectionTiming | None = None
     streamed: bool | None = None
 
     @property

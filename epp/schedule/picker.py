@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from epp.schedule.subset import Subset
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.capability import Success
-    from epp.signals.paths import Travelled
+    from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint
 
 
@@ -355,11 +355,11 @@ class Picker:
             self.fleet.index.insert(slot, entry.prompt)
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
-    def travelled(self, decision_id: str, told: Travelled) -> None:
+    def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
         """What its connection was like; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
-            entry.travelled = told
+            entry.connection = timing
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """Take the engine's count, once into the prefix index; False when absurd, unknown or settled."""

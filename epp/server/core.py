@@ -26,7 +26,7 @@ from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.retry import told
 from epp.server.rewrite import rewritten
-from epp.signals.duration import foretell
+from epp.signals.duration import predict_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -245,7 +245,7 @@ class Core:
         decided_s = self._clock.mono_s()
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - started_s)
-        expected = foretell(decision.request, decision.fleet, decision.chosen)
+        expected = predict_duration(decision.request, decision.fleet, decision.chosen)
         self._metrics.requests.decided(
             decision, expected, streamed=ask.stream, priority=self._priority(request)
         )

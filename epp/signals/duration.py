@@ -32,7 +32,7 @@ class Duration(Struct, frozen=True):
     end_s: float
 
 
-def foretell(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
+def predict_duration(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
     """When the first token and the end of the answer are to be expected of a candidate.
 
     Args:
@@ -70,9 +70,9 @@ def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> fl
     return rtt_ms * (1.0 + min(_UPLOAD_ROUNDS, upload_rounds) * upload_doublings(body_bytes))
 
 
-def cold_ms(rtt_ms: float, body_bytes: int, opened_ms: float) -> float:
-    """The same on a connection that took ``opened_ms`` to open."""
-    return opened_ms + cold_body_ms(rtt_ms, body_bytes)
+def cold_ms(rtt_ms: float, body_bytes: int, connect_ms: float) -> float:
+    """Estimate the same on a connection that took ``connect_ms`` to open."""
+    return connect_ms + cold_body_ms(rtt_ms, body_bytes)
 
 
 def _network_ms(body_bytes: int, seen: Signals[float]) -> float:

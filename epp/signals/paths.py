@@ -52,17 +52,17 @@ _NAN = math.nan
 
 
 @dataclass(frozen=True, slots=True)
-class Travelled:
-    """What one request told of its connection.
+class ConnectionTiming:
+    """A request's connection, as the access log has it.
 
     Attributes:
-        anew: it was opened for this request.
-        opened_ms: from its beginning to the first byte of the request, handshakes included; NaN if not anew.
+        is_new: it was opened for this request.
+        connect_ms: from its beginning to the first byte of the request, handshakes included; NaN if not new.
         first_byte_ms: from the first byte of the request to the first one of its answer; NaN if not known.
     """
 
-    anew: bool
-    opened_ms: float = _NAN
+    is_new: bool
+    connect_ms: float = _NAN
     first_byte_ms: float = _NAN
 
 
@@ -97,19 +97,19 @@ class _Path:
         self.rounds = [1.0] * _CLASSES
         self.connect_ms, self.body_bytes = _NAN, 0.0
 
-    def observe(self, idle: int, told: Travelled, rtt_ms: float, body_bytes: int) -> None:
+    def observe(self, idle: int, timing: ConnectionTiming, rtt_ms: float, body_bytes: int) -> None:
         self.requests += 1
-        self.cold += told.anew
+        self.cold += timing.is_new
         keep = 1.0 - 1.0 / _MEMORY
         requests = self._requests = [count * keep for count in self._requests]
         colds = self._colds = [count * keep for count in self._colds]
         requests[idle] += 1.0
-        colds[idle] += told.anew
+        colds[idle] += timing.is_new
         self.body_bytes += (body_bytes - self.body_bytes) / min(self.requests, 100)
-        if told.anew and 0.0 <= told.opened_ms <= _ABSURD_MS:
-            self._connects.append(told.opened_ms)
+        if timing.is_new and 0.0 <= timing.connect_ms <= _ABSURD_MS:
+            self._connects.append(timing.connect_ms)
             self.connect_ms = min(self._connects)
-        rounds = _rounds_of(told, rtt_ms, body_bytes)
+        rounds = _rounds_of(timing, rtt_ms, body_bytes)
         if not math.isnan(rounds):
             self._rounds[idle].append(rounds)
             self.rounds[idle] = median(self._rounds[idle])
@@ -199,20 +199,22 @@ class PathTable:
         self._idle.setdefault(slot, deque(maxlen=_MOST_IDLE)).append(now_s)
         self._classify(slot, now_s)
 
-    def observe(self, slot: int, idle: int, told: Travelled, *, rtt_ms: float, body_bytes: int) -> None:
+    def observe(
+        self, slot: int, idle: int, timing: ConnectionTiming, *, rtt_ms: float, body_bytes: int
+    ) -> None:
         """What became of a request.
 
         Args:
             slot: who served it.
             idle: what `started` said of it.
-            told: of its connection.
+            timing: of its connection.
             rtt_ms: round trip when it was sent; NaN when that was not known.
             body_bytes: its size.
         """
         path = self._of.get(slot)
         if path is None:
             return
-        path.observe(idle, told, rtt_ms, body_bytes)
+        path.observe(idle, timing, rtt_ms, body_bytes)
         self._changed.add(path)
         if not self.known:
             self.known = True
@@ -246,8 +248,8 @@ class PathTable:
             if path.requests:
                 rtt = float(np.fmin.reduce(rtt_ms[list(path.slots)]))
                 warm_ms = rtt * (1.0 + path.all_rounds * upload_doublings(path.body_bytes))
-                opened_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
-                cold_ms = opened_ms + cold_body_ms(rtt, path.body_bytes)
+                connect_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
+                cold_ms = connect_ms + cold_body_ms(rtt, path.body_bytes)
                 rows[name] = PathFigures(path.requests, path.cold, warm_ms, cold_ms)
         return rows
 
@@ -292,16 +294,16 @@ def cold_body_ms(rtt_ms: float, body_bytes: float) -> float:
     return rtt_ms * (1.0 + extra)
 
 
-def _rounds_of(told: Travelled, rtt_ms: float, body_bytes: int) -> float:
+def _rounds_of(timing: ConnectionTiming, rtt_ms: float, body_bytes: int) -> float:
     """Round trips per doubling of a body, beside the one of every request; NaN if it cannot be told.
 
     An engine's own time before its first byte counts in, so that a path never seems better than it is.
     """
-    if told.anew or body_bytes <= FIRST_FLIGHT_BYTES or not rtt_ms >= _LEAST_RTT_MS:
+    if timing.is_new or body_bytes <= FIRST_FLIGHT_BYTES or not rtt_ms >= _LEAST_RTT_MS:
         return _NAN
-    if not 0.0 <= told.first_byte_ms <= _ABSURD_MS:
+    if not 0.0 <= timing.first_byte_ms <= _ABSURD_MS:
         return _NAN
-    return min(max((told.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
+    return min(max((timing.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
 
 
 def _rising(values: list[float], requests: list[float]) -> list[float]:

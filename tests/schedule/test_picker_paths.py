@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from epp.apis.types import MeasuredPrompt
 from epp.schedule.picker import Ask, Picker
-from epp.signals.paths import NONE_IDLE, Travelled
+from epp.signals.paths import NONE_IDLE, ConnectionTiming
 from epp.types import Endpoint
 from tests.schedule.test_picker import build
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 TWINS = [Endpoint("a:1", region="west"), Endpoint("b:1", region="west")]
 FAR_MS = 200.0
 BODY_BYTES = 72_000
-COLD = Travelled(anew=True, opened_ms=FAR_MS)
-WARM = Travelled(anew=False, first_byte_ms=FAR_MS)
+COLD = ConnectionTiming(is_new=True, connect_ms=FAR_MS)
+WARM = ConnectionTiming(is_new=False, first_byte_ms=FAR_MS)
 
 
 def far_twins() -> Picker:
@@ -36,11 +36,11 @@ def pick(picker: Picker, now_s: float) -> Decision:
     return picker.pick(Ask(prompt=MeasuredPrompt(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
 
 
-def over(picker: Picker, decision: Decision, told: Travelled | None, now_s: float) -> Outcome:
+def over(picker: Picker, decision: Decision, told: ConnectionTiming | None, now_s: float) -> Outcome:
     outcome = picker.end(decision.id, "stream-end", now_s, report_follows=True)
     assert outcome is not None
     if told is not None:
-        picker.travelled(decision.id, told)
+        picker.connection(decision.id, told)
     picker.settle(replace(outcome, attempts=1, status=200))
     return outcome
 

@@ -24,7 +24,7 @@ from epp.schedule.weights import WeightBook
 from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
 from epp.server.unobserved import LONGEST, UnobservedLeases
-from epp.signals.duration import foretell
+from epp.signals.duration import predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
@@ -193,7 +193,7 @@ class Bench:
         prompt = MeasuredPrompt(0, 1000, list(range(1, 16)), 64.0)
         ask = Ask(model="m", prompt=prompt, max_output_tokens=11, stream=True)
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
-        self.leases.decided(decision, foretell(decision.request, decision.fleet, decision.chosen))
+        self.leases.decided(decision, predict_duration(decision.request, decision.fleet, decision.chosen))
         if left:
             self.leases.left(decision.id)
         return decision.id

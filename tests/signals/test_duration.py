@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from epp.signals.duration import Duration, foretell, network_ms, prefills
+from epp.signals.duration import Duration, predict_duration, network_ms, prefills
 from epp.types import RequestView
 from tests.kit.fleets import fleet_view
 
@@ -25,7 +25,7 @@ def duration(request: RequestView = REQUEST, **columns: float) -> Duration:
         "decode_ms_per_request": 2.0,
     } | columns
     both: dict[str, Any] = {name: [9e9, value] for name, value in values.items()}
-    return foretell(request, fleet_view(2, **both), 1)
+    return predict_duration(request, fleet_view(2, **both), 1)
 
 
 def test_every_term_counts() -> None:

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.signals.duration import cold_ms, network_ms
-from epp.signals.paths import NONE_IDLE, PathTable, Travelled, cold_body_ms
+from epp.signals.paths import NONE_IDLE, ConnectionTiming, PathTable, cold_body_ms
 from epp.types import upload_doublings
 
 RTT_MS = 200.0
 BODY_BYTES = 72_000
-COLD = Travelled(anew=True, opened_ms=215.0)
+COLD = ConnectionTiming(is_new=True, connect_ms=215.0)
 
 
-def warm(round_trips: float) -> Travelled:
-    return Travelled(anew=False, first_byte_ms=round_trips * RTT_MS)
+def warm(round_trips: float) -> ConnectionTiming:
+    return ConnectionTiming(is_new=False, first_byte_ms=round_trips * RTT_MS)
 
 
 def table(*paths: str) -> PathTable:
@@ -34,7 +34,7 @@ def columns(paths: PathTable, now_s: float, count: int = 1) -> list[list[float]]
     return [[float(value) for value in row] for row in seen.T]
 
 
-def told(paths: PathTable, idle: int, what: Travelled, times: int = 1, slot: int = 0) -> None:
+def told(paths: PathTable, idle: int, what: ConnectionTiming, times: int = 1, slot: int = 0) -> None:
     for _ in range(times):
         paths.observe(slot, idle, what, rtt_ms=RTT_MS, body_bytes=BODY_BYTES)
 
@@ -75,7 +75,7 @@ def test_bodies_are_priced_as_they_were_seen_to_travel() -> None:
     paths = table("far")
     told(paths, 0, warm(1.5), 9)
     told(paths, 0, warm(9.0), 3)  # an engine that was busy
-    told(paths, 0, Travelled(anew=False), 3)
+    told(paths, 0, ConnectionTiming(is_new=False), 3)
     paths.ended(0, 0.0)
     rounds = columns(paths, 0.5)[0][2]
     assert rounds * upload_doublings(BODY_BYTES) == pytest.approx(0.5)
@@ -94,7 +94,9 @@ def test_the_formula_of_a_cold_body_is_what_was_measured(
     assert cold_ms(210.0, body_bytes, 215.0) == pytest.approx(215.0 + cold, rel=0.1)
     learned = table("far")
     for _ in range(5):
-        learned.observe(0, 0, Travelled(anew=False, first_byte_ms=329.0), rtt_ms=210.0, body_bytes=72_000)
+        learned.observe(
+            0, 0, ConnectionTiming(is_new=False, first_byte_ms=329.0), rtt_ms=210.0, body_bytes=72_000
+        )
     learned.ended(0, 0.0)
     rounds = columns(learned, 0.1)[0][2]
     assert network_ms(210.0, body_bytes, rounds) == pytest.approx(warm_ms, rel=0.2)
@@ -125,7 +127,7 @@ def test_whatever_is_told_chances_are_chances_and_rise_with_idle_time(
         elif what == "wait":
             now_s += value
         else:
-            seen = Travelled(what == "cold", value, value * 10)
+            seen = ConnectionTiming(what == "cold", value, value * 10)
             paths.observe(slot, int(value) % (NONE_IDLE + 1), seen, rtt_ms=value, body_bytes=int(value * 1e3))
     before = columns(paths, now_s, 3)
     later = columns(paths, now_s + 30.0, 3)

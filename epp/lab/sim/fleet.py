@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision, Outcome
-    from epp.signals.paths import Travelled
+    from epp.signals.paths import ConnectionTiming
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -162,11 +162,11 @@ class FleetSim:
         self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
-        self, decision_id: str, cause: str, usage: Usage | None, travelled: Travelled | None
+        self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
         """The picker hears of an end."""
         if travelled is not None:
-            self._picker.travelled(decision_id, travelled)
+            self._picker.connection(decision_id, travelled)
         if usage is not None:
             self._picker.usage(decision_id, usage)
         outcome = self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
