@@ -1,4 +1,4 @@
-"""What a policy sees and what it says: the only types of ours that `epp.policies` imports.
+"""What a policy sees and says, and what an endpoint is.
 
 A `Snapshot` is one immutable snapshot taken at one instant: columns, one value per eligible endpoint, all of
 the same length and in the same order. It holds ages, never timestamps, so that a recorded view can be ranked
@@ -35,7 +35,7 @@ _LONGEST_BUCKET_TOKENS = 1 << 30
 
 
 def length_bucket(prompt_tokens: float) -> int:
-    """The power of two nearest to a prompt's length, by ratio: 4096 for 2897 to 5792 tokens.
+    """Return the power of two nearest to a prompt's length, by ratio: 4096 for 2897 to 5792 tokens.
 
     Nearest and not next, so that an estimate that is some per cent off stays where it belongs.
     """
@@ -51,8 +51,8 @@ class Cell:
     """What chances hang on.
 
     Attributes:
-        language: as `epp.apis.language` tells it.
-        bucket_tokens: as `length_bucket` tells it.
+        language: as `epp.apis.language` finds it.
+        bucket_tokens: as `length_bucket` finds it.
         task: a name, ``""`` for any.
     """
 
@@ -70,7 +70,7 @@ class Endpoint:
     """One replica.
 
     Attributes:
-        address: ``host:port`` as Envoy is told it; IPv6 hosts are bracketed.
+        address: ``host:port`` as Envoy gets it; IPv6 hosts are bracketed.
         tls: whether the upstream speaks TLS.
         server_name: SNI and certificate name, ``""`` for the host itself.
         region: name of its region, ``""`` when unknown.
@@ -101,7 +101,7 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def served_name(self, model: str) -> str:
-        """What its engine calls a public model."""
+        """Return what its engine calls a public model."""
         return self.served_names.get(model, model)
 
 
@@ -110,7 +110,7 @@ FIRST_FLIGHT_BYTES = 14_600
 
 
 def upload_doublings(body_bytes: float) -> float:
-    """How often a window of the first flight's size has doubled when a body is through.
+    """Count the doublings of a window of the first flight's size until a body is through.
 
     0 for no body, 1 for one of `FIRST_FLIGHT_BYTES`, 2 for three times as much.
     """
@@ -235,7 +235,7 @@ class Snapshot(Struct, frozen=True):
         engine_kv_usage: share of its KV cache in use, 0..1.
         engine_used_tokens: tokens of its KV cache in use: that share of the capacity it reports.
         engine_age_ms: age of the engine metrics.
-        hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5; 1 unless told.
+        hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5, else 1.
         prefill_base_ms: fixed time of one prefill there, learned by engine class (`epp.signals.rates`).
         prefill_ms_per_token: time of one uncached token, likewise.
         decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
@@ -243,7 +243,7 @@ class Snapshot(Struct, frozen=True):
         success: chance that its model answers such a request rightly, 0..1 (`epp.signals.capability`); 1 for
             all where nothing is known of any.
         cold_chance: chance that the next request there opens a connection, 0..1 (`epp.signals.paths`); 0
-            where nobody told of connections.
+            before any report of connections.
         connect_ms: time to open one there, a round trip where none was seen; 0 likewise.
         upload_rounds: round trips per doubling of a body on a connection that is there, as seen; 1, as on a
             new one, where none was.
@@ -296,7 +296,7 @@ class Snapshot(Struct, frozen=True):
         rtt_sources: NDArray[np.int8] | None = None,
         models: tuple[str, ...] = (),
     ) -> Self:
-        """A view by the names of its columns.
+        """Make a snapshot by the names of its columns.
 
         Raises:
             KeyError: a column is missing.
@@ -306,11 +306,11 @@ class Snapshot(Struct, frozen=True):
         return cls(endpoints, regions, engine_classes, block, unknown or {}, rtt_sources, models)
 
     def __len__(self) -> int:
-        """Number of candidates."""
+        """Count the candidates."""
         return len(self.endpoints)
 
     def at(self, index: int) -> Signals[float]:
-        """One candidate's numbers."""
+        """Return one candidate's numbers."""
         return Signals._make(self.block[:, index].tolist())
 
     def columns(self) -> Signals[NDArray[np.float64]]:
@@ -326,7 +326,7 @@ class Ranking(Struct, frozen=True):
         terms: what the costs are made of, for people: name -> one value per endpoint. Terms whose names a
             policy lists as additive sum to ``costs``.
         least_first_token_ms: the least time to first token that the request has to expect of any of them, 0
-            of a policy that foretells none.
+            of a policy that predicts none.
     """
 
     costs: NDArray[np.float64]

@@ -199,7 +199,7 @@ class LeastLoad(Policy):
 
 @dataclass(frozen=True, slots=True)
 class LeastLoadStale(Policy):
-    """`LeastLoad` without its live term: what scraped metrics alone can tell.
+    """`LeastLoad` without its live term: what scraped metrics alone show.
 
     ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens``. Herds
     between scrapes, like `LeastRequestStale`.

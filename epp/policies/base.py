@@ -32,7 +32,7 @@ PositiveCount = Annotated[int, Meta(ge=1)]
 
 
 class Need(Enum):
-    """What a policy must be given beyond the list of endpoints; what nobody needs is not computed."""
+    """What a policy must be given beyond the list of endpoints; what no policy needs is not computed."""
 
     PROMPT = "prompt"  # the request body: token count and prefix match
     SESSION = "session"  # RequestView.affinity_key
@@ -138,5 +138,5 @@ class Policy:
 
     @staticmethod
     def drawn(ranking: Ranking, weights: Mapping[str, float], params: Mapping[str, object]) -> Drawn | None:
-        """Tell what a recorded ranking's own draw was among; None where nothing was drawn."""
+        """Return what a recorded ranking's own draw was among; None where nothing was drawn."""
         return None

@@ -35,7 +35,7 @@ LEAST_SUCCESS = 0.01
 
 
 def success_of(fleet: Snapshot, least: float) -> NDArray[np.float64]:
-    """The column ``success`` within ``least`` and 1."""
+    """Return the column ``success`` within ``least`` and 1."""
     return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
 
@@ -56,14 +56,14 @@ class Models:
     starts: NDArray[np.intp]
 
     def least(self, values: NDArray[np.float64]) -> list[float]:
-        """Of values of endpoints, each model's least."""
+        """Return each model's least of values of endpoints."""
         found: list[float] = np.minimum.reduceat(values[self.order], self.starts).tolist()
         return found
 
 
 @lru_cache(maxsize=256)
 def models_of(models: tuple[str, ...]) -> Models:
-    """The models of these endpoints; there is at least one. Pools rarely change: answers are kept."""
+    """Group endpoints by model; kept, because pools rarely change."""
     names, place = np.unique(np.array(models), return_inverse=True)
     order = np.argsort(place, kind="stable")
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
@@ -93,7 +93,7 @@ class Laar(GorgoMs):
     that who fails here does not wait for them anew. Divided by the chance, as in `LaarPaper`, waiting at
     endpoints with small chances counts many times, and they idle while the best model's queue grows.
 
-    The term ``worth`` is no part of the cost: clients are not told of a model as left to try where it is 0.
+    The term ``worth`` is no part of the cost: where it is 0, clients do not read of a model as left to try.
     It is 1 where ``own / Q``, what a right answer takes, is within ``patience_s``; of the others, by rising
     ``own / Q``, until those tried and those before have ``reach`` of the chance that any model is right.
     By a time alone, questions that no model is likely to answer would be given up after the first.
@@ -121,7 +121,7 @@ class Laar(GorgoMs):
     reach: Share = 0.85
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
-        """The attempt's terms, the price of another one, the penalty, and what is worth another one."""
+        """Price the attempt, another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms
         success = success_of(fleet, self.least_success)

@@ -140,7 +140,7 @@ class Lodestar(Policy):
         return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
 
     def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
-        """The model that decides under these weights, or None and a word of `FALLBACKS`."""
+        """Return the model that decides under these weights, or None and a word of `FALLBACKS`."""
         model = self.model
         if weights["use_model"] < 0.5:
             return None, "switched-off"
@@ -184,7 +184,7 @@ class Lodestar(Policy):
             return None
         usage = fleet.engine_kv_usage
         if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
-            return None  # the largest is no mean, and tells most requests sooner
+            return None  # the largest is no mean, and decides most requests sooner
         cached = fleet.cached_tokens
         longest = float(cached.max())
         if longest <= self.worth_tokens:

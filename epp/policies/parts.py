@@ -47,14 +47,14 @@ def transfer_ms(
 
 
 def match_ratios(request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
-    """Share of the prompt that each endpoint is expected to have cached, 0..1; 0 without a prompt."""
+    """Compute the share of the prompt that each endpoint is expected to have cached, 0..1."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))
     return np.minimum(fleet.cached_tokens / request.prompt_tokens, 1.0)
 
 
 def places(*keys: NDArray[np.float64] | NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Place of each endpoint when sorted by the keys, ascending, the first key before the second.
+    """Find the place of each endpoint when sorted by the keys, ascending, the first key before the second.
 
     The best have place 0; equals share a place, and the next after m equals is m places on.
     """

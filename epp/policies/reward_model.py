@@ -192,7 +192,7 @@ class RewardModel:
         return self.judge(x)[0]
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tell which rows of inputs are unlike the training's: beyond a bound, or of a class not seen."""
+        """Mark which rows of inputs are unlike the training's: beyond a bound, or of a class not seen."""
         return self.judge(x)[1]
 
     def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -203,7 +203,7 @@ class RewardModel:
         return taken
 
     def judge(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Predict, and tell which rows are out of distribution, in one pass."""
+        """Predict, and mark which rows are out of distribution, in one pass."""
         known, count = self._moved_inside(x), len(self.features)
         strange: NDArray[np.bool_] = np.logical_or.reduce(known[:, :count] != x[:, :count], axis=1)
         if self.classes:
@@ -223,7 +223,7 @@ class RewardModel:
         return heads, strange
 
     def beyond(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tell which features of inputs ``[rows, d]`` are beyond a bound of the training."""
+        """Mark which features of inputs ``[rows, d]`` are beyond a bound of the training."""
         beyond: NDArray[np.bool_] = (self._moved_inside(x) != x)[:, : len(self.features)]
         return beyond
 

@@ -49,7 +49,7 @@ class SessionAffinity(Policy):
 
 
 def session_places(key: str, endpoints: Sequence[str]) -> NDArray[np.float64]:
-    """Place of each endpoint in the order of this key, by highest random weight; the key's own is 0."""
+    """Place endpoints in the order of this key, by highest random weight; the key's own is 0."""
     seed = xxhash.xxh3_64_intdigest(key.encode())
     weigh, count = xxhash.xxh3_64_intdigest, len(endpoints)
     weights = np.fromiter((weigh(endpoint.encode(), seed) for endpoint in endpoints), np.uint64, count)

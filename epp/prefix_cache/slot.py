@@ -111,12 +111,12 @@ class SlotHoldings:
         return tuple(self._uses)
 
     def used_at_tokens(self, key: int) -> float:
-        """When a segment that is held was used last."""
+        """Return when a segment that is held was used last."""
         moment: float = self._uses[key][0]
         return moment
 
     def touch(self, key: int, depth: int, at_tokens: float) -> None:
-        """A segment was used."""
+        """Note a use of a segment."""
         use: _Use = (at_tokens, -depth, key)
         self._uses[key] = use
         heapq.heappush(self._heap, use)
@@ -125,11 +125,11 @@ class SlotHoldings:
             heapq.heapify(self._heap)
 
     def copy_use(self, key: int, lower: int, depth: int) -> None:
-        """The lower part of a segment that was split was used when the whole was."""
+        """Note the lower part of a segment that was split: it was used when the whole was."""
         self.touch(lower, depth, self._uses[key][0])
 
     def discard(self, key: int) -> None:
-        """A segment is not held any more."""
+        """Forget a segment."""
         self._uses.pop(key, None)
 
     def oldest(self) -> int:
@@ -146,7 +146,7 @@ class SlotHoldings:
             heapq.heappop(self._heap)
 
     def state_capacity(self, tokens: int, *, stated: bool) -> None:
-        """The engine or the operator says what fits; or neither does any more, and this is assumed."""
+        """Take the capacity that the engine or the operator states, or that is assumed."""
         self.capacity_tokens = self._believed = tokens
         self._stated = stated
         self._estimate = CapacityEstimate()

@@ -4,7 +4,7 @@ What was on record of an endpoint are names of coarse prefixes (`BlockHasher.coa
 block hashes of the index cannot be had. They are kept beside it as seeds. When a prompt goes further than
 the index knows, its own coarse names are looked up among the seeds, and what is found there is inserted as
 blocks of this prompt, which by then are known; a seed is used once. So a lookup costs names only while there
-are seeds, and one name where they tell nothing. Seeds count as older than anything that the index holds and
+are seeds, and one name where they know nothing. Seeds count as older than anything that the index holds and
 give way to it within the endpoint's capacity.
 """
 
@@ -178,7 +178,7 @@ class WarmIndex(PrefixIndex):
             self._seeds.forget_before(slot, wall_s)
 
     def match(self, prompt: MeasuredPrompt) -> PrefixMatch:
-        """Walk the prompt's blocks; seeds that tell more than the index are made part of it first."""
+        """Walk the prompt's blocks; seeds that know more than the index are made part of it first."""
         found = super().match(prompt)
         if self._seeds is not None and self._recall(prompt, self._seeds, found):
             return super().match(prompt)

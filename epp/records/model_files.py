@@ -87,13 +87,13 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
     if not text.strip():
         raise ConfigError(source, "", "the file is empty", "remove it to have no model")
     try:
-        told = msgspec.json.decode(text)
+        content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(source, "", f"is not JSON: {error}", "write it again with epp learn") from error
-    kind = told.get("format") if isinstance(told, dict) else None
+    kind = content.get("format") if isinstance(content, dict) else None
     if kind != FORMAT:
         raise ConfigError(source, "format", f"format {kind!r} is not known", f"this program reads {FORMAT}")
-    parsed = convert(told, RewardModelFile, source)
+    parsed = convert(content, RewardModelFile, source)
     model = _model(parsed, source)
     if model.version != parsed.version:
         problem = f"the content is version {model.version}, not {parsed.version}"

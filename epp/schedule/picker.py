@@ -81,7 +81,7 @@ class Picker:
         settings: constants.
         new_id: makes decision ids.
         name_block: a block's name as it may be recorded; live pickers pass the keyed one of their hasher.
-        learn: told of a model, of canonical bytes and of the tokens that an engine counted in them.
+        learn: called with a model, canonical bytes and the tokens that an engine counted in them.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Picker:
         self._filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
-        """From the next decision on the policy is this one: the same, with other parameters.
+        """Use the same policy with other parameters from the next decision on.
 
         Raises:
             ValueError: it is another policy, whose weights these are not.
@@ -127,7 +127,7 @@ class Picker:
         self.policy, self._params = policy, params_of(policy)
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:
-        """Endpoints of the pool that a subset names, in its order."""
+        """Return the endpoints of the pool that a subset names, in its order."""
         return self._filters.addresses(subset)
 
     @property
@@ -141,7 +141,7 @@ class Picker:
         return len(self._in_flight)
 
     def has_in_flight(self, decision_id: str) -> bool:
-        """Whether it was decided here and has not ended."""
+        """Tell whether a request was decided here and has not ended."""
         return decision_id in self._in_flight
 
     def pick(self, ask: Ask, now_s: float, wall_s: float) -> Decision:
@@ -287,7 +287,7 @@ class Picker:
         )
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
-        """The first token came; False when the decision is unknown, ended, or had its first token before."""
+        """Note the first token; False when the decision is unknown, ended, or had its first token before."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
@@ -296,7 +296,7 @@ class Picker:
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
-        """Note response headers, of ``served`` if told; who answers, "" for an unknown or ended decision."""
+        """Note response headers; return who answers, "" for an unknown or ended decision."""
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return ""
@@ -314,7 +314,7 @@ class Picker:
         last_chunk_s: float = math.nan,
         streamed: bool | None = None,
     ) -> bool:
-        """What the stream showed of the answer; False when the decision is unknown or ended.
+        """Note what the stream showed of the answer; False when the decision is unknown or ended.
 
         Args:
             decision_id: the decision.
@@ -322,7 +322,7 @@ class Picker:
             chunks: pieces of the answer that were not empty.
             response_bytes: their bytes.
             last_chunk_s: when the last of them came.
-            streamed: it was an event stream; None where nobody told, then what the client asked for counts.
+            streamed: it was an event stream; None where it is unknown, then what the client asked for counts.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
@@ -334,13 +334,13 @@ class Picker:
         return True
 
     def served(self, decision_id: str, address: str) -> None:
-        """Who really answers or answered; an unknown decision is fine."""
+        """Note who really answers; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
             self._served(decision_id, entry, address)
 
     def _served(self, decision_id: str, entry: InFlight, address: str) -> None:
-        """Another endpoint than was thought has the request, and its prompt in the cache from now on."""
+        """Move the request to the endpoint that has it, and its prompt into that one's cache."""
         if not address or address == (entry.served or entry.endpoint):
             entry.served = entry.served or address
             return
@@ -356,7 +356,7 @@ class Picker:
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
     def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
-        """What its connection was like; an unknown decision is fine."""
+        """Note the request's connection; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
             entry.connection = timing
@@ -374,7 +374,7 @@ class Picker:
         current = fleet.address_of(entry.slot) == entry.endpoint
         if decision_id in self._in_flight:
             current = current and fleet.ledger.live(decision_id)
-        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
+        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was predicted of that one
         if entry.prompt is not None and current and not elsewhere:
             cached = with_cached(entry.slot, entry.ask.api, usage, fleet).cached_tokens
             if cached is not None and not entry.confirmed:
@@ -390,7 +390,7 @@ class Picker:
     def end(
         self, decision_id: str, cause: str, now_s: float, *, report_follows: bool = False
     ) -> Outcome | None:
-        """The request is over, however it ended; None when the decision is unknown or ended before.
+        """End the request, however it ended; None when the decision is unknown or ended before.
 
         With ``report_follows`` the decision is remembered, for `usage`, until it is settled.
         """
@@ -411,7 +411,7 @@ class Picker:
         return outcome
 
     def settle(self, outcome: Outcome) -> None:
-        """All that will ever be known of a request; unknown ones are fine."""
+        """Learn from all that will ever be known of a request; unknown ones are fine."""
         entry = self._ended.pop(outcome.id, None)
         if entry is not None:
             learn_from(entry, outcome, self.fleet, self._learn)

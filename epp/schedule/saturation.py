@@ -2,7 +2,7 @@
 
 Owns the measure of saturation and the rule; it is llm-d's utilization detector with its flow control off,
 source [E]: the mean over the endpoints of the larger of queue and KV cache, each over its threshold. An
-endpoint that tells nothing counts as saturated, and so does a pool without endpoints.
+endpoint that reports nothing counts as saturated, and so does a pool without endpoints.
 """
 
 from __future__ import annotations

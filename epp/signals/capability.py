@@ -56,7 +56,7 @@ class Capability:
         self._memory.clear()
 
     def task(self, name: str) -> str:
-        """The task of that name, ``""`` for one that the table does not know."""
+        """Return the task of that name, ``""`` for one that the table does not know."""
         return name if name in self._tasks else ""
 
     def success(

@@ -18,7 +18,7 @@ from epp.types import upload_doublings
 if TYPE_CHECKING:
     from epp.types import RequestView, Signals, Snapshot
 
-#: Round trips per doubling of a body where nobody told of connections (source [P]).
+#: Round trips per doubling of a body before any report of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
 #: Of a prefill's fixed time, what each request that awaits its first token makes the next one wait for: it is
 #: half done on average.
@@ -33,7 +33,7 @@ class Duration(Struct, frozen=True):
 
 
 def predict_duration(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
-    """When the first token and the end of the answer are to be expected of a candidate.
+    """Predict when the first token and the end of the answer come from a candidate.
 
     Args:
         request: as it was decided.
@@ -56,12 +56,12 @@ def predict_duration(request: RequestView, fleet: Snapshot, chosen: int) -> Dura
 
 
 def prefills(pending: float) -> float:
-    """Prefills that a first token waits for, its own included, behind so many requests without one."""
+    """Count the prefills that a first token waits for, its own included, behind requests without one."""
     return 1.0 + _WAITED * pending
 
 
 def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> float:
-    """What the network takes before an engine has the request, and until its first token is here.
+    """Estimate what the network takes until an engine has the request, and until its first token is here.
 
     One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
     (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]), unless connections there

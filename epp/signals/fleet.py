@@ -1,7 +1,7 @@
 """The fleet: which endpoints there are, and everything known about each, composed into views.
 
-Owns the pool, the slots and the life cycle of what hangs on them: whoever joins gets columns, whoever leaves
-or restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
+Owns the pool, the slots and their life cycle: an endpoint that joins gets columns, one that leaves or
+restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
 candidates with ages instead of timestamps and nothing left unknown - a missing value is filled with the worst
 known one of the candidates, so that no endpoint gains by silence.
 """
@@ -125,8 +125,8 @@ class Fleet:
     def apply(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Make these the pool, in this order.
 
-        Endpoints that stay keep all that is known of them, unless their uid tells that they are others by the
-        same address. Endpoints of the very first pool count as warm; later ones warm up.
+        Endpoints that stay keep all that is known of them, unless their uid is another. Endpoints of the very
+        first pool count as warm; later ones warm up.
         """
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address in [address for address in self._members if address not in wanted]:
@@ -188,7 +188,7 @@ class Fleet:
         self._size_index(slot, self._members[address][1])
 
     def learn_context(self, slot: int, tokens: int) -> None:
-        """Take the longest context of the models that an engine lists, 0 where it does not tell."""
+        """Take the longest context of the models that an engine lists, 0 where it lists none."""
         self._contexts[slot] = tokens
 
     def context_tokens(self, slot: int) -> int | None:

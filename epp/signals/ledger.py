@@ -127,7 +127,7 @@ class LoadLedger:
         return True
 
     def live(self, lease_id: str) -> bool:
-        """Whether the lease exists and still counts: its endpoint has not left or restarted since."""
+        """Tell whether the lease exists and still counts: its endpoint has not left or restarted since."""
         lease = self._leases.get(lease_id)
         return lease is not None and lease.slot != _NOWHERE
 

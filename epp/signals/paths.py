@@ -45,7 +45,7 @@ _UNSEEN = 0.1
 _WINDOW = 15
 #: Idle connections remembered of an endpoint.
 _MOST_IDLE = 4096
-#: Below this round trip bodies cost nothing that could be told from an engine's own time.
+#: Below this round trip a body's cost is lost in an engine's own time.
 _LEAST_RTT_MS = 5.0
 _ABSURD_MS = 60_000.0
 _NAN = math.nan
@@ -150,7 +150,7 @@ class PathTable:
         self._due_s = np.zeros(0, np.float64)  # when that connection is older than its class
         self._next_due_s = math.inf
         self._changed: set[_Path] = set()  # paths whose columns are not in the table yet
-        #: Whether anything was ever told of a connection.
+        #: Whether any connection was ever reported.
         self.known = False
 
     def resize(self, capacity: int) -> None:
@@ -159,7 +159,7 @@ class PathTable:
         self._due_s = grown(self._due_s, capacity, math.inf)
 
     def assign(self, slot: int, path: str) -> None:
-        """The slot's endpoint is reached by this path; its connections are not known."""
+        """Assign an endpoint to its path; its connections are not known."""
         self.forget(slot)
         known = self._paths.get(path) or self._add(path)
         self._of[slot] = known
@@ -167,7 +167,7 @@ class PathTable:
         self._classify(slot, 0.0)
 
     def forget(self, slot: int) -> None:
-        """The endpoint left; its path keeps what it learned while somebody else uses it."""
+        """Forget an endpoint; its path keeps what it learned while another uses it."""
         self.close(slot)
         path = self._of.pop(slot, None)
         if path is None:
@@ -179,12 +179,12 @@ class PathTable:
             self._free.append(path.first)
 
     def close(self, slot: int) -> None:
-        """Its connections are gone, because the process behind them is."""
+        """Forget the connections of a process that is gone."""
         self._idle.pop(slot, None)
         self._classify(slot, 0.0)
 
     def started(self, slot: int, now_s: float) -> int:
-        """A request goes out; the class of the connection that it should find."""
+        """Take the connection that a request should find; return its class."""
         idle = self._idle.get(slot)
         if not idle:
             return NONE_IDLE
@@ -193,7 +193,7 @@ class PathTable:
         return found
 
     def ended(self, slot: int, now_s: float) -> None:
-        """A request is over and its connection is idle."""
+        """Return a connection whose request is over."""
         if slot not in self._of:
             return
         self._idle.setdefault(slot, deque(maxlen=_MOST_IDLE)).append(now_s)
@@ -276,7 +276,7 @@ class PathTable:
         return path
 
     def _show(self, path: _Path) -> None:
-        """Write the path's columns: as good as assumed before while nothing was told of any."""
+        """Write the path's columns: as good as assumed before any report."""
         classes = slice(path.first, path.first + _CLASSES)
         self._table[0, classes] = path.chance() if self.known else 0.0
         self._table[1, classes] = path.connect_ms if self.known else 0.0
@@ -295,7 +295,7 @@ def cold_body_ms(rtt_ms: float, body_bytes: float) -> float:
 
 
 def _rounds_of(timing: ConnectionTiming, rtt_ms: float, body_bytes: int) -> float:
-    """Round trips per doubling of a body, beside the one of every request; NaN if it cannot be told.
+    """Round trips per doubling of a body, beside the one of every request; NaN if it is unknown.
 
     An engine's own time before its first byte counts in, so that a path never seems better than it is.
     """

@@ -2,7 +2,7 @@
 
 Owns the rates, learned from outcomes. Rates belong to an engine class and are pooled over its endpoints:
 wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
-between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
+between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is set apart
 from its class, or where it is alone in it from what it was, only when the evidence that it is slow is
 strong. Without measurements a class stays on its priors, and returns there when it is asked no more; times
 that no engine gives are refused, rates keep within a factor of their priors, and `describe` says which of it

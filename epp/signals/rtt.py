@@ -6,10 +6,10 @@ minima then moves without jumps. Published probe series show why the order matte
 to a far region sit at the true mode and the rest at two to four times of it, so an EWMA over raw samples
 lands at twice the true value.
 
-Two witnesses, a table each: TCP connects of real requests as Envoy timed them, which no busy engine delays
+Two sources, a table each: TCP connects of real requests as Envoy timed them, which no busy engine delays
 (the kernel answers), and probes. Connects count while they are fresh and do not end nearer than the engine
 does: where a proxy or a tunnel in between takes the connection, its round trip is not the engine's, and the
-probes, which go all the way, tell.
+probes, which go all the way, count.
 """
 
 from __future__ import annotations

@@ -292,7 +292,9 @@ def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None
     del last["least_first_token_ms"]
     assert "first token" not in str(next(iter(explain.explain(last)))), "older records do not tell"
     other = to_record(picker_of("random").pick(ask_of(1), 0.0, 0.0))
-    assert "first token" not in str(next(iter(explain.explain(other)))), "nor do policies that predict_duration none"
+    assert "first token" not in str(next(iter(explain.explain(other)))), (
+        "nor do policies that predict_duration none"
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from epp.server.metrics import Histogram, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
-from epp.signals.duration import predict_duration, network_ms
+from epp.signals.duration import network_ms, predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import ConnectionTiming

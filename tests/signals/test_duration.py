@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from epp.signals.duration import Duration, predict_duration, network_ms, prefills
+from epp.signals.duration import Duration, network_ms, predict_duration, prefills
 from epp.types import RequestView
 from tests.kit.fleets import fleet_view
 
