@@ -10,7 +10,7 @@ give way to it within the endpoint's capacity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,32 +29,24 @@ if TYPE_CHECKING:
 MAX_SEEDS = 300_000
 
 
-@dataclass(slots=True)
-class _Held:
-    """One slot's seeds, the most recently used first, a prefix before what extends it."""
-
-    capacity_tokens: float
-    tokens: float = 0.0
-    full: bool = False
-    entries: list[tuple[float, str]] = field(default_factory=list)  # (Unix time of use, name)
-
-
 class Seeds:
     """Names of coarse prefixes and who held them.
 
     Args:
         capacities: tokens that fit each slot's cache; other slots have no seeds.
-        limit: distinct names in all.
+        limit: seeds in all.
     """
 
     def __init__(self, capacities: Mapping[int, float], limit: int = MAX_SEEDS) -> None:
-        self._limit = limit
-        self._held = {slot: _Held(tokens) for slot, tokens in capacities.items()}
-        self._holders: dict[str, tuple[int, float]] = {}  # name -> (bit set of slots, tokens it stands for)
+        self._free = limit
+        self._room = dict(capacities)  # tokens by slot, negative once something did not fit
+        # slot -> name -> (Unix time of use, tokens); the latest first, a prefix before what extends it
+        self._held: dict[int, dict[str, tuple[float, float]]] = {slot: {} for slot in capacities}
+        self._tokens = dict.fromkeys(capacities, 0.0)
 
     def __len__(self) -> int:
-        """Distinct names."""
-        return len(self._holders)
+        """Count the seeds."""
+        return sum(map(len, self._held.values()))
 
     @property
     def slots(self) -> list[int]:
@@ -64,7 +56,7 @@ class Seeds:
     @property
     def full(self) -> bool:
         """Whether nothing can be added any more."""
-        return len(self._holders) >= self._limit or all(held.full for held in self._held.values())
+        return self._free <= 0 or all(room < 0.0 for room in self._room.values())
 
     def add(self, slot: int, used_wall_s: float, names: Sequence[str], tokens_each: float) -> None:
         """Add a prompt that a slot held, the latest use first; what does not fit is left out.
@@ -75,62 +67,40 @@ class Seeds:
             names: the prompt's coarse names, shortest prefix first.
             tokens_each: tokens from one to the next.
         """
-        held, bit = self._held.get(slot), 1 << slot
-        if held is None or held.full:
-            return
-        for name in names:
-            mask, tokens = self._holders.get(name, (0, tokens_each))
-            if mask & bit:
+        held = self._held.get(slot, {})
+        for name in names if slot in self._held else ():
+            if name in held:
                 continue
-            if held.tokens + tokens > held.capacity_tokens:
-                held.full = True
+            if self._free <= 0 or self._room[slot] < 0.0:
                 return
-            if not mask and len(self._holders) >= self._limit:
-                return
-            self._holders[name] = (mask | bit, tokens)
-            held.tokens += tokens
-            held.entries.append((used_wall_s, name))
+            self._room[slot] -= tokens_each
+            if self._room[slot] >= 0.0:
+                held[name] = (used_wall_s, tokens_each)
+                self._tokens[slot] += tokens_each
+                self._free -= 1
 
     def take(self, name: str) -> list[int]:
         """Take the slots that held a prefix; it is no seed of theirs any more."""
-        mask, tokens = self._holders.pop(name, (0, 0.0))
-        slots = []
-        while mask:
-            low = mask & -mask
-            slots.append(low.bit_length() - 1)
-            self._held[slots[-1]].tokens -= tokens
-            mask ^= low
+        slots = [slot for slot, held in self._held.items() if name in held]
+        for slot in slots:
+            self._tokens[slot] -= self._held[slot].pop(name)[1]
         return slots
 
     def forget(self, slot: int) -> None:
         """Forget the slot's seeds."""
-        held = self._held.get(slot)
-        while held is not None and held.entries:
-            self._drop_oldest(slot, held)
+        self.forget_before(slot, math.inf)
 
     def forget_before(self, slot: int, wall_s: float) -> None:
         """Forget what the slot used before a time."""
-        held = self._held.get(slot)
-        while held is not None and held.entries and held.entries[-1][0] < wall_s:
-            self._drop_oldest(slot, held)
+        held = self._held.get(slot, {})
+        while held and next(reversed(held.values()))[0] < wall_s:
+            self._tokens[slot] -= held.popitem()[1][1]
 
     def shrink(self, slot: int, tokens: float) -> None:
         """Keep at most so many tokens of a slot, those used last."""
-        held = self._held.get(slot)
-        while held is not None and held.entries and held.tokens > tokens:
-            self._drop_oldest(slot, held)
-
-    def _drop_oldest(self, slot: int, held: _Held) -> None:
-        _, name = held.entries.pop()
-        mask, tokens = self._holders.get(name, (0, 0.0))
-        if not mask >> slot & 1:
-            return  # it was taken
-        held.tokens -= tokens
-        mask &= ~(1 << slot)
-        if mask:
-            self._holders[name] = (mask, tokens)
-        else:
-            del self._holders[name]
+        held = self._held.get(slot, {})
+        while held and self._tokens[slot] > tokens:
+            self._tokens[slot] -= held.popitem()[1][1]
 
 
 class WarmIndex(PrefixIndex):
@@ -157,14 +127,23 @@ class WarmIndex(PrefixIndex):
         self._name_block, self._coarse_blocks = name_block, coarse_blocks
         self._seeds: Seeds | None = None
         self._seeded = np.zeros(0, np.intp)
+        #: Slots that were forgotten while seeds were read; None while none are.
+        self._lost: set[int] | None = None
 
     @property
     def seeds(self) -> int:
         """Seeds left."""
         return len(self._seeds) if self._seeds is not None else 0
 
+    def expect_seeds(self) -> None:
+        """Note from now on which slots lose what they hold, until the seeds are here."""
+        self._lost = set()
+
     def seed(self, seeds: Seeds) -> None:
         """Begin to use these; they replace any that are left."""
+        for slot in self._lost or ():
+            seeds.forget(slot)
+        self._lost = None
         self._seeds = seeds if len(seeds) else None
         self._seeded = np.array(seeds.slots, np.intp)
 
@@ -194,6 +173,8 @@ class WarmIndex(PrefixIndex):
     def forget(self, slot: int) -> None:
         """Forget what the slot holds."""
         super().forget(slot)
+        if self._lost is not None:
+            self._lost.add(slot)
         if self._seeds is not None:
             self._seeds.forget(slot)
 

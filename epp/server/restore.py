@@ -73,6 +73,7 @@ class IndexRestore:
         slots = {endpoint.address: slot for slot, endpoint in self._fleet.members}
         if not slots:
             return
+        self._index.expect_seeds()  # an endpoint may leave, or its engine restart, while we read
         try:
             restored = await in_daemon_thread(self._read, slots)
         except Exception:
