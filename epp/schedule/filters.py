@@ -78,9 +78,8 @@ def allowed_regions(
 class _Static(Struct, frozen=True):
     """What the rules on endpoints alone leave of the pool."""
 
-    slots: NDArray[np.intp]
+    found: Candidates
     context_tokens: NDArray[np.float64] | None
-    excluded: Mapping[str, tuple[str, ...]]
     served_models: Mapping[int, str]  # by slot; empty when all call the model by its public name
 
 
@@ -125,8 +124,10 @@ class Filters:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
         static = self._static(wants)
-        slots, context, served = static.slots, static.context_tokens, static.served_models
-        excluded = dict(static.excluded)
+        slots, context, served = static.found.slots, static.context_tokens, static.served_models
+        if context is None and wants.subset is None and healthy is None and retry_after is None:
+            return static.found
+        excluded = dict(static.found.excluded)
         if context is not None:
             fits = context >= wants.context_tokens
             if not fits.any():
@@ -146,9 +147,7 @@ class Filters:
             if not free.any():
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
-        if not served:
-            return Candidates(slots, excluded)
-        return Candidates(slots, excluded, tuple(served[slot] for slot in slots.tolist()))
+        return Candidates(slots, excluded, tuple(served[slot] for slot in slots.tolist()) if served else ())
 
     def _keep(
         self,
@@ -208,11 +207,10 @@ class Filters:
                 raise NoEndpointError(rule, problem)
         limits = [endpoint.context_tokens for endpoint in left.values()]
         served = {slot: endpoint.served_name(model) for slot, endpoint in left.items()}
-        return _Static(
-            slots=np.array(list(left), np.intp),
-            context_tokens=None
-            if limits.count(None) == len(limits)
-            else np.array([np.inf if limit is None else limit for limit in limits]),
-            excluded=excluded,
-            served_models={} if all(name == model for name in served.values()) else served,
-        )
+        if all(name == model for name in served.values()):
+            served = {}
+        context = None
+        if limits.count(None) < len(limits):
+            context = np.array([np.inf if limit is None else limit for limit in limits])
+        found = Candidates(np.array(list(left), np.intp), excluded, tuple(served.values()))
+        return _Static(found, context, served)

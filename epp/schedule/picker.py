@@ -214,7 +214,10 @@ class Picker:
     def _request(
         self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float, found: Candidates
     ) -> RequestView:
-        known = frozenset(found.served_models) if ask.tried_models else ()
+        tried = ask.tried_models
+        if tried:
+            known = frozenset(found.served_models)
+            tried = tuple(name for name in tried if name in known)
         return RequestView(
             decision_id=self._new_id(),
             model=ask.model,
@@ -229,7 +232,7 @@ class Picker:
             usual_first_token_ms=self.fleet.first_tokens.usual_ms(ask.model),
             language=ask.language,
             task=self.fleet.capability.task(ask.task),
-            tried_models=tuple(name for name in ask.tried_models if name in known),
+            tried_models=tried,
         )
 
     def _sharing(self, prompt: MeasuredPrompt | None, match: PrefixMatch | None, now_s: float) -> float:
@@ -254,6 +257,8 @@ class Picker:
         An arm is drawn by the client's session, else by the root of the prompt.
         """
         trial, together = self.weights.plan.trial, ask.session
+        if trial is None:
+            return self.weights.current, ""
         if isinstance(trial, Split) and not together and ask.prompt is not None:
             root = self._roots.root(ask.prompt)
             together = "" if root is None else self._name_block(root)

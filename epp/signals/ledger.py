@@ -98,9 +98,11 @@ class LoadLedger:
         lease = self._leases.get(lease_id)
         if lease is None or lease.decoding or lease.slot == _NOWHERE:
             return False
-        self._count(lease, -1.0)
+        block, slot = self.block, lease.slot
+        block[_PENDING, slot] -= lease.uncached_tokens
+        block[_DECODING, slot] += 1.0
+        block[_CONTEXT, slot] += lease.prompt_tokens + lease.answer_tokens
         lease.decoding = True
-        self._count(lease, 1.0)
         lease.expires_at_s = now_s + self._ttl_s
         del self._leases[lease_id]
         self._leases[lease_id] = lease
