@@ -289,18 +289,15 @@ class Fleet:
         key = slots.tobytes()
         names = self._names.get(key)
         if names is None:
-            names = self._names[key] = self._new_names(slots)
+            if len(self._names) >= _REMEMBERED_SETS:
+                self._names.clear()
+            by_slot = dict(self._members.values())
+            chosen = [by_slot[slot] for slot in slots.tolist()]
+            names = self._names[key] = (
+                tuple(endpoint.address for endpoint in chosen),
+                tuple(endpoint.region for endpoint in chosen),
+                tuple(endpoint.engine_class for endpoint in chosen),
+                rows_of(slots),
+            )
         self._named = (slots, names)
         return names
-
-    def _new_names(self, slots: NDArray[np.intp]) -> _Names:
-        if len(self._names) >= _REMEMBERED_SETS:
-            self._names.clear()
-        by_slot = dict(self._members.values())
-        chosen = [by_slot[slot] for slot in slots.tolist()]
-        return (
-            tuple(endpoint.address for endpoint in chosen),
-            tuple(endpoint.region for endpoint in chosen),
-            tuple(endpoint.engine_class for endpoint in chosen),
-            rows_of(slots),
-        )

@@ -103,3 +103,10 @@ def test_inputs_beyond_the_bounds_predict_what_those_at_them_do() -> None:
     x = np.array([[-1e30], [15.0], [22.0], [1e300]])
     assert model.predict(x)[:, 0].tolist() == pytest.approx([16.0, 30.0, 44.0, 44.0])
     assert model.out_of_distribution(x).tolist() == [True, False, False, True]
+
+
+def test_a_damaged_file_is_no_model() -> None:
+    whole = dump_reward_model(MODEL)
+    for broken in (b"", whole[:-20], whole.replace(b'"round": ', b'"round": 7', 1)):
+        with pytest.raises(ConfigError, match=r"reward\.json"):
+            parse_reward_model(broken, "reward.json")
