@@ -1,4 +1,4 @@
-"""What a policy sees and what it says: the only types of ours that `epp.policies` imports.
+"""What a policy sees and says, and what an endpoint is.
 
 A `Snapshot` is one immutable snapshot taken at one instant: columns, one value per eligible endpoint, all of
 the same length and in the same order. It holds ages, never timestamps, so that a recorded view can be ranked
@@ -9,6 +9,7 @@ terms it is the sum of.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -34,7 +35,7 @@ _LONGEST_BUCKET_TOKENS = 1 << 30
 
 
 def length_bucket(prompt_tokens: float) -> int:
-    """The power of two nearest to a prompt's length, by ratio: 4096 for 2897 to 5792 tokens.
+    """Return the power of two nearest to a prompt's length, by ratio: 4096 for 2897 to 5792 tokens.
 
     Nearest and not next, so that an estimate that is some per cent off stays where it belongs.
     """
@@ -45,12 +46,71 @@ def length_bucket(prompt_tokens: float) -> int:
     return int(2 ** round(math.log2(prompt_tokens)))
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What chances hang on.
+
+    Attributes:
+        language: as `epp.apis.language` finds it.
+        bucket_tokens: as `length_bucket` finds it.
+        task: a name, ``""`` for any.
+    """
+
+    language: str
+    bucket_tokens: int
+    task: str = ""
+
+
+#: No network takes this long: stated it is a mistake, measured a fault of clock or prober.
+MAX_RTT_MS = 60_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One replica.
+
+    Attributes:
+        address: ``host:port`` as Envoy gets it; IPv6 hosts are bracketed.
+        tls: whether the upstream speaks TLS.
+        server_name: SNI and certificate name, ``""`` for the host itself.
+        region: name of its region, ``""`` when unknown.
+        engine_class: name of its hardware and engine class, ``""`` when unknown.
+        models: public model names that it serves, its adapters' among them; empty means any.
+        served_names: public name -> the name under which its engine serves it, where that is another one.
+        adapters: those of ``models`` that are LoRA adapters of its base model. They share its KV cache's
+            capacity with the base, but no prefix of a prompt.
+        context_tokens: longest prompt plus output that it accepts, None when unknown.
+        kv_capacity_tokens: size of its KV cache when the operator states it, None to learn it.
+        draining: takes no new requests.
+        uid: identity beyond the address when the source has one (pod UID), else ``""``.
+        labels: free labels, for filters and people.
+    """
+
+    address: str
+    tls: bool = False
+    server_name: str = ""
+    region: str = ""
+    engine_class: str = ""
+    models: frozenset[str] = frozenset()
+    served_names: Mapping[str, str] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
+    context_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
+    draining: bool = False
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def served_name(self, model: str) -> str:
+        """Return what its engine calls a public model."""
+        return self.served_names.get(model, model)
+
+
 #: RFC 6928: bytes that a new connection sends before the first acknowledgement, ten segments of 1,460.
 FIRST_FLIGHT_BYTES = 14_600
 
 
 def upload_doublings(body_bytes: float) -> float:
-    """How often a window of the first flight's size has doubled when a body is through.
+    """Count the doublings of a window of the first flight's size until a body is through.
 
     0 for no body, 1 for one of `FIRST_FLIGHT_BYTES`, 2 for three times as much.
     """
@@ -79,7 +139,7 @@ class RequestView(Struct, frozen=True):
             prefixes where this one does: many for a context that prompts share, none for a conversation that
             goes on.
         usual_first_token_ms: mean of the least time to first token that requests of the model had to expect
-            of late (`epp.signals.first_tokens`), 0 when not known.
+            of late (`epp.signals.model_means`), 0 when not known.
         language: of the prompt, by its script (`epp.apis.language`); ``""`` when not known.
         task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
         tried_models: of `Snapshot.models` those that the client says have answered it wrongly, sorted.
@@ -175,7 +235,7 @@ class Snapshot(Struct, frozen=True):
         engine_kv_usage: share of its KV cache in use, 0..1.
         engine_used_tokens: tokens of its KV cache in use: that share of the capacity it reports.
         engine_age_ms: age of the engine metrics.
-        hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5; 1 unless told.
+        hit_ratio: cached tokens that its engine had of late over those expected of it, 0..1.5, else 1.
         prefill_base_ms: fixed time of one prefill there, learned by engine class (`epp.signals.rates`).
         prefill_ms_per_token: time of one uncached token, likewise.
         decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
@@ -183,7 +243,7 @@ class Snapshot(Struct, frozen=True):
         success: chance that its model answers such a request rightly, 0..1 (`epp.signals.capability`); 1 for
             all where nothing is known of any.
         cold_chance: chance that the next request there opens a connection, 0..1 (`epp.signals.paths`); 0
-            where nobody told of connections.
+            before any report of connections.
         connect_ms: time to open one there, a round trip where none was seen; 0 likewise.
         upload_rounds: round trips per doubling of a body on a connection that is there, as seen; 1, as on a
             new one, where none was.
@@ -236,7 +296,7 @@ class Snapshot(Struct, frozen=True):
         rtt_sources: NDArray[np.int8] | None = None,
         models: tuple[str, ...] = (),
     ) -> Self:
-        """A view by the names of its columns.
+        """Make a snapshot by the names of its columns.
 
         Raises:
             KeyError: a column is missing.
@@ -246,11 +306,11 @@ class Snapshot(Struct, frozen=True):
         return cls(endpoints, regions, engine_classes, block, unknown or {}, rtt_sources, models)
 
     def __len__(self) -> int:
-        """Number of candidates."""
+        """Count the candidates."""
         return len(self.endpoints)
 
     def at(self, index: int) -> Signals[float]:
-        """One candidate's numbers."""
+        """Return one candidate's numbers."""
         return Signals._make(self.block[:, index].tolist())
 
     def columns(self) -> Signals[NDArray[np.float64]]:
@@ -266,7 +326,7 @@ class Ranking(Struct, frozen=True):
         terms: what the costs are made of, for people: name -> one value per endpoint. Terms whose names a
             policy lists as additive sum to ``costs``.
         least_first_token_ms: the least time to first token that the request has to expect of any of them, 0
-            of a policy that foretells none.
+            of a policy that predicts none.
     """
 
     costs: NDArray[np.float64]

@@ -16,7 +16,7 @@ from pathlib import Path
 from epp.config.relays import Relays
 from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 
 FILES = Path(__file__).resolve().parents[1] / "deploy" / "k8s" / "chart" / "files"
 

@@ -13,8 +13,7 @@ import msgspec
 from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Share
 from epp.config.strict import decode
 from epp.errors import ConfigError, gather, raise_all
-from epp.signals.capability import Cell
-from epp.types import SHORTEST_BUCKET_TOKENS, length_bucket
+from epp.types import SHORTEST_BUCKET_TOKENS, Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

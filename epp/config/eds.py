@@ -18,7 +18,7 @@ from epp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 REPLICAS = "replicas"
 """Name of the cluster of endpoints."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 GLOBAL, RELAY = "global", "relay:"
 """Values of ``--tier``; a region follows the second."""

@@ -9,7 +9,7 @@ from epp.config.eds import eds_content
 from epp.config.relays import Relays
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "envoy"
 ENDPOINTS = tuple(Endpoint(f"127.0.0.1:{port}") for port in (8001, 8002, 8003))

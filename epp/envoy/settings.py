@@ -13,7 +13,7 @@ from epp.errors import ConfigError
 
 if TYPE_CHECKING:
     from epp.config.relays import Relays
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 MIB = 1024 * 1024
 MESSAGE_TIMEOUT_MS = 250

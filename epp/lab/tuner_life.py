@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.bounds import tuner_bounds
+from epp.config.plan import render_plan
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.run import policy_named
 from epp.lab.sim.scenario import WindowOptions
 from epp.learn.reward_model.samples import ended_of
 from epp.learn.tuner import machine
-from epp.learn.tuner.bounds import tuner_bounds
 from epp.learn.tuner.calibrate import Deployment
-from epp.learn.tuner.plan import render_plan
 from epp.learn.tuner.rehearse import Stage, budget_after, proposal, rehearse
 from epp.learn.tuner.search import Search
 from epp.learn.tuner.settings import TunerSettings
@@ -30,9 +30,9 @@ from epp.policies.registry import create
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.config.plan import Plan
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.scenario import FleetSpec
-    from epp.learn.tuner.plan import Plan
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.state import Event, State
     from epp.schedule.decision import Decision, Outcome

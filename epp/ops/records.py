@@ -19,7 +19,7 @@ from rich.table import Table
 
 from epp.errors import EppError
 from epp.records.files import Tail, parse_line, read_records, record_files
-from epp.records.model_versions import ModelVersions
+from epp.records.model_files import ModelVersions
 from epp.records.schema import MAX_WAITING, Joined, join
 from epp.records.verify import verify
 

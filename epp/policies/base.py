@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # annotations of policies are read to check parameters
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
 from operator import add
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+
+from msgspec import Meta
 
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -22,9 +22,17 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
     Terms = dict[str, Column]
 
+# Types of parameters; `epp.policies.registry` checks what a configuration says by them.
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Meta(gt=0.0, le=1.0)]
+NotNegative = Annotated[float, Meta(ge=0.0)]
+Positive = Annotated[float, Meta(gt=0.0)]
+Count = Annotated[int, Meta(ge=0)]
+PositiveCount = Annotated[int, Meta(ge=1)]
+
 
 class Need(Enum):
-    """What a policy must be given beyond the list of endpoints; what nobody needs is not computed."""
+    """What a policy must be given beyond the list of endpoints; what no policy needs is not computed."""
 
     PROMPT = "prompt"  # the request body: token count and prefix match
     SESSION = "session"  # RequestView.affinity_key
@@ -39,22 +47,56 @@ class Ties(Enum):
     BAND = "band"  # within the configured relative band of the best: for measured costs
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpec:
+class WeightSpec(NamedTuple):
     """A weight that operators and the tuner may set: its default and the hard bounds of the policy."""
 
     default: float
     low: float
     high: float
-    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Draw any, with chances in proportion to ``exp(-costs / width)`` among those that may be chosen.
+
+    Attributes:
+        costs: before the draw.
+        width: above 0.
+    """
+
+    costs: NDArray[np.float64]
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Draw two evenly from all and take the less loaded; of neither, any that may be chosen."""
+
+    load: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """Take one drawn evenly from all with chance ``explore``, else the cheapest.
+
+    Attributes:
+        costs: before the draw.
+        explore: chance of a draw.
+    """
+
+    costs: NDArray[np.float64]
+    explore: float
+
+
+Drawn = Softmax | Pair | Explored
 
 
 class Policy:
     """Rank endpoints by the terms of a request's cost at each.
 
     A policy is a frozen dataclass of this class; its parameters are fields with defaults. It supplies its
-    `terms`, and `combine` where the cost is not their sum. One that draws, or says more than costs, overrides
-    `rank`.
+    `terms`, and `combine` where the cost is not their sum. One that says more than costs overrides `rank`.
+    One that draws overrides `drawn`, too: chances are computed from what was there before the draw.
 
     Attributes:
         name: in configuration and records.
@@ -68,7 +110,7 @@ class Policy:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     ties: ClassVar[Ties] = Ties.EXACT
-    weight_specs: ClassVar[Mapping[str, WeightSpec]] = MappingProxyType({})
+    weight_specs: ClassVar[Mapping[str, WeightSpec]] = {}
 
     @classmethod
     def default_weights(cls) -> dict[str, float]:
@@ -93,3 +135,8 @@ class Policy:
         """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
         terms = self.terms(request, fleet, weights)
         return Ranking(self.combine(terms, fleet, weights), terms)
+
+    @staticmethod
+    def drawn(ranking: Ranking, weights: Mapping[str, float], params: Mapping[str, object]) -> Drawn | None:
+        """Return what a recorded ranking's own draw was among; None where nothing was drawn."""
+        return None

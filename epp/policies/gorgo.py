@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from epp.policies.base import Need, Policy, Ties, WeightSpec
@@ -34,13 +33,11 @@ class Gorgo(Policy):
     name = "gorgo"
     needs = frozenset({Need.PROMPT, Need.RTT})
     ties = Ties.BAND
-    weight_specs = MappingProxyType(
-        {
-            "rtt_weight": WeightSpec(0.276, 0.0, 50.0, "cost of one millisecond of round trip"),
-            "prefill_weight": WeightSpec(1.0, 0.0, 5.0, "cost of one uncached prompt token"),
-            "queue_weight": WeightSpec(0.5, 0.0, 5.0, "cost of one prompt token of unfinished requests"),
-        }
-    )
+    weight_specs = {
+        "rtt_weight": WeightSpec(0.276, 0.0, 50.0),  # cost of one millisecond of round trip
+        "prefill_weight": WeightSpec(1.0, 0.0, 5.0),  # cost of one uncached prompt token
+        "queue_weight": WeightSpec(0.5, 0.0, 5.0),  # cost of one prompt token of unfinished requests
+    }
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Policy, Ties, WeightSpec
-from epp.policies.parts import check_flag, check_number, transfer_ms
+from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
+from epp.policies.parts import transfer_ms
 from epp.types import Ranking
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class GorgoMs(Policy):
       those that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
     - ``network``: `epp.policies.parts.transfer_ms`.
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
-      mean for the model (`epp.signals.first_tokens`); 1 before that is known.
+      mean for the model (`epp.signals.model_means`); 1 before that is known.
     - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
       (`epp.signals.popularity`).
 
@@ -51,28 +50,18 @@ class GorgoMs(Policy):
     name = "gorgo-ms"
     needs = frozenset({Need.PROMPT, Need.RTT})
     ties = Ties.BAND
-    weight_specs = MappingProxyType(
-        {
-            "network_weight": WeightSpec(1.0, 0.0, 4.0, "price of a millisecond on the network"),
-            "prefill_weight": WeightSpec(3.0, 1.0, 12.0, "price of a millisecond of own prefill"),
-            "waiting_weight": WeightSpec(2.0, 0.5, 12.0, "price of a millisecond of prefill sent before"),
-            "stall_weight": WeightSpec(0.25, 0.05, 2.0, "price of a millisecond that others are stalled"),
-            "decode_weight": WeightSpec(1.0, 0.2, 4.0, "price of a millisecond of own decode"),
-        }
-    )
-    upload_rounds: float = 0.7
+    weight_specs = {
+        "network_weight": WeightSpec(1.0, 0.0, 4.0),  # price of a millisecond on the network
+        "prefill_weight": WeightSpec(3.0, 1.0, 12.0),  # price of a millisecond of own prefill
+        "waiting_weight": WeightSpec(2.0, 0.5, 12.0),  # price of a millisecond of prefill sent before
+        "stall_weight": WeightSpec(0.25, 0.05, 2.0),  # price of a millisecond that others are stalled
+        "decode_weight": WeightSpec(1.0, 0.2, 4.0),  # price of a millisecond of own decode
+    }
+    upload_rounds: NotNegative = 0.7
     price_cold: bool = True
-    popular: float = 5.0
+    popular: NotNegative = 5.0
     discount_hits: bool = True
-    urgency_power: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse parameters that make no cost."""
-        check_number("upload_rounds", self.upload_rounds, 0.0, 10.0)
-        check_flag("price_cold", self.price_cold)
-        check_number("popular", self.popular, 0.0)
-        check_flag("discount_hits", self.discount_hits)
-        check_number("urgency_power", self.urgency_power, 0.0, 4.0)
+    urgency_power: NotNegative = 0.5
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""

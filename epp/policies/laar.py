@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import WeightSpec
-from epp.policies.capability import (
-    LEAST_SUCCESS,
-    TRIED_PENALTY,
-    WORTH_TERM,
-    models_of,
-    success_of,
-    tried_factor,
-)
+from epp.policies.base import NotNegative, PositiveShare, Share, WeightSpec
 from epp.policies.gorgo_ms import GorgoMs
-from epp.policies.parts import check_number
 from epp.types import Ranking
 
 if TYPE_CHECKING:
@@ -27,8 +18,64 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.policies.capability import Models
     from epp.types import RequestView, Snapshot
+
+
+#: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
+#: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
+#: those that were tried does as well as any larger.
+#: Factor on the cost of a model that has been tried.
+TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9)
+
+#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
+WORTH_TERM = "worth"
+
+#: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
+LEAST_SUCCESS = 0.01
+
+
+def success_of(fleet: Snapshot, least: float) -> NDArray[np.float64]:
+    """Return the column ``success`` within ``least`` and 1."""
+    return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Which endpoints serve which model.
+
+    Attributes:
+        names: of models, each once.
+        place: of each endpoint, where its model is among them.
+        order: endpoints, model by model.
+        starts: where each model begins in `order`.
+    """
+
+    names: tuple[str, ...]
+    place: NDArray[np.intp]
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+
+    def least(self, values: NDArray[np.float64]) -> list[float]:
+        """Return each model's least of values of endpoints."""
+        found: list[float] = np.minimum.reduceat(values[self.order], self.starts).tolist()
+        return found
+
+
+@lru_cache(maxsize=256)
+def models_of(models: tuple[str, ...]) -> Models:
+    """Group endpoints by model; kept, because pools rarely change."""
+    names, place = np.unique(np.array(models), return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
+
+
+def tried_factor(request: RequestView, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
+    """``penalty`` for endpoints of a model that was tried, 1 for the others."""
+    if not request.tried_models or not fleet.models:
+        return np.ones(len(fleet))
+    models = models_of(fleet.models)
+    factors = np.array([penalty if name in request.tried_models else 1.0 for name in models.names])
+    return factors[models.place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +93,7 @@ class Laar(GorgoMs):
     that who fails here does not wait for them anew. Divided by the chance, as in `LaarPaper`, waiting at
     endpoints with small chances counts many times, and they idle while the best model's queue grows.
 
-    The term ``worth`` is no part of the cost: clients are not told of a model as left to try where it is 0.
+    The term ``worth`` is no part of the cost: where it is 0, clients do not read of a model as left to try.
     It is 1 where ``own / Q``, what a right answer takes, is within ``patience_s``; of the others, by rising
     ``own / Q``, until those tried and those before have ``reach`` of the chance that any model is right.
     By a time alone, questions that no model is likely to answer would be given up after the first.
@@ -58,32 +105,23 @@ class Laar(GorgoMs):
     """
 
     name = "laar"
-    weight_specs = MappingProxyType(
-        {
-            **GorgoMs.weight_specs,
-            # A retry meets no conversation that its prefill could be kept for, so that a prefill is worth its
-            # own time. Chosen on draws of docs/laar.md that are not reported on.
-            "prefill_weight": replace(GorgoMs.weight_specs["prefill_weight"], default=1.0),
-            "waiting_weight": replace(GorgoMs.weight_specs["waiting_weight"], default=6.0),
-            "stall_weight": replace(GorgoMs.weight_specs["stall_weight"], default=1.0),
-            "retry_weight": WeightSpec(2.0, 0.0, 8.0, "price of a millisecond of asking again"),
-            "tried_penalty": TRIED_PENALTY,
-        }
-    )
-    urgency_power: float = 0.0  # what a right answer takes is a time, whoever asks
-    least_success: float = LEAST_SUCCESS
-    patience_s: float = 20.0
-    reach: float = 0.85
-
-    def __post_init__(self) -> None:
-        """Refuse parameters that make no cost."""
-        GorgoMs.__post_init__(self)
-        check_number("least_success", self.least_success, 1e-6, 1.0)
-        check_number("patience_s", self.patience_s, 0.0)
-        check_number("reach", self.reach, 0.0, 1.0)
+    weight_specs = {
+        **GorgoMs.weight_specs,
+        # A retry meets no conversation that its prefill could be kept for, so that a prefill is worth its
+        # own time. Chosen on draws of docs/laar.md that are not reported on.
+        "prefill_weight": GorgoMs.weight_specs["prefill_weight"]._replace(default=1.0),
+        "waiting_weight": GorgoMs.weight_specs["waiting_weight"]._replace(default=6.0),
+        "stall_weight": GorgoMs.weight_specs["stall_weight"]._replace(default=1.0),
+        "retry_weight": WeightSpec(2.0, 0.0, 8.0),  # price of a millisecond of asking again
+        "tried_penalty": TRIED_PENALTY,
+    }
+    urgency_power: NotNegative = 0.0  # what a right answer takes is a time, whoever asks
+    least_success: PositiveShare = LEAST_SUCCESS
+    patience_s: NotNegative = 20.0
+    reach: Share = 0.85
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
-        """The attempt's terms, the price of another one, the penalty, and what is worth another one."""
+        """Price the attempt, another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms
         success = success_of(fleet, self.least_success)

@@ -1,22 +1,21 @@
-"""llm-d's default profile: queue, KV-cache and prefix scorers in one weighted sum."""
+"""llm-d's scorers in one weighted sum, alone and behind its prefix-affinity filter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.parts import Counts, check_counts, check_number, match_ratios
+from epp.policies.base import Need, Policy, Positive, Share, WeightSpec
+from epp.policies.parts import Counts, match_ratios, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from epp.policies.base import Terms
+    from epp.policies.base import Column, Terms
     from epp.types import RequestView, Snapshot
 
 
@@ -44,21 +43,14 @@ class LlmD(Policy):
 
     name = "llm-d"
     needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    weight_specs = MappingProxyType(
-        {
-            "queue_weight": WeightSpec(2.0, 0.0, 10.0, "cost of the longest queue against the shortest"),
-            "kv_weight": WeightSpec(2.0, 0.0, 10.0, "cost of a full KV cache against an empty one"),
-            "prefix_weight": WeightSpec(3.0, 0.0, 10.0, "cost of no match against a whole one"),
-        }
-    )
-    match_length_weight: float = 0.0
-    match_length_scale_tokens: float = 8192.0
+    weight_specs = {
+        "queue_weight": WeightSpec(2.0, 0.0, 10.0),  # cost of the longest queue against the shortest
+        "kv_weight": WeightSpec(2.0, 0.0, 10.0),  # cost of a full KV cache against an empty one
+        "prefix_weight": WeightSpec(3.0, 0.0, 10.0),  # cost of no match against a whole one
+    }
+    match_length_weight: Share = 0.0
+    match_length_scale_tokens: Positive = 8192.0
     counts: Counts = "engine"
-
-    def __post_init__(self) -> None:
-        check_counts(self.counts)
-        check_number("match_length_weight", self.match_length_weight, 0.0, 1.0)
-        check_number("match_length_scale_tokens", self.match_length_scale_tokens, 1.0)
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         waiting = fleet.engine_waiting
@@ -77,3 +69,48 @@ class LlmD(Policy):
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
         score: NDArray[np.float64] = share * length + (1.0 - share) * match_ratios(request, fleet)
         return score
+
+
+@dataclass(frozen=True, slots=True)
+class LlmDAffinity(Policy):
+    """llm-d's scorers among those that hold most of the prompt, unless waiting there takes too long.
+
+    Endpoints whose match covers at least ``affinity`` of the prompt are sticky. They alone are scored, by
+    `LlmD`, unless the best ``ttft_ms`` among them exceeds the best among the others by more than ``gate_ms``;
+    then, and when nobody is sticky, all are. ``ttft_ms = (pending_uncached_tokens + uncached_tokens) /
+    prefill_tokens_per_ms``, of live counters, as the original's in-flight producer. ``cost`` is a place.
+
+    Defaults are the filter's: 0.8, 18 s, and 15,928 tokens per second. Eighteen seconds is a gate that hardly
+    ever opens: with it this is affinity for sessions, and `LlmD` for what nobody holds.
+
+    Attributes:
+        prefill_tokens_per_ms: how fast engines prefill, for the estimate.
+        counts: see `LlmD`.
+    """
+
+    name = "llm-d-affinity"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    weight_specs = {
+        "affinity": WeightSpec(0.8, 0.0, 1.0),  # share of the prompt that makes its holder sticky
+        "gate_ms": WeightSpec(18_000.0, 0.0, 60_000.0),  # how much later the first token may come there
+        **LlmD.weight_specs,
+    }
+    prefill_tokens_per_ms: Positive = 15.928
+    counts: Counts = "engine"
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        scorers = LlmD(counts=self.counts)
+        return {
+            "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),
+            "match_ratio": match_ratios(request, fleet),
+            "ttft_ms": (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms,
+        }
+
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+        ratios, ttft_ms = terms["match_ratio"], terms["ttft_ms"]
+        sticky = (ratios >= weights["affinity"]) & (ratios > 0.0)
+        if sticky.any() and not sticky.all():
+            late_ms = float(ttft_ms[sticky].min()) - float(ttft_ms[~sticky].min())
+            if late_ms > weights["gate_ms"]:
+                sticky = np.zeros_like(sticky)
+        return places(~sticky, terms["lack"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.policies.base import Need, Policy
-from epp.policies.parts import Counts, check_counts, request_counts
+from epp.policies.parts import Counts, request_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +31,6 @@ class Lmetric(Policy):
     name = "lmetric"
     needs = frozenset({Need.PROMPT})
     counts: Counts = "live"
-
-    def __post_init__(self) -> None:
-        check_counts(self.counts)
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {

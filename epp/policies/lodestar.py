@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from epp.keyed_uniform import keyed_uniform
-from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.drawn import Explored
+from epp.policies.base import Count, Explored, Need, NotNegative, Policy, PositiveCount, Share, WeightSpec
 from epp.policies.judged import judge
-from epp.policies.parts import check_choice, check_number, check_whole
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import RewardModel
 from epp.policies.session_affinity import session_places
@@ -45,8 +43,6 @@ FALLBACKS = (
     "not-drawn",  # a large pool: the model was not asked about this endpoint
 )
 _CODE = {reason: float(code) for code, reason in enumerate(FALLBACKS)}
-#: Reasons for which whoever holds the model takes it away.
-WITHDRAWN = ("", "stale", "mismatch")
 #: Chance of a pick at random where nothing else is configured.
 _EXPLORE = 0.02
 #: By how much a pick's cost is below all others, so that nothing but slow start comes before it.
@@ -100,40 +96,26 @@ class Lodestar(Policy):
 
     name = "lodestar"
     needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    weight_specs = MappingProxyType(
-        {
-            **_HEURISTIC.weight_specs,
-            "use_model": WeightSpec(1.0, 0.0, 1.0, "below 0.5 the heuristic decides"),
-        }
-    )
+    weight_specs = {
+        **_HEURISTIC.weight_specs,
+        "use_model": WeightSpec(1.0, 0.0, 1.0),  # below 0.5 the heuristic decides
+    }
     model: RewardModel | None = None
-    withdrawn: str = ""
+    withdrawn: Literal["", "stale", "mismatch"] = ""
     reward: Literal["ttft", "felt"] = "ttft"
-    explore: float = _EXPLORE
-    near_best: float = 0.01
-    min_samples: int = 5000
-    candidates: int = 256
-    k: int = 2
-    kv_saturated: float = 0.8
-    worth_tokens: float = 100.0
-    load_factor: float = 1.25
+    explore: Share = _EXPLORE
+    near_best: Share = 0.01
+    min_samples: Count = 5000
+    candidates: PositiveCount = 256
+    k: Count = 2
+    kv_saturated: Share = 0.8
+    worth_tokens: NotNegative = 100.0
+    load_factor: Annotated[float, Meta(ge=1.0)] = 1.25
 
     def __post_init__(self) -> None:
-        """Refuse parameters that mean nothing."""
+        """Refuse the name of a file as a model."""
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
-        check_choice("withdrawn", self.withdrawn, WITHDRAWN)
-        check_choice("reward", self.reward, ("ttft", "felt"))
-        for name, low, high in (
-            ("explore", 0.0, 1.0),
-            ("near_best", 0.0, 1.0),
-            ("kv_saturated", 0.0, 1.0),
-            ("worth_tokens", 0.0, math.inf),
-            ("load_factor", 1.0, 1e6),
-        ):
-            check_number(name, getattr(self, name), low, high)
-        for name, least in (("min_samples", 0), ("candidates", 1), ("k", 0)):
-            check_whole(name, getattr(self, name), least)
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
@@ -158,7 +140,7 @@ class Lodestar(Policy):
         return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
 
     def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
-        """The model that decides under these weights, or None and a word of `FALLBACKS`."""
+        """Return the model that decides under these weights, or None and a word of `FALLBACKS`."""
         model = self.model
         if weights["use_model"] < 0.5:
             return None, "switched-off"
@@ -202,7 +184,7 @@ class Lodestar(Policy):
             return None
         usage = fleet.engine_kv_usage
         if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
-            return None  # the largest is no mean, and tells most requests sooner
+            return None  # the largest is no mean, and decides most requests sooner
         cached = fleet.cached_tokens
         longest = float(cached.max())
         if longest <= self.worth_tokens:

@@ -1,7 +1,4 @@
-"""Pieces that several formulas share: request counts by source, match ratios, places, spread of counts.
-
-Pure functions over columns. Knows no policy.
-"""
+"""What several formulas share: types of parameters, request counts, transfer times, match ratios, places."""
 
 from __future__ import annotations
 
@@ -21,63 +18,8 @@ if TYPE_CHECKING:
 Counts = Literal["live", "engine"]
 
 
-def check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a parameter that is none of the words allowed.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if value not in choices:
-        raise ValueError(f"{field} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def check_counts(value: object) -> None:
-    """Refuse a source of counts that does not exist.
-
-    Raises:
-        ValueError: neither ``live`` nor ``engine``.
-    """
-    check_choice("counts", value, ("live", "engine"))
-
-
-def check_flag(field: str, value: object) -> None:
-    """Refuse a parameter that is not true or false.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"{field} must be true or false, not {value!r}")  # noqa: TRY004  # a value from a file
-
-
-def check_number(field: str, value: object, low: float, high: float = math.inf) -> None:
-    """Refuse a parameter that is not a number within bounds.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{field} must be a number from {low} to {high}, not {value!r}")
-
-
-def check_whole(field: str, value: object, low: int) -> None:
-    """Refuse a parameter that is not a whole number from ``low`` on.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{field} must be a whole number from {low}, not {value!r}")
-
-
 def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
-    """Unfinished requests of each endpoint.
-
-    Args:
-        fleet: the columns.
-        source: ``live`` for this picker's own, ``engine`` for running requests by the last scrape.
-        waiting: whether the engine's count includes its queue; the live count always does.
-    """
+    """Count unfinished requests of each endpoint; ``waiting``: whether the engine's count has its queue."""
     if source == "live":
         return fleet.running_requests
     return fleet.engine_running + fleet.engine_waiting if waiting else fleet.engine_running
@@ -105,14 +47,14 @@ def transfer_ms(
 
 
 def match_ratios(request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
-    """Share of the prompt that each endpoint is expected to have cached, 0..1; 0 without a prompt."""
+    """Compute the share of the prompt that each endpoint is expected to have cached, 0..1."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))
     return np.minimum(fleet.cached_tokens / request.prompt_tokens, 1.0)
 
 
 def places(*keys: NDArray[np.float64] | NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Place of each endpoint when sorted by the keys, ascending, the first key before the second.
+    """Find the place of each endpoint when sorted by the keys, ascending, the first key before the second.
 
     The best have place 0; equals share a place, and the next after m equals is m places on.
     """

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.parts import (
-    Counts,
-    check_counts,
-    check_flag,
-    match_ratios,
-    mean_and_deviation,
-    places,
-    request_counts,
-)
+from epp.policies.parts import Counts, match_ratios, mean_and_deviation, places, request_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,20 +38,12 @@ class PrefixCache(Policy):
 
     name = "prefix-cache"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "imbalance_requests": WeightSpec(
-                8.0, 0.0, 1000.0, "largest spread of request counts at which matches still count"
-            ),
-            "sigmas": WeightSpec(1.0, 0.0, 10.0, "standard deviations above the mean that a holder may be"),
-        }
-    )
+    weight_specs = {
+        "imbalance_requests": WeightSpec(8.0, 0.0, 1000.0),  # spread at which matches still count
+        "sigmas": WeightSpec(1.0, 0.0, 10.0),  # standard deviations above the mean that a holder may be
+    }
     counts: Counts = "live"
     longest_only: bool = False
-
-    def __post_init__(self) -> None:
-        check_counts(self.counts)
-        check_flag("longest_only", self.longest_only)
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         counts = request_counts(fleet, self.counts, waiting=False)

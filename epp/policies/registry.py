@@ -10,16 +10,18 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
+
+import msgspec
 
 from epp.errors import ConfigError, raise_all
+from epp.policies.base import Policy
 from epp.policies.reward_model import RewardModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from epp.policies.base import Policy
-    from epp.policies.drawn import Drawn
+    from epp.policies.base import Drawn
 
 #: Entry points by the name of the policy they load; a policy's module is imported when it is first created.
 POLICIES: dict[str, EntryPoint] = {
@@ -30,13 +32,10 @@ _PARAMS = "policy.params"
 
 
 def draws(name: str) -> Callable[..., Drawn | None] | None:
-    """What tells, of a policy's rankings, what its own draw was among (`epp.policies.drawn`).
-
-    None of a policy that draws nothing, and of one that is not known.
-    """
+    """Return `Policy.drawn` of a policy by name; None of one that draws nothing, and of an unknown one."""
     point = POLICIES.get(name)
     drawn: Callable[..., Drawn | None] | None = getattr(point.load(), "drawn", None) if point else None
-    return drawn
+    return None if drawn is Policy.drawn else drawn
 
 
 def create(
@@ -46,7 +45,7 @@ def create(
     source: str = "<text>",
     key: str = "policy.name",
 ) -> Policy:
-    """The policy of that name with the given parameters (fields of its class).
+    """Make the policy of that name with the given parameters, checked by the types of its fields.
 
     Args:
         name: a key of `POLICIES`.
@@ -61,26 +60,31 @@ def create(
     if name not in POLICIES:
         raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
     factory: type[Policy] = POLICIES[name].load()
-    known: list[str] = []
-    if dataclasses.is_dataclass(factory):
-        known = [field.name for field in dataclasses.fields(factory)]
-    errors = []
-    for param in params or {}:
+    known: list[str] = (
+        [field.name for field in dataclasses.fields(factory)] if dataclasses.is_dataclass(factory) else []
+    )
+    types = get_type_hints(factory, include_extras=True) if params else {}
+    errors, values = [], {}
+    for param, value in (params or {}).items():
+        at = f"{_PARAMS}.{param}"
         if param not in known:
             problem = f"policy {name} has no parameter {param!r}"
-            errors.append(ConfigError(source, f"{_PARAMS}.{param}", problem, _nearest(param, known)))
+            errors.append(ConfigError(source, at, problem, _nearest(param, known)))
+            continue
+        try:
+            whole = types[param] == RewardModel | None
+            values[param] = value if whole else msgspec.convert(value, types[param])
+        except msgspec.ValidationError as error:
+            errors.append(ConfigError(source, at, f"policy {name}: {error}"))
     raise_all(errors)
     try:
-        return factory(**(params or {}))
+        return factory(**values)
     except (TypeError, ValueError) as error:
         raise ConfigError(source, _PARAMS, f"policy {name}: {error}") from error
 
 
 def params_of(policy: Policy) -> dict[str, object]:
-    """The parameters in which a policy differs from its defaults: what `create` needs to make it again.
-
-    A model is told by its version: whoever makes the policy again has to bring the model itself.
-    """
+    """Return the parameters that differ from their defaults, a model by its version."""
     if not dataclasses.is_dataclass(policy):
         return {}
     changed: dict[str, object] = {}

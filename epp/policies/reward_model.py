@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,26 +28,24 @@ if TYPE_CHECKING:
     _Feature = Callable[[RequestView, Snapshot], NDArray[np.float64] | float]
 
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
-FEATURES: Mapping[str, _Feature] = MappingProxyType(
-    {
-        # Of the instance, by its own metrics and by what this picker has sent it.
-        "engine_running": lambda _, fleet: fleet.engine_running,
-        "engine_waiting": lambda _, fleet: fleet.engine_waiting,
-        "running_requests": lambda _, fleet: fleet.running_requests,
-        "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
-        "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
-        "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
-        "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
-        # Of the request there, and of the request.
-        "hit_ratio": match_ratios,
-        "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
-        "prompt_tokens": lambda request, _: float(request.prompt_tokens),
-        # What the paper leaves out: users wait for the network too.
-        "rtt_ms": lambda _, fleet: fleet.rtt_ms,
-        "body_bytes": lambda request, _: float(request.body_bytes),
-        "expected_output_tokens": lambda request, _: request.expected_output_tokens,
-    }
-)
+FEATURES: Mapping[str, _Feature] = {
+    # Of the instance, by its own metrics and by what this picker has sent it.
+    "engine_running": lambda _, fleet: fleet.engine_running,
+    "engine_waiting": lambda _, fleet: fleet.engine_waiting,
+    "running_requests": lambda _, fleet: fleet.running_requests,
+    "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
+    "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
+    "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
+    "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
+    # Of the request there, and of the request.
+    "hit_ratio": match_ratios,
+    "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
+    "prompt_tokens": lambda request, _: float(request.prompt_tokens),
+    # What the paper leaves out: users wait for the network too.
+    "rtt_ms": lambda _, fleet: fleet.rtt_ms,
+    "body_bytes": lambda request, _: float(request.body_bytes),
+    "expected_output_tokens": lambda request, _: request.expected_output_tokens,
+}
 #: The paper's own, with live counts beside the engine's as its code has them.
 PAPER_FEATURES = (
     "engine_running",
@@ -64,14 +61,12 @@ PAPER_FEATURES = (
 #: The paper's; the product of length and miss, which its network has to find; distance and upload.
 DEFAULT_FEATURES = (*PAPER_FEATURES, "uncached_tokens", "rtt_ms", "body_bytes")
 #: Features whose values may be unknown and filled, with the column of the view that says so.
-FILLED_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "engine_running": "engine_running",
-        "engine_waiting": "engine_waiting",
-        "kv_usage": "engine_kv_usage",
-        "rtt_ms": "rtt_ms",
-    }
-)
+FILLED_COLUMNS: Mapping[str, str] = {
+    "engine_running": "engine_running",
+    "engine_waiting": "engine_waiting",
+    "kv_usage": "engine_kv_usage",
+    "rtt_ms": "rtt_ms",
+}
 
 #: The feature that a price is paid for.
 PRICED = "uncached_tokens"
@@ -89,7 +84,7 @@ _ZERO = np.float32(0.0)
 def inputs(
     request: RequestView, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.float64]:
-    """The network's inputs before normalisation, ``[endpoints, features + classes]``.
+    """Make a network's inputs before normalisation, ``[endpoints, features + classes]``.
 
     Args:
         request: the request.
@@ -111,7 +106,7 @@ def inputs(
 
 @lru_cache(maxsize=256)
 def _one_hot(classes: tuple[str, ...], engine_classes: tuple[str, ...]) -> NDArray[np.float64]:
-    """Columns ``[classes, endpoints]``; a pool's classes change when its endpoints do, not by the request."""
+    """Make columns ``[classes, endpoints]``; kept, because a pool's classes rarely change."""
     hot = np.array([[name == known for name in engine_classes] for known in classes], np.float64)
     hot.setflags(write=False)
     return hot
@@ -165,7 +160,6 @@ class RewardModel:
     version: str = field(init=False)
     _least: NDArray[np.float64] = field(init=False, repr=False)
     _most: NDArray[np.float64] = field(init=False, repr=False)
-    _priced: int = field(init=False, repr=False)  # column of what is paid for
 
     def __post_init__(self) -> None:
         """Refuse shapes that do not fit, numbers that are not finite, names that do not exist.
@@ -179,52 +173,41 @@ class RewardModel:
         set_once = object.__setattr__
         set_once(self, "_least", self.low - margin)
         set_once(self, "_most", self.high + margin)
-        set_once(self, "_priced", self.features.index(PRICED) if self.congestion_ms else 0)
         set_once(self, "version", _digest(self))
 
     def __eq__(self, other: object) -> bool:
-        """The same version."""
+        """Compare versions."""
         return isinstance(other, RewardModel) and other.version == self.version
 
     def __hash__(self) -> int:
-        """By version."""
+        """Hash the version."""
         return hash(self.version)
 
     def inputs(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
-        """This model's inputs, ``[endpoints, d]``."""
+        """Make this model's inputs, ``[endpoints, d]``."""
         return inputs(request, fleet, self.features, self.classes)
 
     def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Predicted milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``, in one pass.
-
-        Inputs beyond the bounds count as at them.
-        """
-        return self._through(self._moved_inside(x))
-
-    def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """What the request would take from others at each endpoint, ``[rows]`` ms; None for no price."""
-        if not self.congestion_ms:
-            return None
-        taken: NDArray[np.float64] = x[:, self._priced] * self.congestion_ms
-        return taken
+        """Predict milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``."""
+        return self.judge(x)[0]
 
     def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Rows of inputs ``[rows, d]`` unlike the training's: beyond a bound, or of a class not seen."""
-        return self._strange(x, self.beyond(x))
+        """Mark which rows of inputs are unlike the training's: beyond a bound, or of a class not seen."""
+        return self.judge(x)[1]
+
+    def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Price what the request takes from others at each endpoint, ``[rows]`` ms; None for no price."""
+        if not self.congestion_ms:
+            return None
+        taken: NDArray[np.float64] = x[:, self.features.index(PRICED)] * self.congestion_ms
+        return taken
 
     def judge(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """`predict` and `out_of_distribution` of the same rows, at the price of one of them."""
-        known = self._moved_inside(x)
-        count = len(self.features)
-        strange = self._strange(x, known[:, :count] != x[:, :count])
-        return self._through(known), strange
-
-    def _moved_inside(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        known = np.maximum(x, self._least)  # beyond the bounds it would only extrapolate
-        return np.minimum(known, self._most, out=known)
-
-    def _through(self, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The network's outputs in milliseconds; what it is given is overwritten."""
+        """Predict, and mark which rows are out of distribution, in one pass."""
+        known, count = self._moved_inside(x), len(self.features)
+        strange: NDArray[np.bool_] = np.logical_or.reduce(known[:, :count] != x[:, :count], axis=1)
+        if self.classes:
+            strange |= np.add.reduce(x[:, count:], axis=1) == 0.0
         known -= self.mean
         known /= self.std
         values = known.astype(np.float32)
@@ -237,63 +220,40 @@ class RewardModel:
         heads = values.astype(np.float64)
         heads *= self.scale
         heads += self.offset
-        return heads
-
-    def _strange(self, x: NDArray[np.float64], beyond: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        outside: NDArray[np.bool_] = np.logical_or.reduce(beyond, axis=1)
-        if self.classes:
-            outside |= np.add.reduce(x[:, len(self.features) :], axis=1) == 0.0
-        return outside
+        return heads, strange
 
     def beyond(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which features of inputs ``[rows, d]`` are beyond a bound of the training, ``[rows, features]``."""
-        count = len(self.features)
-        known = x[:, :count]
-        return (known < self._least[:count]) | (known > self._most[:count])
+        """Mark which features of inputs ``[rows, d]`` are beyond a bound of the training."""
+        beyond: NDArray[np.bool_] = (self._moved_inside(x) != x)[:, : len(self.features)]
+        return beyond
+
+    def _moved_inside(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        known = np.maximum(x, self._least)  # beyond the bounds it would only extrapolate
+        return np.minimum(known, self._most, out=known)
 
 
 def _check(model: RewardModel) -> None:
     unknown = [name for name in model.features if name not in FEATURES]
-    if unknown or not model.features or len(set(model.features)) != len(model.features):
-        raise ValueError(f"features: {unknown or 'none, or one twice'}; known are {', '.join(FEATURES)}")
-    if len(set(model.classes)) != len(model.classes):
-        raise ValueError("classes: one is told twice")
+    if unknown or not model.features:
+        raise ValueError(f"features: {unknown or 'none'}; known are {', '.join(FEATURES)}")
     if model.heads not in (HEADS[:1], HEADS):
         raise ValueError(f"heads: must be {HEADS[0]}, or {' and '.join(HEADS)}, not {model.heads}")
-    width = len(model.features) + len(model.classes)
-    sizes = {"mean": width, "std": width, "low": width, "high": width}
-    for name, size in {**sizes, "scale": len(model.heads), "offset": len(model.heads)}.items():
-        _check_array(name, getattr(model, name), (size,), np.float64)
-    for name in ("std", "scale"):
-        if not (getattr(model, name) > 0.0).all():
-            raise ValueError(f"{name}: must be positive")
-    if not (model.low <= model.high).all():
-        raise ValueError("low: must not be above high")
     if not 0.0 <= model.congestion_ms < np.inf or (model.congestion_ms and PRICED not in model.features):
         raise ValueError(f"congestion_ms: must not be negative, and needs the feature {PRICED}")
-    if not model.layers:
-        raise ValueError("layers: there are none")
+    width, heads = len(model.features) + len(model.classes), len(model.heads)
+    shapes = {"mean": width, "std": width, "low": width, "high": width, "scale": heads, "offset": heads}
+    for name, size in shapes.items():
+        _check_array(name, getattr(model, name), (size,))
     for number, (weights, bias) in enumerate(model.layers):
-        out = len(model.heads) if number == len(model.layers) - 1 else bias.size
-        _check_array(f"layers[{number}].weights", weights, (width, out), np.float32)
-        _check_array(f"layers[{number}].bias", bias, (out,), np.float32)
+        out = heads if number == len(model.layers) - 1 else bias.size
+        _check_array(f"layers[{number}].weights", weights, (width, out))
+        _check_array(f"layers[{number}].bias", bias, (out,))
         width = out
-    if not 0.0 <= model.tail < 0.5:
-        raise ValueError(f"tail: must be from 0 to below 0.5, not {model.tail}")
-    if model.samples < 1 or model.seen < model.samples or model.round < 1:
-        raise ValueError("samples: samples and round must be positive, and seen not below samples")
-    if not np.isfinite([model.trained_at_s, *model.validation.values()]).all():
-        raise ValueError("trained_at_s: must be finite, as all of validation")
 
 
-def _check_array(
-    name: str, value: NDArray[np.float64] | NDArray[np.float32], shape: tuple[int, ...], kind: type
-) -> None:
-    if value.shape != shape or value.dtype != kind:
-        raise ValueError(f"{name}: must be {np.dtype(kind)} of shape {list(shape)}, not {value.dtype} of "
-                         f"{list(value.shape)}")  # fmt: skip
-    if not np.isfinite(value).all():
-        raise ValueError(f"{name}: has a number that is not finite")
+def _check_array(name: str, value: NDArray[np.floating], shape: tuple[int, ...]) -> None:
+    if value.shape != shape or not np.isfinite(value).all():
+        raise ValueError(f"{name}: must be finite, of shape {list(shape)}, not {list(value.shape)}")
 
 
 def _digest(model: RewardModel) -> str:

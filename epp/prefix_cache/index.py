@@ -89,7 +89,7 @@ class PrefixMatch:
         self.depth_blocks = depth_blocks
 
     def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Tokens believed cached, by candidate."""
+        """Return the tokens believed cached, by candidate."""
         if len(slots) <= _FEW_SLOTS:
             result = np.array(self._few(slots.tolist()), np.float64)
             return result if self._limit is None else self._limit(slots, result)
@@ -175,7 +175,7 @@ class PrefixIndex:
         return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit)
 
     def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
-        """The slot is about to hold the whole prompt; it becomes its most recently used path.
+        """Make the whole prompt the slot's most recently used path.
 
         Returns:
             Tokens that the slot used since it last used the longest prefix of this prompt that it held, NaN
@@ -215,7 +215,7 @@ class PrefixIndex:
         return distance_tokens
 
     def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
-        """The slot generated so many tokens after this prompt: one that continues it finds them cached."""
+        """Note an answer that the slot generated: a prompt that continues it finds its tokens cached."""
         if self._states is not None:
             self._states.note_answer(slot, prompt, answer_tokens)
         segment = self._last_segment(prompt)
@@ -228,17 +228,17 @@ class PrefixIndex:
     def confirm(
         self, slot: int, expected_tokens: float, cached_tokens: int, distance_tokens: float = math.nan
     ) -> None:
-        """The engine served so many tokens from its cache where so many were expected.
+        """Compare the tokens that an engine served from its cache with those that were expected.
 
-        The prompt itself is in the cache by now, whatever was missing before. What misses tell, by what
-        `insert` returned, is how much the engine keeps: see `CapacityEstimate`.
+        The prompt itself is in the cache by now, whatever was missing before. Misses show, by what
+        `insert` returned, how much the engine keeps: see `CapacityEstimate`.
         """
         holdings = self._holdings(slot)
         holdings.confirm(expected_tokens, cached_tokens, distance_tokens)
         self._shrink(slot, holdings)
 
     def set_capacity(self, slot: int, tokens: int | None) -> None:
-        """The slot's cache holds so many tokens; None when nobody says so any more."""
+        """State how many tokens the slot's cache holds, None to state nothing."""
         holdings = self._slots.get(slot) if tokens is None else self._holdings(slot)
         if holdings is not None:
             assumed = self._capacity_tokens
@@ -246,17 +246,17 @@ class PrefixIndex:
             self._shrink(slot, holdings)
 
     def capacity(self, slot: int) -> int:
-        """Tokens that the slot is believed to keep."""
+        """Return the tokens that the slot is believed to keep."""
         holdings = self._slots.get(slot)
         return self._capacity_tokens if holdings is None else holdings.capacity_tokens
 
     def tokens(self, slot: int) -> float:
-        """Tokens that the slot is believed to hold."""
+        """Return the tokens that the slot is believed to hold."""
         holdings = self._slots.get(slot)
         return 0.0 if holdings is None else holdings.tokens
 
     def forget(self, slot: int) -> None:
-        """The slot holds nothing, and nothing is known of its capacity."""
+        """Forget what the slot holds, and its capacity."""
         if self._states is not None:
             self._states.forget(slot)
         holdings = self._slots.pop(slot, None)
@@ -265,7 +265,7 @@ class PrefixIndex:
                 self._drop(slot, holdings, self._segments[key])
 
     def stats(self) -> IndexStats:
-        """Sizes. Memory as measured: 8 bytes a block, some 300 a segment, 200 for each slot's hold on one."""
+        """Return sizes; memory as measured: 8 bytes a block, 300 a segment, 200 a hold on one."""
         holds = sum(len(holdings) for holdings in self._slots.values())
         size = 8 * self._blocks + 300 * len(self._segments) + 200 * holds
         return IndexStats(len(self._segments), self._blocks, self._tokens, size)
@@ -294,7 +294,7 @@ class PrefixIndex:
         whole = segment.tokens + added
         segment.hashes += hashes
         segment.block_tokens = whole / len(segment.hashes)
-        segment.answers = None  # the prompt goes on: from here on its blocks tell
+        segment.answers = None  # the prompt goes on: from here on its blocks say
         self._blocks += len(hashes)
         self._tokens += added
         holdings.tokens += added
@@ -334,7 +334,7 @@ class PrefixIndex:
             segment.leaf = lower.leaf
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
-        """The slot does not hold this segment any more; a segment that nobody holds is gone."""
+        """Take a segment from the slot; one without holders is gone."""
         segment.holders &= ~(1 << slot)
         holdings.tokens -= segment.tokens
         holdings.discard(segment.key)
@@ -350,7 +350,7 @@ class PrefixIndex:
             self._tokens = 0.0
 
     def _last_segment(self, prompt: MeasuredPrompt) -> _Segment | None:
-        """The segment that ends exactly where the prompt's blocks end."""
+        """Find the segment that ends exactly where the prompt's blocks end."""
         blocks, position = prompt.blocks, 0
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
@@ -363,7 +363,7 @@ class PrefixIndex:
 
 
 def _matched(hashes: array[int], blocks: Sequence[int], start: int) -> int:
-    """How many leading hashes of a segment the blocks from ``start`` on repeat; at least one does.
+    """Count the leading hashes of a segment that the blocks from ``start`` on repeat; at least one.
 
     Hashes are chained, so what matches is a prefix, and its end can be searched for.
     """
@@ -381,7 +381,7 @@ def _matched(hashes: array[int], blocks: Sequence[int], start: int) -> int:
 
 
 def _bits(mask: int) -> list[int]:
-    """Positions of the set bits."""
+    """List the positions of the set bits."""
     found = []
     while mask:
         low = mask & -mask

@@ -3,12 +3,68 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING
-
-from epp.prefix_cache.capacity import CapacityEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+#: Weight left of an observation after one more: the last hundred or so count.
+_FADING = 0.99
+#: Misses, beyond hits at as long distances, before the belief shrinks; more against an engine's own word.
+_EVIDENCE, _EVIDENCE_STATED = 6.0, 12.0
+#: Smallest belief, as a share of what was stated.
+_LEAST_SHARE = 0.25
+#: Two buckets for a doubling, up to a billion tokens.
+_BUCKETS_PER_DOUBLING, _BUCKETS = 2, 60
+
+
+class CapacityEstimate:
+    """How many tokens an engine's cache keeps, from how long ago what it lost was used.
+
+    Under LRU a prefix is kept while less has been used since than fits (Mattson's stack distance). So hits at
+    a distance say that at least so much fits, and misses that no more does. One miss says nothing, and too
+    small a belief costs every request behind it: the belief shrinks only where misses outweigh hits by far at
+    all distances beyond a point, and then to the far side of that point. Old evidence fades, and with it the
+    smaller belief.
+    """
+
+    __slots__ = ("_balance",)
+
+    def __init__(self) -> None:
+        self._balance: list[float] | None = None  # misses less hits by distance; made when first needed
+
+    def observe(self, distance_tokens: float, *, hit: bool) -> None:
+        """Take whether what was last used so many tokens ago was found; NaN is ignored."""
+        if not distance_tokens >= 0.0:
+            return
+        if self._balance is None:
+            if hit:
+                return  # nothing speaks against what is believed
+            self._balance = [0.0] * _BUCKETS
+        at = int(_BUCKETS_PER_DOUBLING * math.log2(max(distance_tokens, 1.0)))
+        self._balance = [weight * _FADING for weight in self._balance]
+        self._balance[min(at, _BUCKETS - 1)] += -1.0 if hit else 1.0
+
+    def capacity_tokens(self, believed_tokens: int, *, stated: bool) -> int:
+        """Estimate what fits, at most what is believed.
+
+        Args:
+            believed_tokens: what was assumed, or stated.
+            stated: whether the engine or the operator said so.
+        """
+        if self._balance is None:
+            return believed_tokens
+        best, most, beyond = _BUCKETS, 0.0, 0.0
+        for at in range(_BUCKETS - 1, -1, -1):
+            beyond += self._balance[at]
+            if beyond > most:
+                best, most = at, beyond
+        if most < (_EVIDENCE_STATED if stated else _EVIDENCE):
+            return believed_tokens
+        fits = int(2.0 ** ((best + 1) / _BUCKETS_PER_DOUBLING))
+        return min(believed_tokens, max(fits, int(believed_tokens * _LEAST_SHARE), 1))
+
 
 #: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
 _SHORT = 0.5
@@ -55,12 +111,12 @@ class SlotHoldings:
         return tuple(self._uses)
 
     def used_at_tokens(self, key: int) -> float:
-        """When a segment that is held was used last."""
+        """Return when a segment that is held was used last."""
         moment: float = self._uses[key][0]
         return moment
 
     def touch(self, key: int, depth: int, at_tokens: float) -> None:
-        """A segment was used."""
+        """Note a use of a segment."""
         use: _Use = (at_tokens, -depth, key)
         self._uses[key] = use
         heapq.heappush(self._heap, use)
@@ -69,11 +125,11 @@ class SlotHoldings:
             heapq.heapify(self._heap)
 
     def copy_use(self, key: int, lower: int, depth: int) -> None:
-        """The lower part of a segment that was split was used when the whole was."""
+        """Note the lower part of a segment that was split: it was used when the whole was."""
         self.touch(lower, depth, self._uses[key][0])
 
     def discard(self, key: int) -> None:
-        """A segment is not held any more."""
+        """Forget a segment."""
         self._uses.pop(key, None)
 
     def oldest(self) -> int:
@@ -90,7 +146,7 @@ class SlotHoldings:
             heapq.heappop(self._heap)
 
     def state_capacity(self, tokens: int, *, stated: bool) -> None:
-        """The engine or the operator says what fits; or neither does any more, and this is assumed."""
+        """Take the capacity that the engine or the operator states, or that is assumed."""
         self.capacity_tokens = self._believed = tokens
         self._stated = stated
         self._estimate = CapacityEstimate()

@@ -6,13 +6,13 @@ Copies share a fixed number of slots with running requests, the least recently u
 about 225 a replica on the published fleet).
 
 Owns the copies believed to be kept, by endpoint slot. Never sees text. A copy within a block counts for the
-last whole block before it, so what is foretold errs to the small side by less than a block.
+last whole block before it, so predictions err to the small side by less than a block.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,29 +25,15 @@ if TYPE_CHECKING:
 _SAME_TOKENS = 0.5
 
 
-class StateSettings(Protocol):
-    """The part of the configuration that says what engines keep."""
-
-    @property
-    def state_slots(self) -> int: ...  # noqa: D102 - see `StateSlots`
-    @property
-    def chunk_tokens(self) -> int: ...  # noqa: D102 - see `StateSlots`
-
-
 class StateSlots:
     """Copies by endpoint slot.
 
     Args:
         count: states that an engine keeps.
         chunk_tokens: most tokens of one prefill; a copy is made at the end of each.
-
-    Raises:
-        ValueError: either is not above 0.
     """
 
     def __init__(self, count: int, chunk_tokens: int) -> None:
-        if count < 1 or chunk_tokens < 1:
-            raise ValueError(f"state slots {count} and chunk_tokens {chunk_tokens} must be positive")
         self._count, self._chunk_tokens = count, chunk_tokens
         # slot -> block that a copy ends in -> the tokens that it covers; the least recently used first. The
         # copy at an answer's end goes by the complement of its prompt's last block.
@@ -55,14 +41,14 @@ class StateSlots:
         self._holders: dict[int, int] = {}  # block -> bit set of the slots with a copy there
 
     @classmethod
-    def of(cls, settings: StateSettings) -> StateSlots | None:
-        """As configured, None for models that keep every token."""
-        return cls(settings.state_slots, settings.chunk_tokens) if settings.state_slots else None
+    def of(cls, count: int, chunk_tokens: int) -> StateSlots | None:
+        """Make the slots of a configuration, None for models that keep every token."""
+        return cls(count, chunk_tokens) if count else None
 
     def reusable(
         self, prompt: MeasuredPrompt, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Of the tokens believed cached, by candidate, those up to the deepest copy."""
+        """Return, of the tokens believed cached by candidate, those up to the deepest copy."""
         result = np.zeros(len(slots))
         left = {slot: row for row, slot in enumerate(slots.tolist()) if cached_tokens[row] > 0.0}
         if not left:
@@ -83,7 +69,7 @@ class StateSlots:
         return result
 
     def insert(self, slot: int, prompt: MeasuredPrompt, reused_tokens: float) -> None:
-        """The slot computes what is left of a prompt, and copies its state on the way."""
+        """Note that the slot computes what is left of a prompt, and copies its state on the way."""
         kept = self._kept.setdefault(slot, OrderedDict())
         position = reused_tokens
         self._use(kept, prompt, reused_tokens)
@@ -94,18 +80,18 @@ class StateSlots:
                 self._keep(slot, kept, prompt.blocks[number - 1], prompt.tokens_before(number))
 
     def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
-        """The slot's state was copied where the answer to this prompt ended."""
+        """Note that the slot's state was copied where the answer to this prompt ended."""
         kept = self._kept.get(slot)
         if kept is not None and prompt.blocks and answer_tokens > 0:
             self._keep(slot, kept, ~prompt.blocks[-1], float(prompt.prompt_tokens + answer_tokens))
 
     def forget(self, slot: int) -> None:
-        """The slot's engine keeps nothing."""
+        """Forget the slot's copies."""
         for key in list(self._kept.pop(slot, ())):
             self._unmark(slot, key)
 
     def __len__(self) -> int:
-        """Copies believed to be kept, of all slots."""
+        """Count the copies of all slots."""
         return sum(map(len, self._kept.values()))
 
     def _covered(self, slot: int, block: int, cached_tokens: float) -> float:
@@ -117,7 +103,7 @@ class StateSlots:
         return 0.0
 
     def _use(self, kept: OrderedDict[int, float], prompt: MeasuredPrompt, reused_tokens: float) -> None:
-        """The copy that was taken up is the one used last; an answer's goes by a block before its end."""
+        """Mark the copy that was taken up as used last; an answer's goes by a block before its end."""
         last = int(reused_tokens / prompt.block_tokens + 1e-6)
         for block in reversed(prompt.blocks[:last]):
             for key in (~block, block):

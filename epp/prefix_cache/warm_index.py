@@ -4,13 +4,13 @@ What was on record of an endpoint are names of coarse prefixes (`BlockHasher.coa
 block hashes of the index cannot be had. They are kept beside it as seeds. When a prompt goes further than
 the index knows, its own coarse names are looked up among the seeds, and what is found there is inserted as
 blocks of this prompt, which by then are known; a seed is used once. So a lookup costs names only while there
-are seeds, and one name where they tell nothing. Seeds count as older than anything that the index holds and
+are seeds, and one name where they know nothing. Seeds count as older than anything that the index holds and
 give way to it within the endpoint's capacity.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,32 +29,24 @@ if TYPE_CHECKING:
 MAX_SEEDS = 300_000
 
 
-@dataclass(slots=True)
-class _Held:
-    """One slot's seeds, the most recently used first, a prefix before what extends it."""
-
-    capacity_tokens: float
-    tokens: float = 0.0
-    full: bool = False
-    entries: list[tuple[float, str]] = field(default_factory=list)  # (Unix time of use, name)
-
-
 class Seeds:
     """Names of coarse prefixes and who held them.
 
     Args:
         capacities: tokens that fit each slot's cache; other slots have no seeds.
-        limit: distinct names in all.
+        limit: seeds in all.
     """
 
     def __init__(self, capacities: Mapping[int, float], limit: int = MAX_SEEDS) -> None:
-        self._limit = limit
-        self._held = {slot: _Held(tokens) for slot, tokens in capacities.items()}
-        self._holders: dict[str, tuple[int, float]] = {}  # name -> (bit set of slots, tokens it stands for)
+        self._free = limit
+        self._room = dict(capacities)  # tokens by slot, negative once something did not fit
+        # slot -> name -> (Unix time of use, tokens); the latest first, a prefix before what extends it
+        self._held: dict[int, dict[str, tuple[float, float]]] = {slot: {} for slot in capacities}
+        self._tokens = dict.fromkeys(capacities, 0.0)
 
     def __len__(self) -> int:
-        """Distinct names."""
-        return len(self._holders)
+        """Count the seeds."""
+        return sum(map(len, self._held.values()))
 
     @property
     def slots(self) -> list[int]:
@@ -64,10 +56,10 @@ class Seeds:
     @property
     def full(self) -> bool:
         """Whether nothing can be added any more."""
-        return len(self._holders) >= self._limit or all(held.full for held in self._held.values())
+        return self._free <= 0 or all(room < 0.0 for room in self._room.values())
 
     def add(self, slot: int, used_wall_s: float, names: Sequence[str], tokens_each: float) -> None:
-        """A slot held a prompt. To be called with the latest use first; what does not fit is left out.
+        """Add a prompt that a slot held, the latest use first; what does not fit is left out.
 
         Args:
             slot: who held it.
@@ -75,62 +67,40 @@ class Seeds:
             names: the prompt's coarse names, shortest prefix first.
             tokens_each: tokens from one to the next.
         """
-        held, bit = self._held.get(slot), 1 << slot
-        if held is None or held.full:
-            return
-        for name in names:
-            mask, tokens = self._holders.get(name, (0, tokens_each))
-            if mask & bit:
+        held = self._held.get(slot, {})
+        for name in names if slot in self._held else ():
+            if name in held:
                 continue
-            if held.tokens + tokens > held.capacity_tokens:
-                held.full = True
+            if self._free <= 0 or self._room[slot] < 0.0:
                 return
-            if not mask and len(self._holders) >= self._limit:
-                return
-            self._holders[name] = (mask | bit, tokens)
-            held.tokens += tokens
-            held.entries.append((used_wall_s, name))
+            self._room[slot] -= tokens_each
+            if self._room[slot] >= 0.0:
+                held[name] = (used_wall_s, tokens_each)
+                self._tokens[slot] += tokens_each
+                self._free -= 1
 
     def take(self, name: str) -> list[int]:
-        """The slots that held a prefix; it is no seed of theirs any more."""
-        mask, tokens = self._holders.pop(name, (0, 0.0))
-        slots = []
-        while mask:
-            low = mask & -mask
-            slots.append(low.bit_length() - 1)
-            self._held[slots[-1]].tokens -= tokens
-            mask ^= low
+        """Take the slots that held a prefix; it is no seed of theirs any more."""
+        slots = [slot for slot, held in self._held.items() if name in held]
+        for slot in slots:
+            self._tokens[slot] -= self._held[slot].pop(name)[1]
         return slots
 
     def forget(self, slot: int) -> None:
-        """The slot holds nothing."""
-        held = self._held.get(slot)
-        while held is not None and held.entries:
-            self._drop_oldest(slot, held)
+        """Forget the slot's seeds."""
+        self.forget_before(slot, math.inf)
 
     def forget_before(self, slot: int, wall_s: float) -> None:
-        """What the slot held was lost then."""
-        held = self._held.get(slot)
-        while held is not None and held.entries and held.entries[-1][0] < wall_s:
-            self._drop_oldest(slot, held)
+        """Forget what the slot used before a time."""
+        held = self._held.get(slot, {})
+        while held and next(reversed(held.values()))[0] < wall_s:
+            self._tokens[slot] -= held.popitem()[1][1]
 
     def shrink(self, slot: int, tokens: float) -> None:
         """Keep at most so many tokens of a slot, those used last."""
-        held = self._held.get(slot)
-        while held is not None and held.entries and held.tokens > tokens:
-            self._drop_oldest(slot, held)
-
-    def _drop_oldest(self, slot: int, held: _Held) -> None:
-        _, name = held.entries.pop()
-        mask, tokens = self._holders.get(name, (0, 0.0))
-        if not mask >> slot & 1:
-            return  # it was taken
-        held.tokens -= tokens
-        mask &= ~(1 << slot)
-        if mask:
-            self._holders[name] = (mask, tokens)
-        else:
-            del self._holders[name]
+        held = self._held.get(slot, {})
+        while held and self._tokens[slot] > tokens:
+            self._tokens[slot] -= held.popitem()[1][1]
 
 
 class WarmIndex(PrefixIndex):
@@ -157,9 +127,8 @@ class WarmIndex(PrefixIndex):
         self._name_block, self._coarse_blocks = name_block, coarse_blocks
         self._seeds: Seeds | None = None
         self._seeded = np.zeros(0, np.intp)
-        #: What happened to slots while their seeds were read; None while nobody reads any.
+        #: Slots that were forgotten while seeds were read; None while none are.
         self._lost: set[int] | None = None
-        self._started: dict[int, float] = {}
 
     @property
     def seeds(self) -> int:
@@ -167,46 +136,42 @@ class WarmIndex(PrefixIndex):
         return len(self._seeds) if self._seeds is not None else 0
 
     def expect_seeds(self) -> None:
-        """From now on seeds are being read, for slots that may lose what they hold before these are here."""
-        self._lost, self._started = set(), {}
+        """Note from now on which slots lose what they hold, until the seeds are here."""
+        self._lost = set()
 
     def seed(self, seeds: Seeds) -> None:
         """Begin to use these; they replace any that are left."""
         for slot in self._lost or ():
             seeds.forget(slot)
-        for slot, wall_s in self._started.items():
-            seeds.forget_before(slot, wall_s)
-        self._lost, self._started = None, {}
+        self._lost = None
         self._seeds = seeds if len(seeds) else None
         self._seeded = np.array(seeds.slots, np.intp)
 
     def drop_seeds(self) -> None:
-        """Do without what is left of them."""
+        """Forget the seeds that are left."""
         self._seeds = None
 
     def process_started(self, slot: int, wall_s: float) -> None:
-        """The slot's engine runs since then: what it held before is gone."""
-        if self._lost is not None:
-            self._started[slot] = wall_s
+        """Forget what the slot held before its engine's process started; called at every scrape."""
         if self._seeds is not None:
             self._seeds.forget_before(slot, wall_s)
 
     def match(self, prompt: MeasuredPrompt) -> PrefixMatch:
-        """Walk the prompt's blocks; seeds that tell more than the index are made part of it first."""
+        """Walk the prompt's blocks; seeds that know more than the index are made part of it first."""
         found = super().match(prompt)
         if self._seeds is not None and self._recall(prompt, self._seeds, found):
             return super().match(prompt)
         return found
 
     def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
-        """As `PrefixIndex.insert`; the oldest seeds make room."""
+        """Insert as `PrefixIndex.insert`; the oldest seeds make room."""
         distance_tokens = super().insert(slot, prompt)
         if self._seeds is not None:
             self._seeds.shrink(slot, self.capacity(slot) - self.tokens(slot))
         return distance_tokens
 
     def forget(self, slot: int) -> None:
-        """The slot holds nothing, and nothing is known of its capacity."""
+        """Forget what the slot holds."""
         super().forget(slot)
         if self._lost is not None:
             self._lost.add(slot)
@@ -214,7 +179,7 @@ class WarmIndex(PrefixIndex):
             self._seeds.forget(slot)
 
     def _recall(self, prompt: MeasuredPrompt, seeds: Seeds, found: PrefixMatch) -> bool:
-        """Insert what the seeds tell of a prompt beyond what was found; whether they told anything."""
+        """Insert what the seeds know of a prompt beyond what was found; return whether they know anything."""
         if not len(seeds):
             self._seeds = None
             return False

@@ -16,7 +16,7 @@ import numpy as np
 from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.records.model_versions import ModelVersions
+from epp.records.model_files import ModelVersions
 from epp.records.schema import RecordError, decision_of
 from epp.schedule.rerun import rerun
 

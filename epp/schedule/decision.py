@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.policies.registry import draws
-from epp.schedule.propensities import chances
+from epp.schedule.propensities import propensities
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
@@ -111,14 +111,15 @@ class Decision(Struct, frozen=True):
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Chance of each candidate to be chosen, over all draws: the policy's, slow start's, among equals.
+        """Compute the chance of each candidate, over the policy's draw and the one among equals.
 
         Raises:
             KeyError: the ranking lacks a term of a policy that draws.
         """
         told = draws(self.policy)
         drawn = None if told is None else told(self.ranking, self.weights, self.params)
-        return chances(self.ranking.costs, self.shares, tie_band=self.tie_band, drawn=drawn)
+        costs, band = self.ranking.costs, self.tie_band
+        return propensities(costs, tie_band=band, held_back=self.held_back, drawn=drawn)
 
     @property
     def uncached_tokens(self) -> int:
@@ -216,7 +217,7 @@ def _asked(request: RequestView) -> dict[str, Any]:
 
 
 def _probabilities(decision: Decision) -> list[float]:
-    if decision.shares is None and decision.tied == 1 and draws(decision.policy) is None:
+    if decision.tied == 1 and draws(decision.policy) is None:
         # The usual case, and the general one is dear.
         certain = [0.0] * len(decision.fleet)
         certain[decision.chosen] = 1.0
@@ -244,7 +245,7 @@ class Outcome(Struct, frozen=True):
         id: its decision.
         endpoint: address picked.
         cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.report.Termination` spells it;
-            ``expired`` where its lease outlived its time, ``evicted`` where it made room for newer ones.
+            ``expired`` where its lease outlived its time.
         status: HTTP status of the response.
         ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else
             after the decision.

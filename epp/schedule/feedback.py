@@ -9,7 +9,6 @@ import math
 from typing import TYPE_CHECKING
 
 from epp.apis.usage import Usage
-from epp.signals.calibration import Finished
 from epp.signals.duration import cold_ms, network_ms, prefills
 
 if TYPE_CHECKING:
@@ -85,29 +84,18 @@ def learn_from(
     _rates(slot, entry, outcome, usage, fleet)
     counted = ask.prompt.prompt_tokens
     as_picked = outcome.where == entry.endpoint
-    expected = entry.expected_tokens if as_picked else 0.0
     if usage.cached_tokens is not None and as_picked and counted:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
-        fleet.calibration.cached(slot, expected * whole / counted, float(min(usage.cached_tokens, whole)))
-    fleet.calibration.finished(
-        slot,
-        Finished(
-            model=ask.model,
-            text_bytes=ask.text_bytes,
-            prompt_tokens=counted,
-            expected_tokens=expected,
-            told=usage.prompt_tokens is not None,
-            cached_told=usage.cached_tokens is not None,
-        ),
-    )
+        expected = entry.expected_tokens * whole / counted
+        fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
 def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
     """What its connection tells of the path; of several tries nobody knows which one it was of."""
-    sent, told = entry.sent, entry.travelled
-    if sent is not None and told is not None and outcome.where == entry.endpoint and _first_try(outcome):
+    sent, timing = entry.sent, entry.connection
+    if sent is not None and timing is not None and outcome.where == entry.endpoint and _first_try(outcome):
         body_bytes = entry.ask.body_bytes
-        fleet.paths.observe(slot, sent.idle, told, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
+        fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
 
 
 def _first_try(outcome: Outcome) -> bool:
@@ -141,11 +129,12 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
 
 def _network_ms(entry: InFlight, sent: Sent) -> float:
     """The network's part of its first token, by what its connection was like where that is told."""
-    told, body_bytes = entry.travelled, entry.ask.body_bytes
-    if told is None:
+    timing, body_bytes = entry.connection, entry.ask.body_bytes
+    if timing is None:
         return network_ms(sent.rtt_ms, body_bytes)
-    if told.anew:
-        return cold_ms(sent.rtt_ms, body_bytes, sent.rtt_ms if math.isnan(told.opened_ms) else told.opened_ms)
+    if timing.is_new:
+        connect_ms = sent.rtt_ms if math.isnan(timing.connect_ms) else timing.connect_ms
+        return cold_ms(sent.rtt_ms, body_bytes, connect_ms)
     return network_ms(sent.rtt_ms, body_bytes, sent.upload_rounds)
 
 

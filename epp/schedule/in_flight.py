@@ -1,7 +1,6 @@
 """A request between its decision and its outcome: what it asked, what was promised, what was seen.
 
-Owns what the stream and the first token's call tell, put together as an `Outcome`; who else is told of a
-request is not known here.
+Owns what the stream and the call at the first token report, put together as an `Outcome`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from epp.apis.types import MeasuredPrompt
     from epp.schedule.decision import Decision
     from epp.schedule.subset import Subset
-    from epp.signals.paths import Travelled
+    from epp.signals.paths import ConnectionTiming
     from epp.types import Signals, Snapshot
 
 
@@ -86,7 +85,7 @@ class Sent(Struct, frozen=True):
 
 @dataclass(slots=True)
 class InFlight:
-    """What is remembered of a request until its outcome is told.
+    """What is remembered of a request until its outcome is reported.
 
     ``confirmed`` once the prefix index knows how much of its prompt the engine had.
     """
@@ -108,7 +107,7 @@ class InFlight:
     served: str = ""
     chunks: int | None = None
     response_bytes: int | None = None
-    travelled: Travelled | None = None
+    connection: ConnectionTiming | None = None
     streamed: bool | None = None
 
     @property
@@ -118,7 +117,7 @@ class InFlight:
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
-    """What the stream, and the call at the first token, have told."""
+    """Make the outcome of what the stream, and the call at the first token, have reported."""
     ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
     stream = Source.STREAM
     sources = {"cause": stream, "e2e_ms": stream}
@@ -154,7 +153,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
 
 
 def sent_of(decision: Decision, seen: Signals[float], idle: int) -> Sent:
-    """What stands before and beside a request where it is sent."""
+    """Record what stands before and beside a request where it is sent."""
     return Sent(
         rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
         pending_requests=seen.running_requests - seen.decoding_requests,

@@ -1,12 +1,12 @@
 """Whether a reward model may still be used: its age, and whether it is of the data that decisions now see.
 
-Owns the recent inputs that its normalisation is compared with. Pure: told of decisions and asked at instants.
+Owns the recent inputs that its normalisation is compared with. Pure: takes decisions and instants.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -40,18 +40,18 @@ class ModelWatch:
         return self._model
 
     def watch(self, model: RewardModel | None) -> None:
-        """From now on this one, or none."""
+        """Watch this model from now on, or none."""
         if model != self._model:
             self._rows.clear()
         self._model = model
 
     def seen(self, decision: Decision) -> None:
-        """A decision, whoever made it: what the model is told of the endpoint that was picked."""
+        """Take a decision: the model's inputs of the endpoint that was picked."""
         if self._model is not None:
             self._rows.append(self._model.inputs(decision.request, decision.fleet)[decision.chosen])
 
-    def withdrawn(self, wall_s: float) -> str:
-        """Why the model may not be used, as `epp.policies.lodestar.WITHDRAWN` spells it; ``""`` if it may."""
+    def withdrawn(self, wall_s: float) -> Literal["", "stale", "mismatch"]:
+        """Return why the model may not be used, ``""`` if it may."""
         model = self._model
         if model is None:
             return ""
@@ -60,7 +60,7 @@ class ModelWatch:
         return "mismatch" if self.mismatched() else ""
 
     def mismatched(self) -> tuple[str, ...]:
-        """Features whose recent mean is not of the data that the model was normalised by.
+        """List the features whose recent mean is not of the data that the model was normalised by.
 
         That is: beyond the bounds of the training, and several of its standard deviations away from its mean.
         One request out of bounds is the policy's to see; here the model as a whole is of other data.

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.apis.usage import NO_USAGE, Usage
+from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
-from epp.schedule.arms import Arms
-from epp.schedule.capable import success_of, words_of
 from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, is_absurd, learn_from, with_cached
-from epp.schedule.filters import Eligibility, Wants
+from epp.schedule.filters import Filters, Wants
 from epp.schedule.in_flight import Ask, InFlight, outcome_of, sent_of
+from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
+from epp.signals.fleet import Fleet
 from epp.types import PREFIX_KEY_TOKENS, RequestView
 
 if TYPE_CHECKING:
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.apis.types import MeasuredPrompt
+    from epp.config.schema import Config
     from epp.policies.base import Policy
-    from epp.prefix_cache.index import PrefixMatch
+    from epp.prefix_cache.index import PrefixIndex, PrefixMatch
     from epp.schedule.decision import Outcome
     from epp.schedule.filters import Candidates
     from epp.schedule.subset import Subset
-    from epp.schedule.weights import WeightBook
-    from epp.signals.endpoint import Endpoint
-    from epp.signals.fleet import Fleet
-    from epp.signals.paths import Travelled
+    from epp.schedule.weights import WeightBook, Weights
+    from epp.signals.capability import Success
+    from epp.signals.paths import ConnectionTiming
+    from epp.types import Endpoint
 
 
 __all__ = ["Ask", "Picker", "PickerSettings"]
@@ -48,12 +50,22 @@ __all__ = ["Ask", "Picker", "PickerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """Constants of a picker; see `epp.config.schema.PolicySection` for their meaning."""
+    """Settings of a picker; `epp.config.schema.PolicySection` describes them."""
 
     tie_band: float = 0.01
     seed: int = 0
     fallbacks: int = 2
     warmup_s: float = 30.0
+
+
+def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
+    """Make a fleet with its stores as configured."""
+    return Fleet(
+        index,
+        stale_after_s=config.scrape.stale_after_s,
+        probe_interval_s=config.probe.interval_s,
+        eject_s=config.probe.eject_s,
+    )
 
 
 class Picker:
@@ -67,7 +79,7 @@ class Picker:
         settings: constants.
         new_id: makes decision ids.
         name_block: a block's name as it may be recorded; live pickers pass the keyed one of their hasher.
-        learn: told of a model, of canonical bytes and of the tokens that an engine counted in them.
+        learn: called with a model, canonical bytes and the tokens that an engine counted in them.
     """
 
     def __init__(
@@ -91,8 +103,8 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self._eligibility = Eligibility()
-        self._arms = Arms(weights, name_block)
+        self._filters = Filters()
+        self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
@@ -100,10 +112,10 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self._eligibility.set_pool(self.fleet.members)
+        self._filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
-        """From the next decision on the policy is this one: the same, with other parameters.
+        """Use the same policy with other parameters from the next decision on.
 
         Raises:
             ValueError: it is another policy, whose weights these are not.
@@ -113,13 +125,13 @@ class Picker:
         self.policy, self._params = policy, params_of(policy)
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:
-        """Endpoints of the pool that a subset names, in its order."""
-        return self._eligibility.addresses(subset)
+        """Return the endpoints of the pool that a subset names, in its order."""
+        return self._filters.addresses(subset)
 
     @property
     def names_models(self) -> bool:
         """Whether an endpoint's eligibility depends on the model or on the length of a request."""
-        return self._eligibility.names_models
+        return self._filters.names_models
 
     @property
     def in_flight(self) -> int:
@@ -127,7 +139,7 @@ class Picker:
         return len(self._in_flight)
 
     def has_in_flight(self, decision_id: str) -> bool:
-        """Whether it was decided here and has not ended."""
+        """Tell whether a request was decided here and has not ended."""
         return decision_id in self._in_flight
 
     def pick(self, ask: Ask, now_s: float, wall_s: float) -> Decision:
@@ -139,14 +151,14 @@ class Picker:
         settings, fleet = self._settings, self.fleet
         tokens = ask.prompt.prompt_tokens if ask.prompt else 0
         wants = Wants(ask.model, tokens + (ask.max_output_tokens or 0), ask.regions, ask.subset)
-        found = self._eligibility.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
+        found = self._filters.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(ask.prompt) if ask.prompt else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = success_of(fleet.capability, ask, found, tokens)
+        success = self._success(ask, found, tokens)
         view = fleet.view(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._request(ask, tokens, match, now_s, found)
         policy, basis = self._policy_for(ask)
-        weights, arm = self._arms.choose(ask, wall_s) if policy is self.policy else (self.weights.current, "")
+        weights, arm = self._weights_for(ask, wall_s) if policy is self.policy else (self.weights.current, "")
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, view, values, settings.seed)
         if tokens:
@@ -190,10 +202,20 @@ class Picker:
         self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
         return decision
 
+    def _success(self, ask: Ask, found: Candidates, tokens: int) -> Success | None:
+        capability = self.fleet.capability
+        if not tokens or not len(capability):
+            return None
+        models = found.served_models or (ask.model,) * len(found.slots)
+        return capability.success(models, language=ask.language, task=ask.task, prompt_tokens=tokens)
+
     def _request(
         self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float, found: Candidates
     ) -> RequestView:
-        task, tried = words_of(self.fleet.capability, ask, found)
+        tried = ask.tried_models
+        if tried:
+            known = frozenset(found.served_models)
+            tried = tuple(name for name in tried if name in known)
         return RequestView(
             decision_id=self._new_id(),
             model=ask.model,
@@ -207,7 +229,7 @@ class Picker:
             prefix_sharing=self._sharing(ask.prompt, match, now_s),
             usual_first_token_ms=self.fleet.first_tokens.usual_ms(ask.model),
             language=ask.language,
-            task=task,
+            task=self.fleet.capability.task(ask.task),
             tried_models=tried,
         )
 
@@ -226,6 +248,19 @@ class Picker:
         if ask.opaque and Need.PROMPT in self.policy.needs:
             return self._balance, Basis.BALANCE
         return self.policy, Basis.POLICY
+
+    def _weights_for(self, ask: Ask, wall_s: float) -> tuple[Weights, str]:
+        """Choose the weights of a request's arm in a trial, with the arm's stamp.
+
+        An arm is drawn by the client's session, else by the root of the prompt.
+        """
+        trial, together = self.weights.plan.trial, ask.session
+        if trial is None:
+            return self.weights.current, ""
+        if isinstance(trial, Split) and not together and ask.prompt is not None:
+            root = self._roots.root(ask.prompt)
+            together = "" if root is None else self._name_block(root)
+        return self.weights.choose(wall_s, together)
 
     def _shares(self, slots: NDArray[np.intp], now_s: float) -> NDArray[np.float64] | None:
         shares = self.fleet.warm_share(now_s, self._settings.warmup_s)
@@ -255,7 +290,7 @@ class Picker:
         )
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
-        """The first token came; False when the decision is unknown, ended, or had its first token before."""
+        """Note the first token; False when the decision is unknown, ended, or had its first token before."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
@@ -264,7 +299,7 @@ class Picker:
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
-        """Note response headers, of ``served`` if told; who answers, "" for an unknown or ended decision."""
+        """Note response headers; return who answers, "" for an unknown or ended decision."""
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return ""
@@ -282,7 +317,7 @@ class Picker:
         last_chunk_s: float = math.nan,
         streamed: bool | None = None,
     ) -> bool:
-        """What the stream showed of the answer; False when the decision is unknown or ended.
+        """Note what the stream showed of the answer; False when the decision is unknown or ended.
 
         Args:
             decision_id: the decision.
@@ -290,7 +325,7 @@ class Picker:
             chunks: pieces of the answer that were not empty.
             response_bytes: their bytes.
             last_chunk_s: when the last of them came.
-            streamed: it was an event stream; None where nobody told, then what the client asked for counts.
+            streamed: it was an event stream; None where it is unknown, then what the client asked for counts.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
@@ -302,13 +337,13 @@ class Picker:
         return True
 
     def served(self, decision_id: str, address: str) -> None:
-        """Who really answers or answered; an unknown decision is fine."""
+        """Note who really answers; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
             self._served(decision_id, entry, address)
 
     def _served(self, decision_id: str, entry: InFlight, address: str) -> None:
-        """Another endpoint than was thought has the request, and its prompt in the cache from now on."""
+        """Move the request to the endpoint that has it, and its prompt into that one's cache."""
         if not address or address == (entry.served or entry.endpoint):
             entry.served = entry.served or address
             return
@@ -323,11 +358,11 @@ class Picker:
             self.fleet.index.insert(slot, entry.prompt)
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
-    def travelled(self, decision_id: str, told: Travelled) -> None:
-        """What its connection was like; an unknown decision is fine."""
+    def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
+        """Note the request's connection; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
-            entry.travelled = told
+            entry.connection = timing
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """Take the engine's count, once into the prefix index; False when absurd, unknown or settled."""
@@ -342,7 +377,7 @@ class Picker:
         current = fleet.address_of(entry.slot) == entry.endpoint
         if decision_id in self._in_flight:
             current = current and fleet.ledger.live(decision_id)
-        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was foretold of that one
+        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was predicted of that one
         if entry.prompt is not None and current and not elsewhere:
             cached = with_cached(entry.slot, entry.ask.api, usage, fleet).cached_tokens
             if cached is not None and not entry.confirmed:
@@ -358,14 +393,14 @@ class Picker:
     def end(
         self, decision_id: str, cause: str, now_s: float, *, report_follows: bool = False
     ) -> Outcome | None:
-        """The request is over, however it ended; None when the decision is unknown or ended before.
+        """End the request, however it ended; None when the decision is unknown or ended before.
 
         With ``report_follows`` the decision is remembered, for `usage`, until it is settled.
         """
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
-        self.fleet.ledger.end(decision_id, now_s)
+        self.fleet.ledger.end(decision_id)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         slot = self.fleet.slot_of(outcome.where)
         if slot is not None and cause in DONE:
@@ -379,18 +414,12 @@ class Picker:
         return outcome
 
     def settle(self, outcome: Outcome) -> None:
-        """All that will ever be known of a request; unknown ones are fine."""
+        """Learn from all that will ever be known of a request; unknown ones are fine."""
         entry = self._ended.pop(outcome.id, None)
         if entry is not None:
             learn_from(entry, outcome, self.fleet, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time, or gave way to newer ones."""
-        ledger = self.fleet.ledger
-        outcomes = []
-        for cause, lease_ids in (("evicted", ledger.take_pushed_out()), ("expired", ledger.expire(now_s))):
-            for lease_id in lease_ids:
-                entry = self._in_flight.pop(lease_id, None)
-                if entry is not None:
-                    outcomes.append(outcome_of(lease_id, entry, cause, now_s))
-        return outcomes
+        """End the requests whose leases outlived their time."""
+        gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
+        return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]

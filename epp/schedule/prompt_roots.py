@@ -39,7 +39,7 @@ class PromptRoots:
         self._seen: OrderedDict[int, int] = OrderedDict()
 
     def root(self, prompt: MeasuredPrompt) -> int | None:
-        """The first block below the prompt's template, None when it has none or little is known yet."""
+        """Find the first block below the prompt's template, None when it has none or little is known yet."""
         seen = self._count(prompt.namespace)
         parent, root = prompt.namespace, None
         for block in prompt.blocks[:_MAX_DEPTH]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.policies.capability import WORTH_TERM
+from epp.policies.laar import WORTH_TERM
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision

@@ -2,14 +2,16 @@
 
 Owns the measure of saturation and the rule; it is llm-d's utilization detector with its flow control off,
 source [E]: the mean over the endpoints of the larger of queue and KV cache, each over its threshold. An
-endpoint that tells nothing counts as saturated, and so does a pool without endpoints.
+endpoint that reports nothing counts as saturated, and so does a pool without endpoints.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from epp.signals.engine_metrics import KV_USAGE, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,20 +25,8 @@ if TYPE_CHECKING:
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 
 
-class Admit(Protocol):
-    """Decides whether a request is taken at all."""
-
-    def refusal(self, headers: Mapping[str, str], now_s: float) -> str:
-        """Why a request is not taken, ``""`` when it is."""
-        ...
-
-    def priority(self, headers: Mapping[str, str]) -> int:
-        """Priority of a request, 0 where it asks for none."""
-        ...
-
-
 def saturation(waiting: NDArray[np.float64], kv_usage: NDArray[np.float64], settings: Saturation) -> float:
-    """How saturated a pool is; 1 and above means that nothing more should be put into it by choice.
+    """Measure how saturated a pool is; from 1 on nothing more should be put into it by choice.
 
     Args:
         waiting: waiting requests of each endpoint, NaN where unknown.
@@ -62,18 +52,18 @@ class Shedding:
         self._fleet, self._settings, self._priority = fleet, settings, priority
 
     def saturation(self, now_s: float) -> float:
-        """Saturation of the endpoints that take requests."""
+        """Measure the endpoints that take requests."""
         slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
-        engine = self._fleet.engine
-        return saturation(engine.waiting(now_s)[slots], engine.kv_usage(now_s)[slots], self._settings)
+        block = self._fleet.engine.block(now_s)
+        return saturation(block[WAITING, slots], block[KV_USAGE, slots], self._settings)
 
     def priority(self, headers: Mapping[str, str]) -> int:
-        """Priority of the InferenceObjective that a request names, 0 where it names none that exists."""
+        """Return the priority of the InferenceObjective that a request names, 0 for none."""
         name = next((headers[key] for key in OBJECTIVE_HEADERS if headers.get(key)), "")
         return self._priority(name) if name else 0
 
     def refusal(self, headers: Mapping[str, str], now_s: float) -> str:
-        """Why a request is not taken, ``""`` when it is."""
+        """Return why a request is not taken, ``""`` when it is."""
         if self.priority(headers) >= 0:
             return ""
         found = self.saturation(now_s)

@@ -104,13 +104,11 @@ def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: in
     limit = band_limit(min(costs), tie_band)
     tied = [index for index, cost in enumerate(costs) if cost <= limit]
     chosen = tied[0] if len(tied) == 1 else tied[int(keyed_uniform(seed, key, "tie") * len(tied))]
-    order = _in_order(costs, chosen, fallbacks) if fallbacks else []
+    order: list[int] = []
+    if fallbacks:
+        by_cost = sorted(range(len(costs)), key=costs.__getitem__)
+        order = [index for index in by_cost if index != chosen][:fallbacks]
     return Selection(chosen, tuple(order), len(tied), ())
-
-
-def _in_order(costs: list[float], chosen: int, count: int) -> list[int]:
-    by_cost = sorted(range(len(costs)), key=costs.__getitem__)
-    return [index for index in by_cost if index != chosen][:count]
 
 
 def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
@@ -123,8 +121,6 @@ def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: st
 def _cheapest(
     admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
 ) -> list[int]:
-    if len(costs) <= _FEW and admitted_costs is costs:
-        return _in_order(costs.tolist(), chosen, count)
     wanted = min(len(costs), count + 1)
     near = np.arange(len(costs))
     if wanted < len(costs) // 4:

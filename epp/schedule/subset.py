@@ -34,7 +34,7 @@ class Entry(Struct, frozen=True):
 
     @classmethod
     def of(cls, address: str) -> Entry:
-        """The entry that names an endpoint by its address.
+        """Make the entry that names an endpoint by its address.
 
         Raises:
             ValueError: it is not an address.
@@ -48,7 +48,7 @@ Hosts = dict[str, dict[int, str]]
 
 
 def hosts_of(addresses: Iterable[str]) -> Hosts:
-    """A pool by host and port."""
+    """Group a pool by host and port."""
     hosts: Hosts = {}
     for address in addresses:
         host, port = split_address(address)
@@ -57,12 +57,12 @@ def hosts_of(addresses: Iterable[str]) -> Hosts:
 
 
 class Subset(Struct, frozen=True):
-    """Entries in the order in which they were listed; none at all allows nobody."""
+    """Entries in the order in which they were listed; without any, no endpoint is allowed."""
 
     entries: tuple[Entry, ...] = ()
 
     def addresses(self, hosts: Mapping[str, Mapping[int, str]]) -> dict[str, None]:
-        """Addresses of the pool's endpoints that are allowed, each once, in the order of the entries."""
+        """List the pool's endpoints that are allowed, each once, in the order of the entries."""
         allowed: dict[str, None] = {}
         for entry in self.entries:
             ports = hosts.get(entry.host, {})
@@ -74,7 +74,7 @@ class Subset(Struct, frozen=True):
 
 
 def subset_hint(metadata: Mapping[str, Mapping[str, object]]) -> Subset | None:
-    """The hint of a request's metadata, None when there is none."""
+    """Read the hint of a request's metadata, None when there is none."""
     fields = metadata.get(NAMESPACE)
     if fields is None or KEY not in fields:
         return None
@@ -85,7 +85,7 @@ def subset_hint(metadata: Mapping[str, Mapping[str, object]]) -> Subset | None:
 
 @lru_cache(maxsize=64)  # gateways send the same list with every request
 def parse_entries(texts: tuple[str, ...]) -> Subset:
-    """Entries from texts with commas between; what names no endpoint is left out."""
+    """Read entries from texts with commas between; what names no endpoint is left out."""
     found: dict[Entry, None] = {}
     for text in texts:
         for piece in text.split(","):
@@ -111,7 +111,7 @@ def _entry(text: str) -> Entry | None:
 
 
 def _host(host: str) -> str:
-    """One spelling a host: IPv6 compressed, IPv4 that is mapped into it as IPv4, names in lower case."""
+    """Spell a host in one way: IPv6 compressed, IPv4 that is mapped into it as IPv4, names in lower case."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -2,7 +2,7 @@
 
 Later ones win, value by value, in both arms of a trial. Owns the last good content of both files; a bad
 file changes nothing. Which arm a request belongs to is the file's own rule
-(`epp.learn.tuner.plan.assign`).
+(`epp.config.plan.assign`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from epp.config.load import check_weights, parse_weights
+from epp.config.plan import INCUMBENT, Plan, assign, parse_plan
 from epp.errors import ConfigError, gather, raise_all
-from epp.learn.tuner.plan import INCUMBENT, Plan, Split, assign, parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.learn.tuner.plan import Trial
     from epp.policies.base import WeightSpec
 
 _NO_PLAN = Plan()
@@ -46,7 +45,7 @@ def effective_bounds(
     source: str,
     errors: list[ConfigError],
 ) -> dict[str, tuple[float, float]]:
-    """The policy's hard bounds, tightened by the configuration.
+    """Tighten the policy's hard bounds by the configuration.
 
     Unknown weights, reversed bounds, and bounds wider than the policy's own are added to ``errors``; they
     tighten nothing.
@@ -88,7 +87,7 @@ class WeightBook:
         bounds: Mapping[str, tuple[float, float]],
         source: str,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         errors: list[ConfigError] = []
         self.bounds = effective_bounds(specs, bounds, source, errors)
         base = {name: spec.default for name, spec in specs.items()}
@@ -99,48 +98,25 @@ class WeightBook:
         with gather(errors):
             self._configured = check_weights(configured, source, "policy.weights", self.bounds)
         raise_all(errors)
-        self._plan = _NO_PLAN
+        #: The last good content of the tuner's file.
+        self.plan = _NO_PLAN
         self._overrides: Mapping[str, float] = {}
-        self.current = self._merge(self._plan.weights)
-        self._arm_weights = self.current
-
-    @property
-    def policy(self) -> str:
-        """Name of the policy that the weights are of."""
-        return self._policy
-
-    @property
-    def plan(self) -> Plan:
-        """The last good content of the tuner's file."""
-        return self._plan
-
-    @property
-    def trial(self) -> Trial | None:
-        """The second arm that the tuner's file carries, over or not."""
-        return self._plan.trial
-
-    @property
-    def draws_sessions(self) -> bool:
-        """Whether arms are drawn by session at present."""
-        return isinstance(self._plan.trial, Split)
-
-    @property
-    def arm_weights(self) -> Weights:
-        """Weights of the second arm; those in force when there is none."""
-        return self._arm_weights
+        self.current = self._merge(self.plan.weights)
+        #: Weights of the second arm; those in force when there is none.
+        self.arm_weights = self.current
 
     def choose(self, wall_s: float, session: str) -> tuple[Weights, str]:
-        """Weights for a request and the stamp of its arm, empty outside of trials.
+        """Choose the weights of a request and the stamp of its arm, empty outside of trials.
 
         Args:
             wall_s: Unix time of the decision.
             session: what keeps the requests of a conversation together; empty when nothing does.
         """
-        found = assign(self._plan, wall_s, session)
-        return self.current if found.arm == INCUMBENT else self._arm_weights, found.stamp
+        found = assign(self.plan, wall_s, session)
+        return self.current if found.arm == INCUMBENT else self.arm_weights, found.stamp
 
     def update(self, layer: str, text: bytes | None, source: str) -> bool:
-        """New content of a shared file; None means that the file is not there, which withdraws its values.
+        """Take new content of a shared file; None, for a file that is gone, withdraws its values.
 
         Args:
             layer: ``tuner`` or ``override``.
@@ -154,23 +130,19 @@ class WeightBook:
             ConfigError: the content is unusable; the values from its last good content stay in force.
         """
         if layer == "tuner":
-            self._plan = (
-                _NO_PLAN
-                if text is None
-                else parse_plan(text, source, policy=self._policy, bounds=self.bounds)
-            )
-        elif layer == "override":
-            self._overrides = (
-                {} if text is None else parse_weights(text, source, policy=self._policy, bounds=self.bounds)
+            self.plan = (
+                _NO_PLAN if text is None else parse_plan(text, source, policy=self.policy, bounds=self.bounds)
             )
         else:
-            raise ValueError(f"unknown layer {layer!r}")
-        before = self.current, self._arm_weights
-        plan = self._plan
-        self.current = self._arm_weights = self._merge(plan.weights)
+            self._overrides = (
+                {} if text is None else parse_weights(text, source, policy=self.policy, bounds=self.bounds)
+            )
+        before = self.current, self.arm_weights
+        plan = self.plan
+        self.current = self.arm_weights = self._merge(plan.weights)
         if plan.trial is not None:
-            self._arm_weights = self._merge({**plan.weights, **plan.trial.weights})
-        return before != (self.current, self._arm_weights)
+            self.arm_weights = self._merge({**plan.weights, **plan.trial.weights})
+        return before != (self.current, self.arm_weights)
 
     def _merge(self, tuned: Mapping[str, float]) -> Weights:
         values = dict(self._base)
@@ -180,4 +152,4 @@ class WeightBook:
             for name, value in content.items():
                 values[name], sources[name] = value, layer
         text = ",".join(f"{name}={value!r}" for name, value in sorted(values.items()))
-        return Weights(values, sources, xxhash.xxh3_64_hexdigest(f"{self._policy}:{text}".encode()))
+        return Weights(values, sources, xxhash.xxh3_64_hexdigest(f"{self.policy}:{text}".encode()))

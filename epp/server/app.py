@@ -17,7 +17,7 @@ from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
 from epp.records.recorder import FileRecorder, NoRecorder
-from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections
@@ -46,7 +46,6 @@ from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
 from epp.server.tls import http_context
 from epp.server.tokenizers import Tokenizers, load_models
-from epp.signals.fleet import Fleet
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class App:
             capacity_tokens=config.prefix.capacity_tokens,
             name_block=hasher.export_id,
             coarse_blocks=hasher.coarse_blocks,
-            states=StateSlots.of(config.prefix),
+            states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
         )
         counter = EstimateCounter()
         self.picker = self._build_picker(source, hasher, counter)
@@ -104,7 +103,7 @@ class App:
         self._relays = RelayPaths(config.relays)
         self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
         self.core = self._build_core(hasher, counter)
-        self._pool = self._build_pool(counter)
+        self._pool = self._build_pool()
         self._cluster = self._build_cluster(source)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
@@ -150,7 +149,7 @@ class App:
             read_bodies=bool(config.records.folder),
         )
 
-    def _build_pool(self, counter: EstimateCounter) -> PoolFeed:
+    def _build_pool(self) -> PoolFeed:
         config = self._config
         return PoolFeed(
             picker=self.picker,
@@ -158,7 +157,6 @@ class App:
                 self.picker.fleet,
                 self.metrics,
                 self._index.process_started,
-                counter.observe,
                 self._served_tokenizers.look_for,
             ),
             tasks=self.tasks,
@@ -220,7 +218,7 @@ class App:
             source=source,
         )
         return Picker(
-            fleet=Fleet.build(config, self._index),
+            fleet=fleet_of(config, self._index),
             policy=policy,
             balance=create("least-request"),
             weights=weights,

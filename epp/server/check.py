@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from epp.config.capability import parse_capability
 from epp.config.load import check_weights, parse_weights, stated
+from epp.config.plan import parse_plan
 from epp.config.pool import parse_pool
-from epp.config.reward_model import parse_reward_model
 from epp.errors import ConfigError, gather
-from epp.learn.tuner.plan import parse_plan
 from epp.policies.registry import POLICIES, create
+from epp.records.model_files import parse_reward_model
 from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file

@@ -25,7 +25,7 @@ from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.retry import told
 from epp.server.rewrite import rewritten
-from epp.signals.duration import foretell
+from epp.signals.duration import predict_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from epp.records.recorder import Recorder
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
-    from epp.schedule.saturation import Admit
+    from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
@@ -146,7 +146,7 @@ class Core:
         clock: Clock,
         resolver: Resolver,
         protocol: Protocol | None = None,
-        admission: Admit | None = None,
+        admission: Shedding | None = None,
         tokenizers: Tokenizers | None = None,
         relays: RelayPaths | None = None,
         observers: Sequence[Callable[[Decision], None]] = (),
@@ -244,7 +244,7 @@ class Core:
         decided_s = self._clock.mono_s()
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - started_s)
-        expected = foretell(decision.request, decision.fleet, decision.chosen)
+        expected = predict_duration(decision.request, decision.fleet, decision.chosen)
         self._metrics.requests.decided(
             decision, expected, streamed=ask.stream, priority=self._priority(request)
         )

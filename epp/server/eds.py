@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.server.metrics import Metrics
     from epp.server.resolve import Resolver
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 log = logging.getLogger(__name__)
 

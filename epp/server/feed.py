@@ -29,7 +29,6 @@ class SignalFeed:
         fleet: the stores.
         metrics: counted into.
         process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
-        learn: told a model, bytes, tokens and requests, where the engine's counters tell of them.
         serve: told of what public names are served from, at every listing: a hub id or a folder by name.
     """
 
@@ -38,11 +37,10 @@ class SignalFeed:
         fleet: Fleet,
         metrics: Metrics,
         process_started: Callable[[int, float], None] | None = None,
-        learn: Callable[[str, int, float, int], None] | None = None,
         serve: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._fleet, self._metrics = fleet, metrics
-        self._process_started, self._learn, self._serve = process_started, learn, serve
+        self._process_started, self._serve = process_started, serve
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
@@ -78,10 +76,6 @@ class SignalFeed:
             self._process_started(slot, sample.process_start_time_s)
         if sample.kv_capacity_tokens:
             self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
-        running = float(self._fleet.ledger.running_requests[slot])
-        ratio = self._fleet.calibration.scraped(slot, sample, running, now_s)
-        if ratio is not None and self._learn is not None:
-            self._learn(ratio.model, ratio.text_bytes, ratio.prompt_tokens, ratio.requests)
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
         """An engine lists its models: say once which names it is asked for and does not know."""
@@ -119,11 +113,10 @@ class SignalFeed:
                 roots[name] = model.root or engine_name
         return roots
 
-    def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
-        """No metrics from an endpoint."""
+    def scrape_failed(self, address: str, problem: str, now_s: float) -> None:  # noqa: ARG002
+        """Count a scrape that failed."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
         self._metrics.endpoint_event(address, "scrape-failed")
         log.debug("no metrics from %s: %s", address, problem)
-        self._fleet.engine.fail(slot, now_s)

@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.reward_model import parse_reward_model
 from epp.errors import ConfigError
+from epp.records.model_files import parse_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

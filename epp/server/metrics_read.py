@@ -6,14 +6,13 @@ Each function is one row's ``read`` in `epp.server.metrics_table`. Milliseconds 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epp.learn.tuner.plan import INCUMBENT
+from epp.config.plan import INCUMBENT
 from epp.signals.health import State
-from epp.signals.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -150,8 +149,8 @@ def rates(state: PickerState) -> Samples:
     """Read what was learned of each engine class."""
     addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
     for name, known in state.fleet.rates.describe(addresses).items():
-        for rate in fields(Rates):
-            yield (name, rate.name, known.state.value), getattr(known.rates, rate.name)
+        for rate, value in known.rates._asdict().items():
+            yield (name, rate, known.state.value), value
 
 
 def slowness(state: PickerState) -> Samples:
@@ -187,8 +186,8 @@ def weights(state: PickerState) -> Samples:
     """Read the weights of each arm."""
     book = state.picker.weights
     arms = [(INCUMBENT, book.current)]
-    if book.trial is not None:
-        arms.append((book.trial.arm, book.arm_weights))
+    if book.plan.trial is not None:
+        arms.append((book.plan.trial.arm, book.arm_weights))
     for arm, weights in arms:
         for name, value in weights.values.items():
             yield (name, weights.sources[name], arm), value

@@ -196,8 +196,8 @@ TABLE: tuple[Row, ...] = (
     _counter(
         "epp_leases_lost_total",
         "reason",
-        "Requests whose end was never reported: expired after half an hour, or evicted by newer ones.",
-        "expired,evicted",
+        "Requests whose end was never reported: expired after half an hour.",
+        "expired",
     ),
     _counter(
         "epp_picks_not_honoured_total",
@@ -373,7 +373,7 @@ TABLE: tuple[Row, ...] = (
         "epp_endpoint_engine_age_seconds",
         "endpoint",
         "Age of the engine's metrics.",
-        read.by_endpoint(lambda fleet, now_s: fleet.engine.age_ms(now_s) / 1e3),
+        read.by_endpoint(lambda fleet, now_s: now_s - fleet.engine.updated_s),
     ),
     _of_picker(
         "epp_endpoint_pending_uncached_tokens",

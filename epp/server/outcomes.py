@@ -19,7 +19,7 @@ from epp.apis.usage import NO_USAGE
 from epp.extproc.types import Cause
 from epp.schedule.decision import Outcome, Source, itl_of, usage_sources
 from epp.server.report import Termination
-from epp.signals.paths import Travelled
+from epp.signals.paths import ConnectionTiming
 from epp.signals.retry_after import STATUSES, retry_after_s
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ class Outcomes:
         # What is refused or comes too late goes into no outcome.
         counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
-            told = Travelled(report.connected_anew, report.opened_ms, report.first_byte_ms)
-            self._picker.travelled(report.decision_id, told)
+            told = ConnectionTiming(report.connected_anew, report.opened_ms, report.first_byte_ms)
+            self._picker.connection(report.decision_id, told)
         outcome = self._waiting.pop(report.decision_id, None)
         if outcome is None:
             now_s = self._clock.mono_s()

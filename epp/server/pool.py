@@ -16,7 +16,6 @@ from epp.errors import ConfigError
 from epp.server.client_credentials import TokenFile
 from epp.server.eds import EdsFile
 from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
-from epp.signals.rtt import check_assumed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from epp.server.poll import Sink, Target
     from epp.server.resolve import Resolver
     from epp.server.tasks import Tasks
-    from epp.signals.endpoint import Endpoint
+    from epp.types import Endpoint
 
 #: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
 #: models no other endpoint serves is picked at once.
@@ -124,8 +123,6 @@ class PoolFeed:
         targets = {
             address: target_of(address, spec, self._scrape, self._relays) for address, spec in specs.items()
         }
-        for spec in specs.values():
-            check_assumed(spec.rtt_ms)
         for address in (*specs, *(aliases or ())):
             split_address(address)
         gone = self._specs.keys() - specs.keys()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from epp.extproc.types import Cause
+from epp.signals.engine_metrics import RUNNING, WAITING
 
 if TYPE_CHECKING:
     from epp.clock import Clock
@@ -114,7 +115,8 @@ class UnobservedLeases:
     def _free_idle(self, now_s: float) -> None:
         """End what an engine without work cannot have any more."""
         engine = self._picker.fleet.engine
-        busy, scraped_s = engine.running(now_s) + engine.waiting(now_s), engine.updated_s
+        block, scraped_s = engine.block(now_s), engine.updated_s
+        busy = block[RUNNING] + block[WAITING]
         idle = {slot for slot in {left.slot for left in self._left.values()} if busy[slot] == 0.0}
         if not idle:
             return
@@ -131,7 +133,7 @@ class UnobservedLeases:
         if not self._still_there(left):
             return False
         fleet, slot = self._picker.fleet, left.slot
-        busy = fleet.engine.running(now_s)[slot] + fleet.engine.waiting(now_s)[slot]
+        busy = fleet.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
         return bool(busy >= fleet.ledger.running_requests[slot])  # False where unknown
 
     def _end(self, decision_id: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.types import length_bucket
+from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 #: Answers kept ready: candidate sets times cells, a handful of each.
 _REMEMBERED = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What chances hang on.
-
-    Attributes:
-        language: as `epp.apis.language` tells it.
-        bucket_tokens: as `epp.types.length_bucket` tells it.
-        task: a name, ``""`` for any.
-    """
-
-    language: str
-    bucket_tokens: int
-    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +56,7 @@ class Capability:
         self._memory.clear()
 
     def task(self, name: str) -> str:
-        """The task of that name, ``""`` for one that the table does not know."""
+        """Return the task of that name, ``""`` for one that the table does not know."""
         return name if name in self._tasks else ""
 
     def success(

@@ -1,10 +1,9 @@
 """How long a request will take where it is sent: first token and end, from a decision's own snapshot.
 
-Owns the prediction; what it rests on is learned elsewhere (`epp.signals.rates`, `epp.signals.answers`) and
-comes with the snapshot, so that a recorded decision foretells the same again. The terms are those that the
-rates are learned by (`epp.schedule.feedback`): the network, the prefills that the first token waits for, its
-own among them, and a decode step per token of the answer, dearer by every answer beside it. Uncached tokens
-ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G]).
+What the prediction rests on comes with the snapshot, so that a recorded decision predicts the same again. The
+terms are those that the rates are learned by (`epp.schedule.feedback`): the network, the prefills that the
+first token waits for, its own among them, and a decode step per token of the answer, dearer by every answer
+beside it. Uncached tokens ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G]).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from epp.types import upload_doublings
 if TYPE_CHECKING:
     from epp.types import RequestView, Signals, Snapshot
 
-#: Round trips per doubling of a body where nobody told of connections (source [P]).
+#: Round trips per doubling of a body before any report of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
 #: Of a prefill's fixed time, what each request that awaits its first token makes the next one wait for: it is
 #: half done on average.
@@ -33,8 +32,8 @@ class Duration(Struct, frozen=True):
     end_s: float
 
 
-def foretell(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
-    """When the first token and the end of the answer are to be expected of a candidate.
+def predict_duration(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
+    """Predict when the first token and the end of the answer come from a candidate.
 
     Args:
         request: as it was decided.
@@ -57,12 +56,12 @@ def foretell(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
 
 
 def prefills(pending: float) -> float:
-    """Prefills that a first token waits for, its own included, behind so many requests without one."""
+    """Count the prefills that a first token waits for, its own included, behind requests without one."""
     return 1.0 + _WAITED * pending
 
 
 def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> float:
-    """What the network takes before an engine has the request, and until its first token is here.
+    """Estimate what the network takes until an engine has the request, and until its first token is here.
 
     One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
     (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]), unless connections there
@@ -71,9 +70,9 @@ def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> fl
     return rtt_ms * (1.0 + min(_UPLOAD_ROUNDS, upload_rounds) * upload_doublings(body_bytes))
 
 
-def cold_ms(rtt_ms: float, body_bytes: int, opened_ms: float) -> float:
-    """The same on a connection that took ``opened_ms`` to open."""
-    return opened_ms + cold_body_ms(rtt_ms, body_bytes)
+def cold_ms(rtt_ms: float, body_bytes: int, connect_ms: float) -> float:
+    """Estimate the same on a connection that took ``connect_ms`` to open."""
+    return connect_ms + cold_body_ms(rtt_ms, body_bytes)
 
 
 def _network_ms(body_bytes: int, seen: Signals[float]) -> float:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.slots import grown, row
+from epp.signals.slots import grown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.signals.metrics_text import EngineSample
+    from epp.signals.engine_sample import EngineSample
 
-_RUNNING, _WAITING, _KV_USAGE, _USED_TOKENS = range(4)
+#: Rows of `EngineMetrics.block`.
+RUNNING, WAITING, KV_USAGE, USED_TOKENS = range(4)
 #: A process reports one start time for life; anything less than this apart is rounding.
 _SAME_START_S = 1.0
 #: The newest process behind an address has ended when nothing was heard of it for so long.
@@ -33,111 +34,67 @@ class EngineMetrics:
     """
 
     def __init__(self, stale_after_s: float = 10.0) -> None:
-        if stale_after_s <= 0:
-            raise ValueError(f"stale_after_s must be positive: {stale_after_s}")
         self._stale_after_s = stale_after_s
         self._block = np.full((4, 0), math.nan, np.float64)
-        self._updated_s = np.zeros(0, np.float64)
+        #: Time of the last sample, by slot; NaN before the first. Not to be written.
+        self.updated_s: NDArray[np.float64] = np.zeros(0, np.float64)
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
-        self._failures: dict[int, int] = {}
-        #: Changes with every value that anybody can see, but for ages of what was told once more.
+        #: Changes with every value that anybody can see.
         self.version = 0
-        #: Samples that told nothing new: all that they change is how old what is known is.
-        self.repeats = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self._block = grown(self._block, capacity, math.nan)
-        self._updated_s = grown(self._updated_s, capacity, math.nan)
+        self.updated_s = grown(self.updated_s, capacity, math.nan)
 
     def update(self, slot: int, sample: EngineSample, now_s: float) -> bool:
         """Take a scrape.
 
         Returns:
             True when the engine is another process than in the sample before: it started later, or, where no
-            start time is told, its token counters went back. An earlier start time is no restart while the
+            start time is known, its token counters went back. An earlier start time is no restart while the
             newest process is heard of, because several may answer behind one address; later it is, because a
             clock that was ahead when that one started has been set.
         """
-        if sample is self._last.get(slot) and now_s - self._updated_s[slot] <= self._stale_after_s:
-            self._updated_s[slot] = now_s  # the block has it
-            self._hear(slot, sample.process_start_time_s, now_s)
-            self.repeats += 1
-            self._failures.pop(slot, None)
-            return False
         restarted = self._is_restart(slot, sample, now_s)
-        self._block[_RUNNING, slot] = _known(sample.running)
-        self._block[_WAITING, slot] = _known(sample.waiting)
-        usage = self._block[_KV_USAGE, slot] = _known(sample.kv_usage)
-        self._block[_USED_TOKENS, slot] = usage * _known(sample.kv_capacity_tokens)
-        self._updated_s[slot] = now_s
+        self._block[RUNNING, slot] = _known(sample.running)
+        self._block[WAITING, slot] = _known(sample.waiting)
+        usage = self._block[KV_USAGE, slot] = _known(sample.kv_usage)
+        self._block[USED_TOKENS, slot] = usage * _known(sample.kv_capacity_tokens)
+        self.updated_s[slot] = now_s
         self.version += 1
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
         start = sample.process_start_time_s
         if start is not None:
             self._started_s[slot] = start if restarted else max(start, self._started_s.get(slot, start))
-            self._hear(slot, start, now_s)
-        self._failures.pop(slot, None)
+            if start >= self._started_s[slot] - _SAME_START_S:
+                self._heard_s[slot] = now_s
         return restarted
-
-    def fail(self, slot: int, now_s: float) -> int:  # noqa: ARG002 - one shape for all reports
-        """A scrape failed: what is known stays known until it is stale. Returns failures in a row."""
-        self._failures[slot] = self._failures.get(slot, 0) + 1
-        return self._failures[slot]
 
     def forget(self, slot: int) -> None:
         """Clear the slot."""
         self._block[:, slot] = math.nan
-        self._updated_s[slot] = math.nan
+        self.updated_s[slot] = math.nan
         self.version += 1
-        for store in (self._last, self._started_s, self._heard_s, self._failures):
+        for store in (self._last, self._started_s, self._heard_s):
             store.pop(slot, None)
 
-    def last(self, slot: int) -> EngineSample | None:
-        """The last sample, however old; None before the first."""
-        return self._last.get(slot)
-
     def block(self, now_s: float) -> NDArray[np.float64]:
-        """Running, waiting, KV usage, used tokens by slot, ``[4, capacity]``, NaN where unknown or stale.
+        """Return the rows above by slot, ``[4, capacity]``, NaN where unknown or stale.
 
         Not to be written; valid until the next call.
         """
         if now_s > self._stale_at_s:
-            self._expire(now_s)
+            fresh = now_s - self.updated_s <= self._stale_after_s  # False for NaN
+            self._block[:, ~fresh] = math.nan
+            self.version += 1
+            left = self.updated_s[fresh]
+            self._stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
         return self._block
-
-    def running(self, now_s: float) -> NDArray[np.float64]:
-        """Requests in the batch, by slot; NaN where unknown or stale."""
-        return row(self.block(now_s), _RUNNING)
-
-    def waiting(self, now_s: float) -> NDArray[np.float64]:
-        """Requests in the queue, by slot; NaN where unknown or stale."""
-        return row(self.block(now_s), _WAITING)
-
-    def kv_usage(self, now_s: float) -> NDArray[np.float64]:
-        """Share of the KV cache in use, by slot; NaN where unknown or stale."""
-        return row(self.block(now_s), _KV_USAGE)
-
-    def used_tokens(self, now_s: float) -> NDArray[np.float64]:
-        """Tokens of the KV cache in use, by slot; NaN where share or capacity are unknown or stale."""
-        return row(self.block(now_s), _USED_TOKENS)
-
-    @property
-    def updated_s(self) -> NDArray[np.float64]:
-        """Time of the last sample, by slot; NaN before the first. Not to be written."""
-        return self._updated_s
-
-    def age_ms(self, now_s: float) -> NDArray[np.float64]:
-        """Age of the last sample in milliseconds, by slot, stale ones included; NaN before the first."""
-        return (now_s - self._updated_s) * 1e3
-
-    def _hear(self, slot: int, start: float | None, now_s: float) -> None:
-        if start is not None and start >= self._started_s[slot] - _SAME_START_S:
-            self._heard_s[slot] = now_s
 
     def _is_restart(self, slot: int, sample: EngineSample, now_s: float) -> bool:
         started, start = self._started_s.get(slot), sample.process_start_time_s
@@ -150,13 +107,6 @@ class EngineMetrics:
         return _went_back(before.prompt_tokens_total, sample.prompt_tokens_total) or _went_back(
             before.generation_tokens_total, sample.generation_tokens_total
         )
-
-    def _expire(self, now_s: float) -> None:
-        fresh = now_s - self._updated_s <= self._stale_after_s  # False for NaN
-        self._block[:, ~fresh] = math.nan
-        self.version += 1
-        left = self._updated_s[fresh]
-        self._stale_at_s = float(left.min()) + self._stale_after_s if left.size else math.inf
 
 
 def _known(value: float | None) -> float:

@@ -1,7 +1,7 @@
 """The fleet: which endpoints there are, and everything known about each, composed into views.
 
-Owns the pool, the slots and the life cycle of what hangs on them: whoever joins gets columns, whoever leaves
-or restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
+Owns the pool, the slots and their life cycle: an endpoint that joins gets columns, one that leaves or
+restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
 candidates with ages instead of timestamps and nothing left unknown - a missing value is filled with the worst
 known one of the candidates, so that no endpoint gains by silence.
 """
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.answers import AnswerLengths
-from epp.signals.calibration import CounterCalibration
+from epp.signals.calibration import HitRatios
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
-from epp.signals.first_tokens import FirstTokens
-from epp.signals.health import HealthSettings, HealthTracker
+from epp.signals.health import HealthTracker
 from epp.signals.ledger import LoadLedger
 from epp.signals.measured import Measured
+from epp.signals.model_means import AnswerLengths, FirstTokens
 from epp.signals.paths import PathTable
 from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
@@ -36,20 +35,19 @@ if TYPE_CHECKING:
 
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
-    from epp.signals.endpoint import Endpoint
-    from epp.signals.fleet_settings import Settings
     from epp.signals.slots import Rows
+    from epp.types import Endpoint
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 
 
 def _from(column: str, count: int) -> slice:
-    """So many rows of a view's block, from a column on."""
+    """Return the rows of a snapshot's block from a column on."""
     first = NUMERIC_COLUMNS.index(column)
     return slice(first, first + count)
 
 
-# Where a view's block has what each store tells.
+# Where a snapshot's block has what each store knows.
 _RTT, _CACHED, _UNCACHED = map(NUMERIC_COLUMNS.index, ("rtt_ms", "cached_tokens", "uncached_tokens"))
 _AGE, _HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, ("engine_age_ms", "hit_ratio", "success"))
 _LEDGER, _ENGINE = _from("queued_tokens", 5), _from("engine_running", 4)
@@ -64,36 +62,37 @@ class Fleet:
 
     Args:
         index: the prefix index, cleared and sized with the endpoints.
-        ledger: load by this picker's own promises.
-        rtt: round-trip times.
-        engine: engine metrics.
-        health: ejections.
+        lease_ttl_s: how long a request counts whose end nobody reports.
+        stale_after_s: age from which engine metrics are unknown.
+        probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer.
+        probe_failures: failed probes in a row that eject.
+        eject_s: length of a first ejection.
     """
 
     def __init__(
         self,
         index: PrefixIndex,
         *,
-        ledger: LoadLedger | None = None,
-        rtt: RttTable | None = None,
-        engine: EngineMetrics | None = None,
-        health: HealthTracker | None = None,
+        lease_ttl_s: float = 1800.0,
+        stale_after_s: float = 10.0,
+        probe_interval_s: float = 2.0,
+        probe_failures: int = 3,
+        eject_s: float = 5.0,
     ) -> None:
         self.index = index
-        self.ledger = ledger or LoadLedger()
-        self.rtt = rtt or RttTable()
-        self.engine = engine or EngineMetrics()
-        self.health = health or HealthTracker()
-        self.calibration = CounterCalibration()
+        self.ledger = LoadLedger(lease_ttl_s)
+        self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
+        self.engine = EngineMetrics(stale_after_s)
+        self.health = HealthTracker(probe_failures, eject_s)
+        self.calibration = HitRatios()
         self.rates = RateTable()
         self.answers = AnswerLengths()
         self.first_tokens = FirstTokens()
         self.popularity = Popularity()
         self.capability = Capability()
-        self._measured = Measured(self.rtt, self.engine)
         self.paths = PathTable()
         self.retry_after = RetryAfter()
-        self._slots = SlotMap()
+        self._measured = Measured(self.rtt, self.engine)
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
         self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
@@ -102,33 +101,12 @@ class Fleet:
         self._contexts: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
-        for resize in (self.ledger.resize, self.rtt.resize, self.engine.resize, self.health.resize,
-                       self.calibration.resize, self.rates.resize, self.paths.resize,
-                       self._resize):  # fmt: skip
-            self._slots.on_grow(resize)
-
-    @classmethod
-    def build(cls, settings: Settings, index: PrefixIndex) -> Fleet:
-        """A fleet with its stores as configured.
-
-        RTTs go stale after sixty seconds or ten probe intervals, whichever is longer.
-        """
-        probe = settings.probe
-        return cls(
-            index,
-            ledger=LoadLedger(),
-            rtt=RttTable(stale_after_s=max(60.0, 10.0 * probe.interval_s)),
-            engine=EngineMetrics(settings.scrape.stale_after_s),
-            health=HealthTracker(
-                HealthSettings(
-                    eject_s=probe.eject_s,
-                    max_eject_s=10.0 * probe.eject_s,
-                )
-            ),
-        )
+        stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
+        self._columns = stores
+        self._slots = SlotMap(self._resize)
 
     def __len__(self) -> int:
-        """Endpoints, draining ones included."""
+        """Count the endpoints, draining ones included."""
         return len(self._members)
 
     @property
@@ -137,25 +115,20 @@ class Fleet:
         return tuple(self._members.values())
 
     def slot_of(self, address: str) -> int | None:
-        """Slot of the endpoint, None when it is not in the pool."""
+        """Return the slot of an endpoint, None when it is not in the pool."""
         return self._slots.slot_of(address)
 
     def address_of(self, slot: int) -> str | None:
-        """Address of the slot's endpoint, None when the slot is free."""
+        """Return the address of the slot's endpoint, None when the slot is free."""
         return self._slots.address_of(slot)
 
     def apply(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Make these the pool, in this order.
 
-        Endpoints that stay keep all that is known of them, unless their uid tells that they are others by the
-        same address. Endpoints of the very first pool count as warm; later ones warm up.
-
-        Raises:
-            ValueError: an address is given twice; nothing is changed.
+        Endpoints that stay keep all that is known of them, unless their uid is another. Endpoints of the very
+        first pool count as warm; later ones warm up.
         """
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
-        if len(wanted) != len(endpoints):
-            raise ValueError("an address is in the pool twice")
         for address in [address for address in self._members if address not in wanted]:
             self._remove(address)
         members: dict[str, tuple[int, Endpoint]] = {}
@@ -181,7 +154,7 @@ class Fleet:
                 self._size_index(slot, endpoint)
 
     def restart(self, address: str, now_s: float) -> None:
-        """The process behind the address is another: its cache is empty and its requests are gone.
+        """Forget the cache and the requests of an endpoint whose process is another.
 
         Its RTT stays: the network did not restart. Unknown addresses are ignored.
         """
@@ -207,7 +180,7 @@ class Fleet:
             self.rtt.assume(slot, rtt_ms)
 
     def learn_capacity(self, slot: int, tokens: int) -> None:
-        """KV capacity as the engine reports it; an operator's word in the endpoint goes before it."""
+        """Take the KV capacity that an engine reports; an operator's in the endpoint goes before it."""
         address = self._slots.address_of(slot)
         if address is None or self._learned_tokens.get(slot) == tokens:
             return
@@ -215,22 +188,22 @@ class Fleet:
         self._size_index(slot, self._members[address][1])
 
     def learn_context(self, slot: int, tokens: int) -> None:
-        """Take the longest context of the models that an engine lists, 0 where it does not tell."""
+        """Take the longest context of the models that an engine lists, 0 where it lists none."""
         self._contexts[slot] = tokens
 
     def context_tokens(self, slot: int) -> int | None:
-        """Longest prompt plus answer of an endpoint: as its engine lists it, else as configured."""
+        """Return the longest prompt plus answer of an endpoint: as listed, else as configured."""
         address = self._slots.address_of(slot)
         if address is None:
             return None
         return self._contexts.get(slot) or self._members[address][1].context_tokens
 
     def healthy(self, now_s: float) -> NDArray[np.bool_] | None:
-        """Mask by slot of endpoints that may be chosen, None when that is everybody."""
+        """Return a mask by slot of endpoints that may be chosen, None when that is everybody."""
         return self.health.eligible(now_s)
 
     def warm_share(self, now_s: float, warmup_s: float) -> NDArray[np.float64] | None:
-        """Slow-start share by slot, 0..1; None when everybody is warm.
+        """Return the slow-start share by slot, 0..1; None when everybody is warm.
 
         The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
         returned from an ejection.
@@ -252,7 +225,7 @@ class Fleet:
         models: tuple[str, ...] = (),
         success: Success | None = None,
     ) -> Snapshot:
-        """The candidates' columns at this instant.
+        """Take a snapshot of the candidates' columns at this instant.
 
         Args:
             slots: candidates, in the order wanted.
@@ -284,6 +257,8 @@ class Fleet:
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def _resize(self, capacity: int) -> None:
+        for store in self._columns:
+            store.resize(capacity)
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)
 
     def _add(self, address: str, now_s: float) -> int:
@@ -295,10 +270,8 @@ class Fleet:
 
     def _remove(self, address: str) -> None:
         slot, _ = self._members.pop(address)
-        for forget in (self.index.forget, self.ledger.forget, self.rtt.forget, self.engine.forget,
-                       self.health.forget, self.calibration.forget, self.rates.forget,
-                       self.paths.forget, self.retry_after.forget):  # fmt: skip
-            forget(slot)
+        for store in (self.index, self.retry_after, *self._columns):
+            store.forget(slot)
         self._learned_tokens.pop(slot, None)
         self._contexts.pop(slot, None)
         self._fresh_s[slot] = -math.inf
@@ -316,18 +289,15 @@ class Fleet:
         key = slots.tobytes()
         names = self._names.get(key)
         if names is None:
-            names = self._names[key] = self._new_names(slots)
+            if len(self._names) >= _REMEMBERED_SETS:
+                self._names.clear()
+            by_slot = dict(self._members.values())
+            chosen = [by_slot[slot] for slot in slots.tolist()]
+            names = self._names[key] = (
+                tuple(endpoint.address for endpoint in chosen),
+                tuple(endpoint.region for endpoint in chosen),
+                tuple(endpoint.engine_class for endpoint in chosen),
+                rows_of(slots),
+            )
         self._named = (slots, names)
         return names
-
-    def _new_names(self, slots: NDArray[np.intp]) -> _Names:
-        if len(self._names) >= _REMEMBERED_SETS:
-            self._names.clear()
-        by_slot = dict(self._members.values())
-        chosen = [by_slot[slot] for slot in slots.tolist()]
-        return (
-            tuple(endpoint.address for endpoint in chosen),
-            tuple(endpoint.region for endpoint in chosen),
-            tuple(endpoint.engine_class for endpoint in chosen),
-            rows_of(slots),
-        )

@@ -48,7 +48,7 @@ class Line:
             self._prior = _added(self._prior, u, x, y, weight=PRIOR_SAMPLES / len(design) / (y * y))
 
     def predict(self, u: float, x: float) -> float:
-        """What the line says."""
+        """Return the line's value."""
         return self.base * u + self.slope * x
 
     @property

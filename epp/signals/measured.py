@@ -1,4 +1,4 @@
-"""What probes and scrapes tell of the candidates: columns that are kept until either of them changes.
+"""The candidates' columns of probes and scrapes, kept until either changes.
 
 Owns the filling of what is not known. Probes and scrapes come a few times a second and decisions by the
 hundred, so most decisions share the columns of the one before; only ages grow in between. Shared columns
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
-
-from epp.signals.slots import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +47,7 @@ class Columns(Struct, frozen=True):
     rtt_sources: NDArray[np.int8]
 
     def age_ms(self, now_s: float) -> NDArray[np.float64]:
-        """Age of the metrics now, by endpoint; where there are none the largest known."""
+        """Return the age of the metrics by endpoint; where there are none the largest known."""
         ages_ms: NDArray[np.float64] = (now_s - self.updated_s) * 1e3
         if _AGE in self.unknown:
             ages_ms[self.unknown[_AGE]] = np.fmax.reduce(ages_ms, initial=0.0)
@@ -67,37 +65,26 @@ class Measured:
     def __init__(self, rtt: RttTable, engine: EngineMetrics) -> None:
         self._rtt, self._engine = rtt, engine
         self._kept: Columns | None = None
-        self._repeats = 0
 
     def columns(self, rows: Rows, now_s: float) -> Columns:
-        """The columns of these rows; ``rows`` is compared by identity."""
+        """Return the columns of these rows; ``rows`` is compared by identity."""
         rtt, engine, kept = self._rtt, self._engine, self._kept
         rtt_ms, block = rtt.rtt_ms(now_s), engine.block(now_s)  # what is stale by now goes, and is a change
-        if kept is not None and kept.rows is rows and kept.versions == (rtt.version, engine.version):
-            if self._repeats != engine.repeats:  # the same numbers again, and younger
-                self._repeats = engine.repeats
-                kept.updated_s[:] = engine.updated_s[rows]
+        versions = rtt.version, engine.version
+        if kept is not None and kept.rows is rows and kept.versions == versions:
             return kept
-        self._repeats = engine.repeats
-        updated_s = taken(engine.updated_s, rows)
+        updated_s = engine.updated_s[rows].copy()
         values = np.empty((len(_FILLABLE), len(updated_s)))
-        values[0] = rtt_ms[rows]
-        values[1:] = block[:, rows]
+        values[0], values[1:] = rtt_ms[rows], block[:, rows]
         unknown: dict[str, NDArray[np.bool_]] = {}
         if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
             unknown = _fill(values)
         without = np.isnan(updated_s)
         if without.any():
             unknown[_AGE] = without
-        kept = self._kept = Columns(
-            rows=rows,
-            versions=(rtt.version, engine.version),
-            values=values,
-            unknown=unknown,
-            updated_s=updated_s,
-            rtt_sources=taken(rtt.sources(now_s), rows),
-        )
-        for shared in (kept.values, kept.rtt_sources):
+        sources = rtt.sources(now_s)[rows].copy()
+        kept = self._kept = Columns(rows, versions, values, unknown, updated_s, sources)
+        for shared in (values, sources):
             shared.flags.writeable = False
         return kept
 

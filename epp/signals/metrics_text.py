@@ -60,7 +60,7 @@ class _Line(NamedTuple):
 
 
 def parse_metrics(text: bytes) -> EngineSample:
-    """The wanted numbers of an exposition (Prometheus text or OpenMetrics); never raises.
+    """Read the wanted numbers of an exposition (Prometheus text or OpenMetrics); never raises.
 
     Beyond `MAX_BYTES` the text is cut at the last full line; longer lines than `MAX_LINE_BYTES` are skipped.
     """
@@ -86,7 +86,7 @@ class MetricsReader:
         self._sample = EngineSample()
 
     def read(self, text: bytes) -> EngineSample:
-        """The wanted numbers of an exposition; never raises. The same object again when none has changed."""
+        """Read an exposition; never raises. Returns the same object again when no number has changed."""
         if len(text) > MAX_BYTES:
             text = text[: text.rfind(b"\n", 0, MAX_BYTES) + 1]
         text = b"\n" + text

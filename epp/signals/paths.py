@@ -1,24 +1,24 @@
 """The way to each region: how likely the next request opens a connection, and what a body costs on it.
 
-Owns what access-log timings tell of connections. A path is a region's (its endpoints stand behind the same
-links, proxies and kernels), or an endpoint's own where it names none. Nobody tells how many connections are
-idle, but a pool that hands out the one used last is foretold by its requests: each end leaves one idle, each
-start takes the youngest. What its idle time means is learned, not assumed: engines close idle connections
-after seconds, proxies after minutes, and between tiers that speak HTTP/2 a request finds one nearly always.
+Owns what access-log timings say of connections. A path is a region's (its endpoints stand behind the same
+links, proxies and kernels), or an endpoint's own where it names none. The pool of idle connections is
+modelled by its requests: each end leaves one idle, each start takes the youngest. What an idle time means is
+learned: engines close idle connections after seconds, proxies after minutes, and between tiers that speak
+HTTP/2 a request nearly always finds one.
 
-Rules: an older idle connection is never held likelier to be there than a younger one. A path that nothing is
-known of is as good as any was assumed to be before: chance 0 and all of slow start, which a policy takes as
-"no better than my own prior". Once any path has told of its connections, priors hold for the others, so that
-none gains by silence.
+Rules: an older idle connection is never held likelier to be there than a younger one. Before any report the
+chance is 0, with all of slow start: a policy then uses its own prior. After the first report of any path,
+priors hold for the others, so that none gains by silence.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -43,50 +43,37 @@ _PRIOR_COLDS = [_PRIOR_REQUESTS * prior for prior in _PRIOR]
 _UNSEEN = 0.1
 #: Timings of bodies and of connects that an estimate is taken over.
 _WINDOW = 15
-#: A connection's idle time is not told to be longer than this, and so many are remembered of an endpoint.
+#: Idle connections remembered of an endpoint.
 _MOST_IDLE = 4096
-#: Below this round trip bodies cost nothing that could be told from an engine's own time.
+#: Below this round trip a body's cost is lost in an engine's own time.
 _LEAST_RTT_MS = 5.0
 _ABSURD_MS = 60_000.0
 _NAN = math.nan
 
 
 @dataclass(frozen=True, slots=True)
-class Travelled:
-    """What one request told of its connection.
+class ConnectionTiming:
+    """A request's connection, as the access log has it.
 
     Attributes:
-        anew: it was opened for this request.
-        opened_ms: from its beginning to the first byte of the request, handshakes included; NaN if not anew.
+        is_new: it was opened for this request.
+        connect_ms: from its beginning to the first byte of the request, handshakes included; NaN if not new.
         first_byte_ms: from the first byte of the request to the first one of its answer; NaN if not known.
     """
 
-    anew: bool
-    opened_ms: float = _NAN
+    is_new: bool
+    connect_ms: float = _NAN
     first_byte_ms: float = _NAN
 
 
-@dataclass(frozen=True, slots=True)
-class PathFigures:
-    """A path for people.
+class PathFigures(NamedTuple):
+    """A path for people: requests so far, those on a connection opened for them, network time of a mean body.
 
-    Attributes:
-        requests: told of so far.
-        cold: of these, on a connection opened for them.
-        cold_share: the same of late.
-        connect_ms: time to open a connection; NaN if none was seen.
-        upload_rounds: round trips per doubling of a body on connections that were there; NaN if not known.
-        body_bytes: mean body of late.
-        warm_ms: network time of such a body on a warm connection; NaN without a round trip.
-        cold_ms: on a cold one, its opening included.
+    Times are NaN without a round trip.
     """
 
     requests: int
     cold: int
-    cold_share: float
-    connect_ms: float
-    upload_rounds: float
-    body_bytes: float
     warm_ms: float
     cold_ms: float
 
@@ -99,52 +86,36 @@ class _Path:
         first: where its classes begin in the table's columns.
     """
 
-    __slots__ = (
-        "_colds",
-        "_connects",
-        "_requests",
-        "_rounds",
-        "body_bytes",
-        "cold",
-        "connect_ms",
-        "first",
-        "name",
-        "requests",
-        "rounds",
-        "slots",
-    )
-
     def __init__(self, name: str, first: int) -> None:
         self.name, self.first = name, first
         # Lists: a handful of numbers for each report, which arrays would take longer for.
         self._requests, self._colds = [0.0] * _CLASSES, [0.0] * _CLASSES
-        self._rounds: list[list[float]] = [[] for _ in range(_CLASSES)]
-        self._connects: list[float] = []
+        self._rounds = [deque[float](maxlen=_WINDOW) for _ in range(_CLASSES)]
+        self._connects = deque[float](maxlen=_WINDOW)
         self.slots: set[int] = set()
         self.requests = self.cold = 0
         self.rounds = [1.0] * _CLASSES
-        self.connect_ms = self.body_bytes = _NAN
+        self.connect_ms, self.body_bytes = _NAN, 0.0
 
-    def observe(self, idle: int, told: Travelled, rtt_ms: float, body_bytes: int) -> None:
+    def observe(self, idle: int, timing: ConnectionTiming, rtt_ms: float, body_bytes: int) -> None:
         self.requests += 1
-        self.cold += told.anew
+        self.cold += timing.is_new
         keep = 1.0 - 1.0 / _MEMORY
         requests = self._requests = [count * keep for count in self._requests]
         colds = self._colds = [count * keep for count in self._colds]
         requests[idle] += 1.0
-        colds[idle] += told.anew
-        before = 0.0 if math.isnan(self.body_bytes) else self.body_bytes
-        self.body_bytes = before + (body_bytes - before) / min(self.requests, 100)
-        if told.anew and 0.0 <= told.opened_ms <= _ABSURD_MS:
-            _push(self._connects, told.opened_ms)
+        colds[idle] += timing.is_new
+        self.body_bytes += (body_bytes - self.body_bytes) / min(self.requests, 100)
+        if timing.is_new and 0.0 <= timing.connect_ms <= _ABSURD_MS:
+            self._connects.append(timing.connect_ms)
             self.connect_ms = min(self._connects)
-        rounds = _rounds_of(told, rtt_ms, body_bytes)
+        rounds = _rounds_of(timing, rtt_ms, body_bytes)
         if not math.isnan(rounds):
-            _push(self._rounds[idle], rounds)
+            self._rounds[idle].append(rounds)
             self.rounds[idle] = median(self._rounds[idle])
 
     def chance(self) -> list[float]:
-        """Of a cold connection, by class; the prior before any request."""
+        """Estimate the chance of a cold connection, by class; the prior before any request."""
         requests = self._requests
         return _rising(
             [
@@ -155,16 +126,10 @@ class _Path:
         )
 
     @property
-    def cold_share(self) -> float:
-        """Of late, whatever was idle; NaN before any request."""
-        total = math.fsum(self._requests)
-        return math.fsum(self._colds) / total if total else _NAN
-
-    @property
     def all_rounds(self) -> float:
-        """Median over all classes; NaN if none is known."""
+        """Median over all classes; 1 if none is known."""
         known = [rounds for row in self._rounds for rounds in row]
-        return median(known) if known else _NAN
+        return median(known) if known else 1.0
 
 
 class PathTable:
@@ -178,24 +143,23 @@ class PathTable:
     def __init__(self) -> None:
         self._paths: dict[str, _Path] = {}
         self._of: dict[int, _Path] = {}
-        self._idle: dict[int, list[float]] = {}  # when each became idle, the youngest last
+        self._idle: dict[int, deque[float]] = {}  # when each became idle, the youngest last
         self._table = np.zeros((3, 0), np.float64)
         self._free: list[int] = []  # first columns of paths that left
         self._at = np.zeros(0, np.intp)  # column by slot
         self._due_s = np.zeros(0, np.float64)  # when that connection is older than its class
         self._next_due_s = math.inf
         self._changed: set[_Path] = set()  # paths whose columns are not in the table yet
-        self._unopened = 0  # paths of which no connect was seen
-        #: Whether anything was ever told of a connection.
+        #: Whether any connection was ever reported.
         self.known = False
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._at = np.append(self._at, np.zeros(capacity - len(self._at), np.intp))
+        self._at = grown(self._at, capacity, 0)
         self._due_s = grown(self._due_s, capacity, math.inf)
 
     def assign(self, slot: int, path: str) -> None:
-        """The slot's endpoint is reached by this path; its connections are not known."""
+        """Assign an endpoint to its path; its connections are not known."""
         self.forget(slot)
         known = self._paths.get(path) or self._add(path)
         self._of[slot] = known
@@ -203,7 +167,7 @@ class PathTable:
         self._classify(slot, 0.0)
 
     def forget(self, slot: int) -> None:
-        """The endpoint left; its path keeps what it learned while somebody else uses it."""
+        """Forget an endpoint; its path keeps what it learned while another uses it."""
         self.close(slot)
         path = self._of.pop(slot, None)
         if path is None:
@@ -213,15 +177,14 @@ class PathTable:
             del self._paths[path.name]
             self._changed.discard(path)
             self._free.append(path.first)
-            self._unopened -= math.isnan(path.connect_ms)
 
     def close(self, slot: int) -> None:
-        """Its connections are gone, because the process behind them is."""
+        """Forget the connections of a process that is gone."""
         self._idle.pop(slot, None)
         self._classify(slot, 0.0)
 
     def started(self, slot: int, now_s: float) -> int:
-        """A request goes out; the class of the connection that it should find."""
+        """Take the connection that a request should find; return its class."""
         idle = self._idle.get(slot)
         if not idle:
             return NONE_IDLE
@@ -230,31 +193,28 @@ class PathTable:
         return found
 
     def ended(self, slot: int, now_s: float) -> None:
-        """A request is over and its connection is idle."""
+        """Return a connection whose request is over."""
         if slot not in self._of:
             return
-        idle = self._idle.setdefault(slot, [])
-        idle.append(now_s)
+        self._idle.setdefault(slot, deque(maxlen=_MOST_IDLE)).append(now_s)
         self._classify(slot, now_s)
-        if len(idle) > _MOST_IDLE:
-            del idle[0]
 
-    def observe(self, slot: int, idle: int, told: Travelled, *, rtt_ms: float, body_bytes: int) -> None:
+    def observe(
+        self, slot: int, idle: int, timing: ConnectionTiming, *, rtt_ms: float, body_bytes: int
+    ) -> None:
         """What became of a request.
 
         Args:
             slot: who served it.
             idle: what `started` said of it.
-            told: of its connection.
+            timing: of its connection.
             rtt_ms: round trip when it was sent; NaN when that was not known.
             body_bytes: its size.
         """
         path = self._of.get(slot)
         if path is None:
             return
-        unopened = math.isnan(path.connect_ms)
-        path.observe(idle, told, rtt_ms, body_bytes)
-        self._unopened -= unopened and not math.isnan(path.connect_ms)
+        path.observe(idle, timing, rtt_ms, body_bytes)
         self._changed.add(path)
         if not self.known:
             self.known = True
@@ -278,32 +238,19 @@ class PathTable:
         at, (chance, connect_ms, rounds) = self._at[rows], self._table
         # One by one: of two dimensions at once it would take three times as long.
         columns[0], columns[1], columns[2] = chance[at], connect_ms[at], rounds[at]
-        if self.known and self._unopened:
-            if self._unopened == len(self._paths):
-                columns[1] = rtt_ms
-            else:
-                np.copyto(columns[1], rtt_ms, where=np.isnan(columns[1]))
+        if self.known:
+            np.copyto(columns[1], rtt_ms, where=np.isnan(columns[1]))
 
     def describe(self, rtt_ms: NDArray[np.float64]) -> dict[str, PathFigures]:
-        """By path, for people; round trips by slot."""
+        """Describe each path that carried requests, for people; round trips by slot."""
         rows: dict[str, PathFigures] = {}
         for name, path in self._paths.items():
-            if not path.requests:
-                continue
-            known = [float(rtt_ms[slot]) for slot in path.slots if not math.isnan(rtt_ms[slot])]
-            rtt, rounds = (min(known) if known else _NAN), path.all_rounds
-            doublings = upload_doublings(path.body_bytes)
-            opened_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
-            rows[name] = PathFigures(
-                requests=path.requests,
-                cold=path.cold,
-                cold_share=path.cold_share,
-                connect_ms=path.connect_ms,
-                upload_rounds=rounds,
-                body_bytes=path.body_bytes,
-                warm_ms=rtt * (1.0 + (1.0 if math.isnan(rounds) else rounds) * doublings),
-                cold_ms=opened_ms + cold_body_ms(rtt, path.body_bytes),
-            )
+            if path.requests:
+                rtt = float(np.fmin.reduce(rtt_ms[list(path.slots)]))
+                warm_ms = rtt * (1.0 + path.all_rounds * upload_doublings(path.body_bytes))
+                connect_ms = rtt if math.isnan(path.connect_ms) else path.connect_ms
+                cold_ms = connect_ms + cold_body_ms(rtt, path.body_bytes)
+                rows[name] = PathFigures(path.requests, path.cold, warm_ms, cold_ms)
         return rows
 
     def _classify(self, slot: int, now_s: float) -> None:
@@ -325,12 +272,11 @@ class PathTable:
         if first == self._table.shape[1]:
             self._table = grown(self._table, max(2 * first, _CLASSES), 0.0)
         path = self._paths[name] = _Path(name, first)
-        self._unopened += 1
         self._show(path)
         return path
 
     def _show(self, path: _Path) -> None:
-        """Write the path's columns: as good as assumed before while nothing was told of any."""
+        """Write the path's columns: as good as assumed before any report."""
         classes = slice(path.first, path.first + _CLASSES)
         self._table[0, classes] = path.chance() if self.known else 0.0
         self._table[1, classes] = path.connect_ms if self.known else 0.0
@@ -348,16 +294,16 @@ def cold_body_ms(rtt_ms: float, body_bytes: float) -> float:
     return rtt_ms * (1.0 + extra)
 
 
-def _rounds_of(told: Travelled, rtt_ms: float, body_bytes: int) -> float:
-    """Round trips per doubling of a body, beside the one of every request; NaN if it cannot be told.
+def _rounds_of(timing: ConnectionTiming, rtt_ms: float, body_bytes: int) -> float:
+    """Round trips per doubling of a body, beside the one of every request; NaN if it is unknown.
 
     An engine's own time before its first byte counts in, so that a path never seems better than it is.
     """
-    if told.anew or body_bytes <= FIRST_FLIGHT_BYTES or not rtt_ms >= _LEAST_RTT_MS:
+    if timing.is_new or body_bytes <= FIRST_FLIGHT_BYTES or not rtt_ms >= _LEAST_RTT_MS:
         return _NAN
-    if not 0.0 <= told.first_byte_ms <= _ABSURD_MS:
+    if not 0.0 <= timing.first_byte_ms <= _ABSURD_MS:
         return _NAN
-    return min(max((told.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
+    return min(max((timing.first_byte_ms / rtt_ms - 1.0) / upload_doublings(body_bytes), 0.0), 1.0)
 
 
 def _rising(values: list[float], requests: list[float]) -> list[float]:
@@ -373,9 +319,3 @@ def _rising(values: list[float], requests: list[float]) -> list[float]:
             total, count = total + its, count + many
         parts.append((mean, total, count))
     return [mean for mean, _, count in parts for _ in range(count)]
-
-
-def _push(recent: list[float], value: float) -> None:
-    recent.append(value)
-    if len(recent) > _WINDOW:
-        del recent[0]

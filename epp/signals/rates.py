@@ -2,7 +2,7 @@
 
 Owns the rates, learned from outcomes. Rates belong to an engine class and are pooled over its endpoints:
 wrong relative rates between equal replicas cost more than any right ones gain (source [P]: 30 % of error
-between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is told apart
+between equals made the 95th percentiles 5 to 10 % worse, a common error none), so an endpoint is set apart
 from its class, or where it is alone in it from what it was, only when the evidence that it is slow is
 strong. Without measurements a class stays on its priors, and returns there when it is asked no more; times
 that no engine gives are refused, rates keep within a factor of their priors, and `describe` says which of it
@@ -14,10 +14,8 @@ prefills at the same time errs to one side, so samples taken under load count le
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """What an engine needs.
 
     Attributes:
@@ -46,13 +43,6 @@ class Rates:
     prefill_ms_per_token: float
     decode_base_ms: float
     decode_ms_per_request: float
-
-    def __post_init__(self) -> None:
-        """All of them are times above 0."""
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if not 0.0 < value < math.inf:
-                raise ValueError(f"{name} must be above 0, not {value}")
 
 
 #: Priors, by what an engine class' name contains. Two L40S and H100: source [G]; A30 and V100: source [L].
@@ -75,12 +65,9 @@ _LONGEST_ITL_MS = 10_000.0
 class _Class:
     """The two lines of one engine class."""
 
-    __slots__ = ("decode", "last", "prefill", "refused", "rows", "slots")
-
     def __init__(self, prior: Rates) -> None:
         self.prefill = Line(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
         self.decode = Line(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
-        self.refused = 0
         self.last = 0  # samples of the whole fleet at its last one
         self.set_slots([])
 
@@ -100,40 +87,28 @@ class State(Enum):
     AT_BOUND = "at-bound"  # the measurements fit no engine of this class
 
 
-@dataclass(frozen=True, slots=True)
-class ClassRates:
+class ClassRates(NamedTuple):
     """One class' rates as shown to people.
 
     Attributes:
         rates: in force.
-        prefill_samples: first tokens learned from.
-        decode_samples: answers learned from.
-        refused: samples that no engine gives.
         state: what they rest on.
         slow: endpoints found slower than the class, or than they were if alone in it, with their factor.
     """
 
     rates: Rates
-    prefill_samples: int
-    decode_samples: int
-    refused: int
     state: State
     slow: Mapping[str, float]
 
 
 class RateTable:
-    """Rates by slot.
+    """Rates by slot."""
 
-    Args:
-        priors: by engine class, before the built-in ones.
-    """
-
-    def __init__(self, priors: Mapping[str, Rates] | None = None) -> None:
-        self._priors = dict(priors or {})
+    def __init__(self) -> None:
         self._classes: dict[str, _Class] = {}
-        self._of: dict[int, str] = {}
-        self._block = np.ones((len(Rates.__slots__), 0), np.float64)
-        self._changed: set[str] = set()  # classes whose rates are not in the block yet
+        self._of: dict[int, _Class] = {}
+        self._block = np.ones((len(Rates._fields), 0), np.float64)
+        self._changed: set[_Class] = set()  # classes whose rates are not in the block yet
         self._slow = SlowEndpoints()
 
     def resize(self, capacity: int) -> None:
@@ -142,33 +117,34 @@ class RateTable:
         self._slow.resize(capacity)
 
     def assign(self, slot: int, engine_class: str) -> None:
-        """The slot's endpoint is of this class; what was known of it as an endpoint is forgotten."""
+        """Assign an endpoint to its class; what was known of it alone is forgotten."""
         self.forget(slot)
         known = self._classes.get(engine_class)
         if known is None:
-            known = self._classes[engine_class] = _Class(self._prior(engine_class))
-        self._of[slot] = engine_class
+            name = engine_class.lower()
+            prior = next((rates for part, rates in PRIORS.items() if part in name), DEFAULT_PRIOR)
+            known = self._classes[engine_class] = _Class(prior)
+        self._of[slot] = known
         known.set_slots([*known.slots, slot])
         self._show(known)
 
     def forget(self, slot: int) -> None:
-        """Another process, or none, is behind the slot; its class keeps what it learned."""
-        name = self._of.pop(slot, None)
-        if name is not None:
-            known = self._classes[name]
+        """Forget an endpoint; its class keeps what it learned."""
+        known = self._of.pop(slot, None)
+        if known is not None:
             known.set_slots([other for other in known.slots if other != slot])
         self._slow.forget(slot)
 
     def block(self) -> NDArray[np.float64]:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
         if self._changed:
-            for name in self._changed:
-                self._show(self._classes[name])
+            for known in self._changed:
+                self._show(known)
             self._changed.clear()
         return self._block
 
     def of(self, slot: int) -> Rates:
-        """The slot's rates."""
+        """Return the slot's rates."""
         return Rates(*self.block()[:, slot].tolist())
 
     def observe_prefill(
@@ -180,8 +156,8 @@ class RateTable:
         tokens: float,
         ttft_ms: float,
         busy: float = 0.0,
-    ) -> bool:
-        """A first token came.
+    ) -> None:
+        """Learn from a first token.
 
         Args:
             slot: who sent it.
@@ -190,44 +166,30 @@ class RateTable:
             tokens: uncached tokens of them together, its own included.
             ttft_ms: time to first token without the network's part.
             busy: requests beside it when it was sent; the more, the less the sample counts.
-
-        Returns:
-            False for a time that no engine gives: refused and counted.
         """
-        known = self._known(slot)
-        if known is None:
-            return False
-        if not 0.0 < ttft_ms <= _LONGEST_TTFT_MS or tokens < 0.0 or requests <= 0.0:
-            known.refused += 1
-            return False
+        known = self._of.get(slot)
+        if known is None or not 0.0 < ttft_ms <= _LONGEST_TTFT_MS or tokens < 0.0 or requests <= 0.0:
+            return
         error = known.prefill.observe(requests, max(tokens, 1.0), ttft_ms, 1.0 / (1.0 + busy))
         self._compare(slot, known, error, ended_s)
-        return True
 
-    def observe_decode(self, slot: int, *, ended_s: float, beside: float, itl_ms: float) -> bool:
-        """An answer ended.
+    def observe_decode(self, slot: int, *, ended_s: float, beside: float, itl_ms: float) -> None:
+        """Learn from an answer that ended.
 
         Args:
             slot: who sent it.
             ended_s: when it was over, on one clock for all.
             beside: answers that shared the batch with it.
             itl_ms: mean time between its tokens.
-
-        Returns:
-            False for a time that no engine gives: refused and counted.
         """
-        known = self._known(slot)
-        if known is None:
-            return False
-        if not 0.0 < itl_ms <= _LONGEST_ITL_MS or beside < 0.0:
-            known.refused += 1
-            return False
+        known = self._of.get(slot)
+        if known is None or not 0.0 < itl_ms <= _LONGEST_ITL_MS or beside < 0.0:
+            return
         error = known.decode.observe(1.0, max(beside, 0.1), itl_ms)
         self._compare(slot, known, error, ended_s, decode=True)
-        return True
 
     def describe(self, addresses: Mapping[int, str]) -> dict[str, ClassRates]:
-        """By engine class, for people; ``addresses`` by slot."""
+        """Describe the rates by engine class, for people; ``addresses`` by slot."""
         rows: dict[str, ClassRates] = {}
         for name, known in self._classes.items():
             if not known.slots:
@@ -237,26 +199,14 @@ class RateTable:
                 state = State.AT_BOUND
             factors = self._slow.factors
             slow = {addresses[slot]: float(factors[slot]) for slot in known.slots if factors[slot] > 1.0}
-            rows[name] = ClassRates(
-                known.rates, known.prefill.samples, known.decode.samples, known.refused, state, slow
-            )
+            rows[name] = ClassRates(known.rates, state, slow)
         return rows
-
-    def _prior(self, engine_class: str) -> Rates:
-        if engine_class in self._priors:
-            return self._priors[engine_class]
-        name = engine_class.lower()
-        return next((rates for part, rates in PRIORS.items() if part in name), DEFAULT_PRIOR)
-
-    def _known(self, slot: int) -> _Class | None:
-        name = self._of.get(slot)
-        return None if name is None else self._classes[name]
 
     def _compare(
         self, slot: int, known: _Class, error: float, ended_s: float, *, decode: bool = False
     ) -> None:
         """Judge its endpoint by a sample's error, and now and then the classes that sent none."""
-        self._changed.add(self._of[slot])
+        self._changed.add(known)
         for forgiven in self._slow.take(slot, known.slots, error, ended_s, decode=decode):
             self._changed.add(self._of[forgiven])
         known.last = self._slow.seen
@@ -268,11 +218,11 @@ class RateTable:
 
         Where load is low they are chosen no more, and nothing else would ever say that they are well again.
         """
-        for name, known in self._classes.items():
+        for known in self._classes.values():
             if self._slow.seen - known.last >= FORGIVEN_AFTER:
                 known.prefill.halve()
                 known.decode.halve()
-                self._changed.add(name)
+                self._changed.add(known)
 
     def _show(self, known: _Class) -> None:
         prefill, decode, rows = known.prefill, known.decode, known.rows

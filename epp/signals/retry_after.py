@@ -92,7 +92,7 @@ class RetryAfter:
         self._pauses.pop(slot, None)
 
     def until_s(self, now_s: float) -> Mapping[int, float] | None:
-        """When each pause in force ends or ended, by slot; None when there is none.
+        """Return when each pause in force ends or ended, by slot; None when there is none.
 
         The earliest is the endpoint to use where all of them are left alone.
         """

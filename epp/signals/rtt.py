@@ -6,10 +6,10 @@ minima then moves without jumps. Published probe series show why the order matte
 to a far region sit at the true mode and the rest at two to four times of it, so an EWMA over raw samples
 lands at twice the true value.
 
-Two witnesses, a table each: TCP connects of real requests as Envoy timed them, which no busy engine delays
+Two sources, a table each: TCP connects of real requests as Envoy timed them, which no busy engine delays
 (the kernel answers), and probes. Connects count while they are fresh and do not end nearer than the engine
 does: where a proxy or a tunnel in between takes the connection, its round trip is not the engine's, and the
-probes, which go all the way, tell.
+probes, which go all the way, count.
 """
 
 from __future__ import annotations
@@ -19,36 +19,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.endpoint import MAX_RTT_MS
 from epp.signals.slots import grown
-from epp.types import RTT_SOURCES
+from epp.types import MAX_RTT_MS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NAN = math.nan
+#: Samples that the minimum is taken over. With half of them clean, 8 miss the network's own time once in 256.
+#: At one probe every 1 to 5 s they span 8 to 40 s: so long takes a route that became slower to show.
+_WINDOW = 8
+#: Weight of the newest minimum in the EWMA; 0.3 follows 90 % of a step in 7 probes.
+_ALPHA = 0.3
 #: A connect that is quicker than this share of the probes ended at something in between.
 _SAME_PEER = 0.5
 
 _NOWHERE, _ASSUMED, _PROBE, _CONNECT = range(len(RTT_SOURCES))
 
 
-def check_assumed(rtt_ms: float | None) -> None:
-    """Whether this may be stated of an endpoint; None states nothing.
-
-    Raises:
-        ValueError: not a time.
-    """
-    if rtt_ms is not None and not 0.0 <= rtt_ms <= MAX_RTT_MS:
-        raise ValueError(f"not a round-trip time: {rtt_ms} ms")
-
-
 class _Filtered:
-    """Minimum over a window, then an EWMA, by slot; see `RttTable` for the constants."""
+    """Minimum over a window, then an EWMA, by slot."""
 
-    def __init__(self, window: int, alpha: float, stale_after_s: float) -> None:
-        self._window, self._alpha, self._stale_after_s = window, alpha, stale_after_s
-        self._recent = np.full((window, 0), _NAN, np.float64)
+    def __init__(self, stale_after_s: float) -> None:
+        self._stale_after_s = stale_after_s
+        self._recent = np.full((_WINDOW, 0), _NAN, np.float64)
         self._next: list[int] = []
         self.smooth = np.zeros(0, np.float64)
         self.observed_s = np.zeros(0, np.float64)
@@ -64,10 +58,10 @@ class _Filtered:
         if now_s - self.observed_s[slot] > self._stale_after_s:
             self.clear(slot)  # what was measured before the gap says nothing about now
         self._recent[self._next[slot], slot] = rtt_ms
-        self._next[slot] = (self._next[slot] + 1) % self._window
+        self._next[slot] = (self._next[slot] + 1) % _WINDOW
         least = float(np.fmin.reduce(self._recent[:, slot]))
         before = float(self.smooth[slot])
-        self.smooth[slot] = least if math.isnan(before) else before + self._alpha * (least - before)
+        self.smooth[slot] = least if math.isnan(before) else before + _ALPHA * (least - before)
         self.observed_s[slot] = now_s
         self.stale_at_s = min(self.stale_at_s, now_s + self._stale_after_s)
 
@@ -89,25 +83,17 @@ class RttTable:
     """RTT by slot.
 
     Args:
-        window: samples the minimum is taken over. With half of the samples clean, 8 miss the network's own
-            time once in 256; at one probe every 1 to 5 s they span 8 to 40 s, which is how long a route that
-            became slower takes to show. One that became faster shows at once.
-        alpha: weight of the newest minimum in the EWMA; 0.3 follows 90 % of a step in 7 probes.
         stale_after_s: age of the last sample beyond which nothing is known any more.
     """
 
-    def __init__(self, window: int = 8, alpha: float = 0.3, stale_after_s: float = 60.0) -> None:
-        if window < 1 or not 0.0 < alpha <= 1.0 or stale_after_s <= 0:
-            raise ValueError(f"window {window}, alpha {alpha}, stale_after_s {stale_after_s}")
-        self._probes = _Filtered(window, alpha, stale_after_s)
-        self._connects = _Filtered(window, alpha, stale_after_s)
+    def __init__(self, stale_after_s: float = 60.0) -> None:
+        self._probes = _Filtered(stale_after_s)
+        self._connects = _Filtered(stale_after_s)
         self._prior = np.zeros(0, np.float64)
         self._column = np.zeros(0, np.float64)  # what the outside sees
         self._sources = np.zeros(0, np.int8)
         #: Changes with every value that anybody can see.
         self.version = 0
-        #: Samples refused because no network gives them.
-        self.rejected = 0
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
@@ -121,8 +107,7 @@ class RttTable:
         """Take one probe over a warm connection.
 
         Returns:
-            False for a sample that is no time at all (negative, NaN, infinite, over a minute): refused and
-            counted.
+            False for a sample that is no time at all: negative, NaN, infinite, over a minute.
         """
         return self._take(self._probes, slot, rtt_ms, now_s)
 
@@ -131,12 +116,7 @@ class RttTable:
         return self._take(self._connects, slot, connect_ms, now_s)
 
     def assume(self, slot: int, rtt_ms: float | None) -> None:
-        """State what counts while nothing is measured; None to state nothing.
-
-        Raises:
-            ValueError: not a time.
-        """
-        check_assumed(rtt_ms)
+        """State what counts while nothing is measured; None to state nothing."""
         self._prior[slot] = _NAN if rtt_ms is None else rtt_ms
         self._show(slot)
 
@@ -149,7 +129,7 @@ class RttTable:
         self.version += 1
 
     def rtt_ms(self, now_s: float) -> NDArray[np.float64]:
-        """By slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
+        """Return by slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
         for table in (self._probes, self._connects):
             if now_s > table.stale_at_s:
                 for slot in table.expire(now_s):
@@ -157,21 +137,16 @@ class RttTable:
         return self._column
 
     def sources(self, now_s: float) -> NDArray[np.int8]:
-        """Who told each slot's RTT, as indices of `epp.types.RTT_SOURCES`; as `rtt_ms` is."""
+        """Return where each slot's RTT comes from, as indices of `epp.types.RTT_SOURCES`."""
         self.rtt_ms(now_s)
         return self._sources
 
     def source(self, slot: int, now_s: float) -> str:
-        """The same of one slot by name, ``""`` when its RTT is not known."""
+        """Name where a slot's RTT comes from, ``""`` when it is not known."""
         return RTT_SOURCES[self.sources(now_s)[slot]]
-
-    def age_s(self, now_s: float) -> NDArray[np.float64]:
-        """Seconds since the last sample, by slot; NaN where there is none."""
-        return now_s - np.fmax(self._probes.observed_s, self._connects.observed_s)
 
     def _take(self, table: _Filtered, slot: int, rtt_ms: float, now_s: float) -> bool:
         if not 0.0 <= rtt_ms <= MAX_RTT_MS:
-            self.rejected += 1
             return False
         table.observe(slot, rtt_ms, now_s)
         self._show(slot)

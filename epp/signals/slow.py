@@ -1,7 +1,7 @@
 """Which endpoints are slower than their equals, and by what factor.
 
 Owns the evidence, by slot: the errors of a class' rates in what its endpoints did, as logarithms, fading.
-Equals are told apart only beyond doubt, because wrong relative rates between them cost more than right ones
+Equals are set apart only beyond doubt, because wrong relative rates between them cost more than right ones
 gain (source [P]). Rules:
 
 * One that has no equals is compared with what its class learned of it over a longer time: slow is then what
@@ -9,10 +9,10 @@ gain (source [P]). Rules:
   nothing.
 * Requests that wait and run together are delayed together, by a process that stalls as by a prompt that none
   of them foresaw: what ends within a second counts as a few samples, however much it is.
-* Slow is who is slow after first tokens, too, where that is known: round trips that are told wrong look like
+* Slow is who is slow after first tokens, too, where that is known: wrong round trips look like
   a slow engine until the first token, and not after it.
-* Who was told slow and has not been heard of for long is judged anew: it is chosen no more where load is low,
-  and nothing else would ever say that it is well again.
+* Who was found slow and has not been heard of for long counts as equal again: it is chosen no more where load
+  is low, and nothing else would ever say that it is well.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _SLOW, _EQUAL = 1.4, 1.2
 _SLOWEST = 8.0
 #: Samples, two a request, that the evidence on an endpoint reaches back: who slows down for minutes has to be
-#: told within seconds, and a third as many tell endpoints slow that are not (docs/gorgo-ms.md). And
-#: the fewest that make evidence, weighed as they fade: some 47 of an endpoint that is new.
+#: found within seconds, and a third as many find endpoints slow that are not. And the fewest that make
+#: evidence, weighed as they fade: some 47 of an endpoint that is new.
 _MEMORY, _LEAST = 30.0, 24.0
 #: The fewest of tokens after the first that say something.
 _LEAST_DECODE = 6.0
@@ -43,10 +43,10 @@ _LEAST_DECODE = 6.0
 _AT_ONCE, _IN_A_SECOND = 4.0, 4.0
 #: Standard errors by which the evidence must be beyond equal.
 _SIGNIFICANT = 3.0
-#: Samples of one endpoint between two judgements of it.
+#: Samples of one endpoint between two comparisons of it.
 _JUDGED_EVERY = 3
-#: Samples of all endpoints, two a request, without one of its own after which who was told slow is judged
-#: anew.
+#: Samples of all endpoints, two a request, without one of its own after which who was found slow counts
+#: as equal again.
 FORGIVEN_AFTER = 1000
 
 
@@ -88,7 +88,7 @@ class _Evidence:
             of_decode.mean += counts * (log_ratio - of_decode.mean) / of_decode.weight
 
     def _counts(self, now_s: float) -> float:
-        """How much a sample counts that comes now, 0..1."""
+        """Weigh a sample that comes now, 0..1."""
         left, since_s = self.open, now_s - self.open_s
         if since_s > 0.0:
             left = min(left + since_s * _IN_A_SECOND, _AT_ONCE)
@@ -124,14 +124,14 @@ class SlowEndpoints:
         return self._factors
 
     def forget(self, slot: int) -> None:
-        """Nothing is known of the slot's endpoint any more."""
+        """Forget the slot's endpoint."""
         self._evidence[slot] = _Evidence()
         self._set_factor(slot, 1.0)
 
     def take(
         self, slot: int, of_class: Sequence[int], error: float, now_s: float, *, decode: bool
     ) -> list[int]:
-        """Add a sample to the evidence on an endpoint, and judge it now and then.
+        """Add a sample to the evidence on an endpoint, and compare it with its equals now and then.
 
         Args:
             slot: the endpoint.
@@ -141,7 +141,7 @@ class SlowEndpoints:
             decode: whether it is of tokens after the first.
 
         Returns:
-            Others whose factor has changed: who was told slow and is judged anew.
+            Others whose factor has changed, because nothing was heard of them for long.
         """
         evidence = self._evidence[slot]
         evidence.take(math.log(max(1.0 + error, 0.02)), now_s, decode=decode)
@@ -149,7 +149,7 @@ class SlowEndpoints:
         self.seen += 1
         evidence.last = self.seen
         if evidence.samples % _JUDGED_EVERY == 0:
-            self._judge(slot, of_class)
+            self._compare(slot, of_class)
         if not self._slow:
             return []
         unheard = [at for at in self._slow if self.seen - self._evidence[at].last >= FORGIVEN_AFTER]
@@ -157,8 +157,8 @@ class SlowEndpoints:
             self.forget(at)
         return unheard
 
-    def _judge(self, slot: int, of_class: Sequence[int]) -> None:
-        """Whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
+    def _compare(self, slot: int, of_class: Sequence[int]) -> None:
+        """Decide whether the endpoint is slow among its equals: beyond doubt, and by enough to matter."""
         evidence = self._evidence[slot]
         known = evidence.all
         if known.weight < _LEAST:
@@ -181,7 +181,7 @@ class SlowEndpoints:
 
 
 def _slow_after_first_tokens(decode: _Mean, others: list[_Mean]) -> bool:
-    """Whether the network cannot be why; where little is known of these tokens nobody can tell."""
+    """Tell whether the network cannot be why; True where little is known of these tokens."""
     if decode.weight < _LEAST_DECODE:
         return True
     equals = [other.mean for other in others if other.weight >= _LEAST_DECODE]
@@ -189,7 +189,7 @@ def _slow_after_first_tokens(decode: _Mean, others: list[_Mean]) -> bool:
 
 
 def _median(values: list[float]) -> float:
-    """The middle of them, or between its two neighbours, 0 of none: for less than a call of NumPy's."""
+    """Return the median, 0 of none, for less than a call of NumPy's."""
     if not values:
         return 0.0
     values.sort()

@@ -20,8 +20,7 @@ from epp.learn.capability.split import halves
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.server.app import App
-from epp.signals.capability import Cell
-from epp.types import MAX_MODEL_CHARS
+from epp.types import MAX_MODEL_CHARS, Cell
 from tests.kit.records import command, decided, recorder_to
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.envoy.process import EnvoyProcess
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.envoy.conftest import Answer, ask
 from tests.kit.certificates import self_signed
 from tests.kit.envoy import Replica, ScriptedUpstream, require_envoy, settings

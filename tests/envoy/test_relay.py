@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from epp.envoy.process import EnvoyProcess
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.envoy.conftest import Answer, ask
 from tests.kit.envoy import Replica, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer

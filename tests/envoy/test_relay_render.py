@@ -13,7 +13,7 @@ from epp.envoy.examples import REGIONAL_ENDPOINTS, RELAYS
 from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.errors import ConfigError
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from epp.envoy.process import EnvoyError, EnvoyProcess, find_envoy, validate, ve
 from epp.envoy.render import render
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.certificates import self_signed
 from tests.kit.envoy import require_envoy, require_version
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from epp.envoy.process import EnvoyError, find_envoy, version_of
 from epp.envoy.settings import EnvoySettings
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     import ssl

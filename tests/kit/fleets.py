@@ -74,11 +74,6 @@ def with_unknown(fleet: Snapshot, column: str, index: int) -> Snapshot:
     return replace(fleet, block=block, unknown={**fleet.unknown, column: mask})
 
 
-def copied(fleet: Snapshot) -> dict[str, NDArray[np.float64]]:
-    """Copies of all columns, to compare with later."""
-    return {name: getattr(fleet, name).copy() for name in NUMERIC_COLUMNS}
-
-
 def request(decision_id: str = "d-1", **fields: Any) -> RequestView:
     """A request; fields of `RequestView` by name."""
     return RequestView(decision_id=decision_id, **fields)

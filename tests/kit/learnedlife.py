@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from epp.config.reward_model import parse_reward_model
 from epp.learn.reward_model.challenger import POLICY, STARTING, WEIGHT
 from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.trial import Contender
@@ -15,10 +14,11 @@ from epp.learn.tuner.state import Rules
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
+from epp.records.model_files import parse_reward_model
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
+from epp.types import Endpoint
 from tests.kit.learning import settings_of
 from tests.kit.tunework import World
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
-from epp.config.reward_model import parse_reward_model
 from epp.learn.reward_model.loop import Loop
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.lock import ProcessLock
 from epp.learn.sidecar.paths import ModelPaths
+from epp.records.model_files import parse_reward_model
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles
 

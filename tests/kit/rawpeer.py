@@ -14,9 +14,9 @@ from epp.pb.ext_proc_pb2 import ProcessingResponse
 from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.health import EXT_PROC
-from epp.signals.endpoint import Endpoint
 from epp.transport import frames
 from epp.transport.status import Status
+from epp.types import Endpoint
 from tests.kit.http2 import Client, Fields, Frame, message
 from tests.kit.waiting import until
 

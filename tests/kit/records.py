@@ -19,8 +19,8 @@ from epp.records.schema import join
 from epp.schedule.decision import Outcome
 from epp.schedule.picker import Ask, Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,12 +16,12 @@ import msgspec
 from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.clock import ManualClock
+from epp.config.bounds import tuner_bounds
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.lock import ProcessLock
 from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.tuner.bounds import tuner_bounds
 from epp.learn.tuner.session import Session
 from epp.learn.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp.learn.tuner.state import Rules
@@ -33,8 +33,8 @@ from epp.records.files import file_name
 from epp.schedule.decision import SCHEMA_VERSION, Outcome, outcome_record, to_record
 from epp.schedule.picker import Ask, Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

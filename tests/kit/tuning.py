@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.config.plan import Plan, assign
 from epp.learn.tuner.machine import resume, start, step
-from epp.learn.tuner.plan import Plan, assign
 from epp.learn.tuner.samples import Sample, read_stamp
 from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
 from epp.learn.tuner.state import (

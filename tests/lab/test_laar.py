@@ -15,7 +15,7 @@ from epp.lab.model_accuracies import NAMES, draw_truth, right_answers, stated
 from epp.lab.sim.retry import Asked, Question, RetrySim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
-from epp.signals.capability import Cell
+from epp.types import Cell
 
 
 @pytest.mark.parametrize("seed", [1, 2, 101, 150])

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.config.plan import Plan, Split, Switchback
 from epp.lab import tuner_cells
 from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
 from epp.lab.tuner_cells import CELLS, HOME, weights_off
 from epp.lab.tuner_life import BEGIN_WALL_S, Life, Stretch, defaults_of, rules_of
 from epp.learn.tuner import machine
-from epp.learn.tuner.plan import Plan, Split, Switchback
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.learn.tuner.state import NothingBetter, Proposed
 

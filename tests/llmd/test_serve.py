@@ -16,7 +16,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.lab.demo.child import Child
 from epp.lab.sim.http import SimReplica
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit import kubeobjects as objects
 from tests.kit.envoy import require_envoy
 from tests.kit.kubefollow import kubeconfig

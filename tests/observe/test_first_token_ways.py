@@ -15,7 +15,7 @@ from epp.envoy.command import settings_from_config
 from epp.envoy.settings import TlsFiles
 from epp.errors import ConfigError
 from epp.server.first_token import FirstTokenReceiver
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.certificates import self_signed
 from tests.observe import answers
 from tests.observe.conftest import running

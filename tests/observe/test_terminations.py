@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.server.report import Report, Termination
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.envoy import ScriptedUpstream
 from tests.observe import answers
 from tests.observe.conftest import running

@@ -34,19 +34,6 @@ def test_tried_models_come_last_whatever_their_price(policy: Any) -> None:
         assert order(policy, fleet, tried_models=everybody) == order(policy, fleet)
 
 
-@BOTH
-def test_names_that_no_endpoint_has_change_nothing(policy: Any) -> None:
-    for fleet in plausible_fleets(10):
-        assert order(policy, fleet, tried_models=("gpt-17", "")) == order(policy, fleet)
-
-
-@BOTH
-def test_every_replica_of_a_tried_model_is_a_tried_one(policy: Any) -> None:
-    fleet = fleet_view(3, models=("a", "a", "b"), decode_base_ms=[1, 1, 9], prefill_ms_per_token=[1, 1, 9])
-    assert order(policy, fleet)[-1] == 2
-    assert order(policy, fleet, tried_models=("a",))[0] == 2
-
-
 def test_without_chances_laar_is_gorgo_ms() -> None:
     for fleet in plausible_fleets(10):
         even = fleet_view(
@@ -71,14 +58,6 @@ def test_laar_adds_what_a_wrong_answer_costs() -> None:
         again = min((own / fleet.success)[[0, 2, 3]])
         costs = own + terms["waiting"] + terms["stall"] + 3.0 * again * (1.0 - fleet.success)
         assert ranking.costs == pytest.approx(costs * [1.0, 100.0, 1.0, 1.0])
-
-
-def test_who_waits_for_nothing_is_asked_first_however_small_the_difference_in_chances() -> None:
-    columns: dict[str, Any] = {"prefill_ms_per_token": [0.2, 0.2], "success": [0.3, 0.2]}
-    queue = fleet_view(2, uncached_tokens=[64_000] * 2, pending_uncached_tokens=[32_000, 0], **columns)
-    assert order(Laar(), queue, prompt_tokens=64_000)[0] == 1
-    level = fleet_view(2, uncached_tokens=[64_000] * 2, **columns)
-    assert order(Laar(), level, prompt_tokens=64_000)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -132,33 +111,6 @@ def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_a
     quick = Laar(patience_s=25.0, reach=reach)  # 6.4 s over 0.3
     first, second = quick.rank(ask, fleet, quick.default_weights(), 0).terms["worth"][:2].tolist()
     assert (first, second) == (1, 1)
-
-
-def test_a_cached_prompt_is_worth_a_less_likely_model() -> None:
-    columns: dict[str, Any] = {"prefill_ms_per_token": [0.1, 0.1], "success": [0.8, 0.5]}
-    cold = fleet_view(2, uncached_tokens=[64_000, 64_000], **columns)
-    warm = fleet_view(2, uncached_tokens=[64_000, 4_000], cached_tokens=[0, 60_000], **columns)
-    assert order(Laar(), cold, prompt_tokens=64_000)[0] == 0
-    assert order(Laar(), warm, prompt_tokens=64_000)[0] == 1
-
-
-@pytest.mark.parametrize("policy", [Laar, LaarPaper])
-@pytest.mark.parametrize("least", [0.0, 1.5, "x"])
-def test_a_least_chance_must_be_one(policy: Any, least: Any) -> None:
-    with pytest.raises(ValueError, match="least_success"):
-        policy(least_success=least)
-
-
-@pytest.mark.parametrize("patience", [-1.0, "long"])
-def test_patience_must_be_a_time(patience: Any) -> None:
-    with pytest.raises(ValueError, match="patience_s"):
-        Laar(patience_s=patience)
-
-
-@pytest.mark.parametrize("reach", [-0.1, 1.1, "all"])
-def test_reach_must_be_a_share(reach: Any) -> None:
-    with pytest.raises(ValueError, match="reach"):
-        Laar(reach=reach)
 
 
 @pytest.mark.parametrize(

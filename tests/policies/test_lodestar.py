@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec import structs
 
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create, params_of
@@ -18,7 +16,6 @@ from epp.policies.session_affinity import session_places
 from tests.kit.fleets import (
     fleet_view,
     fleets,
-    permuted,
     request,
     requests,
     with_unknown,
@@ -131,11 +128,6 @@ class TestBounds:
         assert reasons(ranking) == ["", "", "out-of-distribution"]
         assert best(ranking) == [0]
 
-    def test_a_little_beyond_is_not_foreign(self) -> None:
-        model = linear_model({"rtt_ms": 1.0}, low={"rtt_ms": 20.0}, high={"rtt_ms": 20.0})
-        ranking = ranked(Lodestar(model), fleet_view(3, rtt_ms=[20.9, 19.1, 21.5]))
-        assert reasons(ranking) == ["", "", "out-of-distribution"]
-
     @settings(max_examples=40)
     @given(ask=requests(), fleet=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
@@ -151,25 +143,6 @@ class TestBounds:
                 assert places[row] == 0.0
 
 
-@settings(max_examples=40)
-@given(ask=requests(), fleet=fleets())
-@pytest.mark.parametrize("classes", [(), ("a30", "")])
-def test_judging_is_predicting_and_looking_at_the_bounds(
-    classes: tuple[str, ...], ask: RequestView, fleet: Snapshot
-) -> None:
-    model = random_model(classes=classes)
-    model = replace(model, low=np.full_like(model.low, -1.0), high=np.full_like(model.high, 2_000.0))
-    x = model.inputs(ask, fleet)
-    given_x = x.copy()
-    heads, strange = model.judge(x)
-    assert np.array_equal(x, given_x)  # nobody's inputs are changed
-    assert np.array_equal(heads, model.predict(x))
-    assert np.array_equal(strange, model.out_of_distribution(x))
-    if classes:
-        known = [name in classes for name in fleet.engine_classes]
-        assert not (~strange & ~np.array(known)).any()
-
-
 class TestSilence:
     """Endpoints of which something is not known."""
 
@@ -181,24 +154,12 @@ class TestSilence:
         assert ranking.terms["predicted_ms"].tolist() == [-40.0, -30.0, -70.0, -30.0]
         assert best(ranking) == [2]
 
-    def test_is_still_judged_on_what_is_known(self) -> None:
-        model = linear_model({"engine_running": 1.0, "pending_uncached_tokens": 1.0})
-        fleet = fleet_view(3, engine_running=[4, 2, 7], pending_uncached_tokens=[100, 0, 200])
-        assert best(ranked(Lodestar(model), with_unknown(fleet, "engine_running", 1))) == [1]
-
     def test_does_not_make_a_stranger_whom_the_heuristic_may_pick(self) -> None:
         fleet = fleet_view(3, engine_running=[4, 2, 30], cached_tokens=[0, 900, 0])
         filled = with_unknown(fleet, "engine_running", 1)  # as one that is beyond the bounds
         ask = request(prompt_tokens=1000)
         assert heuristic(filled, ask)[1] == 0.0
         assert best(ranked(Lodestar(UP_TO_TEN, explore=0.0), filled, ask)) == [0]
-
-    def test_of_everybody_is_no_silence_but_a_column_of_zeros(self) -> None:
-        fleet = fleet_view(3, pending_uncached_tokens=[2, 1, 3])
-        mask = np.ones(3, np.bool_)
-        model = linear_model({"engine_running": 1.0, "pending_uncached_tokens": 1.0})
-        filled = structs.replace(fleet, unknown={"engine_running": mask})
-        assert best(ranked(Lodestar(model), filled)) == [1]
 
 
 class TestChance:
@@ -279,15 +240,6 @@ class TestHomes:
             held = [900.0, 0.0, 790.0, 810.0, 400.0, 0.0]
             assert self.asked(key, cached_tokens=held) == self.homes(key) | {0, 3}
 
-    def test_a_burst_that_fills_the_caches_moves_no_prefix_away_from_its_holder(self) -> None:
-        for key in "pqrstu":
-            cached = [500.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-            calm = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(cached_tokens=cached,
-                          engine_kv_usage=[0.5] * 6), request(prompt_tokens=1000, prefix_key=key))  # fmt: skip
-            full = ranked(Lodestar(BY_BATCH, explore=0.0), self.fleet(cached_tokens=cached),
-                          request(prompt_tokens=1000, prefix_key=key))  # fmt: skip
-            assert best(calm) == best(full) == [0]
-
     @pytest.mark.parametrize(
         ("columns", "fields"),
         [
@@ -310,29 +262,6 @@ class TestHomes:
         asked = self.asked("p", running_requests=full)
         assert len(asked) == 3
         assert not asked & self.homes()
-
-    def test_stay_when_the_pool_grows(self) -> None:
-        moved = kept = 0
-        for number in range(300):
-            ask = request(prompt_tokens=1000, prefix_key=f"p{number}")
-            larger = fleet_view(7, names=(*self.NAMES, "10.0.0.9:8000"), engine_kv_usage=[0.9] * 7,
-                                cached_tokens=[0] * 5 + [500, 0], engine_running=range(7))  # fmt: skip
-            after = ranked(Lodestar(BY_BATCH, explore=0.0), larger, ask).costs
-            before = self.asked(f"p{number}") - {5}  # it holds the prefix
-            moved += len(before - set(np.flatnonzero(after <= 10.0 * np.arange(7)).tolist()))
-            kept += len(before)
-        assert moved / kept == pytest.approx(1 / 7, abs=0.05)
-
-    def test_without_a_judged_one_among_them_all_are_asked(self) -> None:
-        running, cached = [5.0] * 6, [500.0] * 6
-        for row in self.homes():
-            running[row], cached[row] = 30.0, 0.0
-        ranking = ranked(
-            Lodestar(UP_TO_TEN, explore=0.0),
-            self.fleet(engine_running=running, cached_tokens=cached),
-            request(prompt_tokens=1000, prefix_key="p"),
-        )
-        assert not set(best(ranking)) & self.homes()
 
 
 class TestLargePools:
@@ -357,42 +286,7 @@ class TestLargePools:
         assert best(ranking) == [int(given.max())]
 
 
-def test_the_order_of_endpoints_decides_nothing_for_a_network_of_full_size() -> None:
-    model = random_model(3, classes=("a", "b"))
-    fleet = fleet_view(5, engine_classes="ababa", engine_running=[5, 4, 300, 2, 1], rtt_ms=[9, 1, 80, 4, 0])
-    straight = ranked(Lodestar(model, explore=0.0), fleet).costs
-    turned = ranked(Lodestar(model, explore=0.0), permuted(fleet, [3, 1, 4, 0, 2])).costs
-    np.testing.assert_allclose(turned, straight[[3, 1, 4, 0, 2]], rtol=1e-5)
-
-
 def test_parameters_tell_a_model_by_its_version() -> None:
     policy = Lodestar(BY_BATCH, explore=0.1)
     assert params_of(policy) == {"model": BY_BATCH.version, "explore": 0.1}
     assert params_of(Lodestar()) == {}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model": "reward.json"}, "policy.model_file"),
-        ({"reward": "itl"}, "reward"),
-        ({"withdrawn": "old"}, "withdrawn"),
-        ({"explore": 1.5}, "explore"),
-        ({"k": -1}, "k must be a whole number from 0, not -1"),
-        ({"load_factor": 0.5}, "load_factor"),
-        ({"candidates": 0}, "candidates"),
-    ],
-)
-def test_parameters_that_mean_nothing_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Lodestar(**fields)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_number_of_endpoints_and_any_model(seed: int, count: int) -> None:
-    random = np.random.default_rng(seed)
-    fleet = fleet_view(count, engine_running=random.integers(0, 50, count), rtt_ms=random.random(count) * 300)
-    ranking = ranked(Lodestar(random_model(seed % 7), candidates=8), fleet)
-    assert np.isfinite(ranking.costs).all()
-    assert ranking.terms["probability"].sum() == pytest.approx(1.0)

@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 
 from epp.lab.baselines.dynamo import Dynamo
-from epp.lab.baselines.least_request_stale import LeastRequestStale
-from epp.lab.baselines.prefix_threshold import PrefixThreshold
 from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
-from epp.lab.baselines.sglang_cache_aware import SglangCacheAware
-from epp.policies.least_load import LeastLoad, LeastLoadStale
-from epp.policies.least_request import LeastRequest
-from epp.policies.power_of_two import PowerOfTwo
+from epp.policies.balancing import LeastLoad, LeastLoadStale, LeastRequest, LeastRequestStale
 from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
-from epp.policies.random import Random
-from epp.policies.session_affinity import SessionAffinity
-from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
+from epp.policies.session_affinity import PrefixHash, SessionAffinity, SessionAffinityBounded
 from tests.kit.arrivals import burst
 from tests.kit.fleets import fleet_view, permuted, request
 
@@ -49,22 +42,6 @@ def test_a_shared_prefix_stays_with_its_holder_until_the_scrape_or_the_live_coun
     assert len(set(live)) == 3
 
 
-def test_a_threshold_without_a_load_guard_puts_all_in_one_place() -> None:
-    assert len(set(burst(PrefixThreshold(), SAME, endpoints=3))) == 1
-
-
-def test_sglang_follows_a_prefix_until_the_fleet_is_64_requests_out_of_balance() -> None:
-    picks = burst(SglangCacheAware(), ["system prompt"] * 200, endpoints=3)
-    home = picks[0]
-    assert picks[:65] == [home] * 65
-    assert picks[65] != home
-
-
-def test_one_hash_of_the_start_puts_everybody_with_the_same_system_prompt_together() -> None:
-    assert len(set(burst(SessionAffinityHash256(), SAME, endpoints=3))) == 1
-    assert len(set(burst(SessionAffinityHash256(), DIFFERENT, endpoints=3))) == 3
-
-
 def test_modulo_moves_most_sessions_when_an_endpoint_leaves_and_rendezvous_only_its_own() -> None:
     whole = fleet_view(5)
     smaller = permuted(whole, [0, 1, 2, 3])
@@ -81,11 +58,6 @@ def test_modulo_moves_most_sessions_when_an_endpoint_leaves_and_rendezvous_only_
     assert moved["session-affinity"] < 270
 
 
-def test_without_a_prefix_the_hash_balances() -> None:
-    fleet = fleet_view(3, running_requests=[4, 0, 2])
-    assert SessionAffinityHash256().rank(request(), fleet, {}, 0).costs.tolist() == [4, 0, 2]
-
-
 @pytest.mark.parametrize("overflow", ["next", "least"])
 def test_bounded_affinity_keeps_everybody_under_the_bound_at_every_step(overflow: str) -> None:
     policy = SessionAffinityBounded(overflow=overflow)  # type: ignore[arg-type]  # a word from the table above
@@ -94,15 +66,6 @@ def test_bounded_affinity_keeps_everybody_under_the_bound_at_every_step(overflow
     for total, pick in enumerate(picks):
         counts[pick] += 1
         assert counts[pick] <= math.ceil(1.25 * (total + 1) / 4)
-
-
-def test_bounded_affinity_is_plain_affinity_while_there_is_room() -> None:
-    ask = request(affinity_key="chat")
-    fleet = fleet_view(4, running_requests=[10, 10, 10, 10])
-    weights = SessionAffinityBounded.default_weights()
-    bounded = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
-    plain = SessionAffinity().rank(ask, fleet, {}, 0).costs
-    assert bounded.tolist() == plain.tolist()
 
 
 def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> None:
@@ -119,34 +82,6 @@ def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> N
         assert np.argsort(costs).tolist() == [order[3], order[2], order[1], order[0]]
     slack = SessionAffinityBounded().rank(ask, fleet, {**weights, "slack_requests": 30.0}, 0).costs
     assert int(slack.argmin()) == order[0], "slack is room"
-
-
-def test_two_choices_even_out_what_one_leaves_uneven() -> None:
-    prompts = [f"prompt {i}" for i in range(600)]
-    one, two = (hottest(burst(policy, prompts, endpoints=30)) for policy in (Random(), PowerOfTwo()))
-    # Mean 20. One choice: 20 + O(sqrt(20 ln 30)), about 30; two: 20 + ln ln 30 / ln 2, about 22.
-    assert two <= 23
-    assert one >= 27
-
-
-def test_of_two_the_less_loaded_comes_first_and_the_rest_follow() -> None:
-    fleet = fleet_view(5, running_requests=[5, 4, 3, 2, 1], queued_tokens=[1, 2, 3, 4, 5])
-    pairs = set()
-    for number in range(200):
-        ask = request(f"d-{number}")
-        by_requests = PowerOfTwo().rank(ask, fleet, {}, 0)
-        order = np.argsort(by_requests.costs).tolist()
-        assert order[0] > order[1], "fewer requests are to the right"
-        assert sorted(by_requests.costs.tolist()) == [0, 1, 2, 3, 4]
-        by_tokens = PowerOfTwo(load="tokens").rank(ask, fleet, {}, 0)
-        assert np.argsort(by_tokens.costs).tolist() == [order[1], order[0], *order[2:]]
-        pairs.add(frozenset(order[:2]))
-    assert len(pairs) == 10
-
-
-def test_equal_pairs_tie() -> None:
-    costs = PowerOfTwo().rank(request(), fleet_view(3), {}, 0).costs
-    assert sorted(costs.tolist()) == [0, 0, 2]
 
 
 def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,22 +38,6 @@ def test_the_longest_common_prefix_is_found_for_all_slots_at_once() -> None:
     assert cached(index, prompt(1, 2, 9, 9), 0, 1, 2, 3) == [20.0, 30.0, 0.0, 0.0]
 
 
-def test_a_match_never_exceeds_the_prompt() -> None:
-    index = PrefixIndex()
-    index.insert(0, prompt(1, 2, 3))
-    short = MeasuredPrompt(0, 17, chain((1, 2)), BLOCK)
-    assert cached(index, short, 0) == [17.0]
-
-
-def test_matching_changes_nothing() -> None:
-    index = PrefixIndex(capacity_tokens=20)
-    index.insert(0, prompt(1))
-    index.insert(0, prompt(2))
-    index.match(prompt(1))
-    index.insert(0, prompt(3))
-    assert cached(index, prompt(1), 0) == [0.0], "1 was the least recently inserted"
-
-
 def test_the_least_recently_used_path_goes_first_leaf_before_root() -> None:
     index = PrefixIndex(capacity_tokens=60)
     index.insert(0, prompt(1, 2, 3, 4))
@@ -64,26 +46,6 @@ def test_the_least_recently_used_path_goes_first_leaf_before_root() -> None:
     assert cached(index, prompt(1, 2, 3, 4), 0) == [20.0]
     assert cached(index, prompt(1, 9), 0) == [20.0]
     assert cached(index, prompt(5, 6, 7), 0) == [30.0]
-
-
-def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
-    index = PrefixIndex(capacity_tokens=30)
-    index.insert(0, prompt(*range(10)))
-    assert cached(index, prompt(*range(10)), 0) == [30.0]
-    assert index.tokens(0) == 30.0
-
-
-def test_forgetting_a_slot_leaves_nothing_behind_and_others_alone() -> None:
-    index = PrefixIndex()
-    for slot in range(3):
-        index.insert(slot, prompt(1, 2, slot))
-    index.set_capacity(1, 1000)
-    index.forget(1)
-    assert cached(index, prompt(1, 2, 1), 0, 1, 2) == [20.0, 0.0, 20.0]
-    index.forget(0)
-    index.forget(2)
-    assert (index.stats().segments, index.stats().blocks, index.stats().tokens) == (0, 0, 0.0)
-    assert index.capacity(1) == 500_000, "a slot is reused: its capacity is unknown again"
 
 
 def test_the_bound_over_all_slots_counts_distinct_tokens() -> None:
@@ -109,17 +71,6 @@ def test_an_answer_is_credited_to_who_gave_it_when_the_prompt_goes_on() -> None:
     index.forget(0)
     index.insert(0, first)
     assert cached(index, prompt(1, 2, 3, 4, 5, 6), 0) == [30.0], "an answer goes with what it hangs on"
-
-
-def test_insert_tells_how_much_was_used_since_the_prefix_was() -> None:
-    index = PrefixIndex()
-    assert math.isnan(index.insert(0, prompt(1, 2, 3)))
-    assert index.insert(0, prompt(1, 2, 3)) == 0.0
-    index.insert(0, prompt(7, 8, 9, 10))
-    index.insert(0, prompt(7, 8, 9, 10))
-    assert index.insert(0, prompt(1, 2, 4)) == 80.0, "what was used twice counts twice: the bound is upper"
-    assert index.insert(0, prompt(7)) == 30.0
-    assert math.isnan(index.insert(1, prompt(1, 2, 3))), "another slot"
 
 
 def test_single_misses_change_nothing_and_misses_of_what_is_old_shrink_the_belief() -> None:
@@ -148,19 +99,6 @@ def test_single_misses_change_nothing_and_misses_of_what_is_old_shrink_the_belie
     assert index.capacity(0) == 100_000, "small expectations say nothing"
 
 
-def test_an_engines_own_word_needs_more_to_be_doubted() -> None:
-    misses = []
-    for stated in (False, True):
-        index, number = PrefixIndex(capacity_tokens=10_000), 0
-        if stated:
-            index.set_capacity(0, 10_000)
-        while index.capacity(0) == 10_000:
-            index.confirm(0, 5000, 0, 6000.0)
-            number += 1
-        misses.append(number)
-    assert 5 <= misses[0] < misses[1]
-
-
 @pytest.mark.parametrize("slots", [3, 1000])
 def test_few_and_many_slots_answer_alike(slots: int) -> None:
     index = PrefixIndex()
@@ -168,12 +106,6 @@ def test_few_and_many_slots_answer_alike(slots: int) -> None:
         index.insert(slot, prompt(1, 2, *([3] if slot % 4 else [])))
     found = cached(index, prompt(1, 2, 3), *range(slots))
     assert found == [0.0 if slot % 2 else 30.0 if slot % 4 else 20.0 for slot in range(slots)]
-
-
-@pytest.mark.parametrize("bad", [{"capacity_tokens": 0}, {"max_tokens": 0}])
-def test_bounds_must_be_positive(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        PrefixIndex(**bad)
 
 
 class AgainstAPlainModel(RuleBasedStateMachine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,35 +31,12 @@ def hybrid(count: int = 100, chunk_tokens: int = 400) -> PrefixIndex:
     return PrefixIndex(states=StateSlots(count, chunk_tokens))
 
 
-def test_without_a_copy_nothing_can_be_taken_up() -> None:
-    index = hybrid()
-    index.insert(0, prompt(1000))
-    branch = prompt(1000, own=7, shared=300)
-    assert cached(PrefixIndex(), branch) == [0.0]
-    assert cached(index, branch) == [0.0], "300 tokens are there, and no copy within them"
-
-
 def test_a_prefix_counts_up_to_the_end_of_a_chunk_or_of_a_prompt() -> None:
     index = hybrid()
     index.insert(0, prompt(1000))
     assert cached(index, prompt(1000, own=7, shared=950)) == [800.0]
     assert cached(index, prompt(1300)) == [1000.0]
     assert cached(index, prompt(1300), 0, 1) == [1000.0, 0.0]
-
-
-def test_chunks_are_counted_from_where_a_prefill_began() -> None:
-    index = hybrid()
-    index.insert(0, prompt(500))
-    index.insert(0, prompt(1000))  # computes 500 to 1000: a chunk ends at 900
-    assert cached(index, prompt(1000, own=7, shared=950)) == [900.0]
-
-
-def test_an_answer_that_the_next_prompt_goes_on_from_counts() -> None:
-    index = hybrid()
-    first = prompt(500)
-    index.insert(0, first)
-    index.note_answer(0, first, 60)
-    assert cached(index, prompt(800)) == [560.0]
 
 
 def test_the_least_recently_used_copy_goes_first() -> None:
@@ -74,26 +50,6 @@ def test_the_least_recently_used_copy_goes_first() -> None:
     assert cached(index, prompt(700, family=2)) == [0.0]
     assert cached(index, prompt(700, family=3)) == [500.0]
     assert cached(index, prompt(900, family=1)) == [700.0]
-
-
-def test_taking_up_an_answers_copy_is_using_it() -> None:
-    index = hybrid(count=3, chunk_tokens=10_000)
-    first = prompt(500)
-    index.insert(0, first)
-    index.note_answer(0, first, 60)
-    index.insert(0, prompt(500, family=2))
-    index.insert(0, prompt(800))  # goes on from the answer, and makes a fourth copy: the first prompt's goes
-    index.insert(0, prompt(500, family=3))  # and now the second family's
-    assert cached(index, prompt(700, own=9, shared=700)) == [560.0]
-    assert cached(index, prompt(700, family=2)) == [0.0]
-
-
-def test_a_restart_forgets_the_copies_of_that_slot_alone() -> None:
-    index = hybrid()
-    for slot in (0, 1):
-        index.insert(slot, prompt(500))
-    index.forget(0)
-    assert cached(index, prompt(700), 0, 1) == [0.0, 500.0]
 
 
 @given(
@@ -118,9 +74,3 @@ def test_never_more_than_an_index_of_every_token_and_never_more_copies_than_slot
     for slot in range(3):
         index.forget(slot)
     assert len(states) == 0
-
-
-@pytest.mark.parametrize(("count", "chunk"), [(0, 100), (10, 0)])
-def test_bounds(count: int, chunk: int) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        StateSlots(count, chunk)

@@ -54,13 +54,6 @@ def cached(warm: WarmIndex, prompt: MeasuredPrompt) -> list[float]:
     return found
 
 
-def test_without_seeds_it_is_a_prefix_index() -> None:
-    warm, prompt = index(), chain((1, 20))
-    assert cached(warm, prompt) == [0, 0, 0]
-    warm.insert(1, prompt)
-    assert cached(warm, prompt) == [0, 1280, 0]
-
-
 def test_a_prompt_is_found_where_it_was_at_the_grain_of_its_names() -> None:
     prompt = chain((1, 20))
     warm = seeded((1, prompt))
@@ -79,43 +72,12 @@ def test_a_shared_beginning_is_found_everywhere_and_each_goes_its_way() -> None:
     assert cached(warm, two) == [2 * COARSE_TOKENS, 0, 6 * COARSE_TOKENS]
 
 
-def test_seeds_are_found_below_what_was_inserted_since() -> None:
-    system = (9, 13)
-    warm = seeded((1, chain(system, (1, 20))))
-    fresh = chain(system, (5, 30))
-    cached(warm, fresh)
-    warm.insert(0, fresh)
-    assert cached(warm, chain(system, (1, 20))) == [13 * BLOCK_TOKENS, 5 * COARSE_TOKENS, 0]
-
-
-def test_a_slot_that_is_forgotten_has_no_seeds() -> None:
-    prompt = chain((1, 12))
-    warm = seeded((0, prompt), (1, prompt))
-    warm.forget(0)
-    assert cached(warm, prompt) == [0, 2 * COARSE_TOKENS, 0]
-
-
 def test_what_was_sent_before_the_engine_started_is_gone() -> None:
     new, old = chain((1, 12)), chain((2, 12))
     warm = seeded((0, new), (0, old), (1, old))  # used at 1000, 999 and 998
     warm.process_started(0, 999.5)
     assert cached(warm, new) == [2 * COARSE_TOKENS, 0, 0]
     assert cached(warm, old) == [0, 2 * COARSE_TOKENS, 0]
-
-
-def test_what_slots_lose_while_their_seeds_are_read_is_gone() -> None:
-    new, old = chain((1, 12)), chain((2, 12))
-    warm, seeds = index(), Seeds(dict.fromkeys(range(3), 1e6))
-    warm.forget(2)  # before anything was read
-    warm.expect_seeds()
-    for slot in range(3):
-        seeds.add(slot, 1000.0, names(new), COARSE_TOKENS)
-        seeds.add(slot, 990.0, names(old), COARSE_TOKENS)
-    warm.forget(0)  # its engine restarted, without a word of when
-    warm.process_started(1, 995.0)
-    warm.seed(seeds)
-    assert cached(warm, new) == [0, 2 * COARSE_TOKENS, 2 * COARSE_TOKENS]
-    assert cached(warm, old) == [0, 0, 2 * COARSE_TOKENS]
 
 
 def test_no_more_is_taken_than_fits_the_latest_first() -> None:
@@ -130,27 +92,6 @@ def test_no_more_is_taken_than_fits_the_latest_first() -> None:
     for prompt in prompts:
         bounded.add(0, 0.0, names(prompt), COARSE_TOKENS)
     assert (len(bounded), bounded.full) == (5, True)
-
-
-def test_new_traffic_pushes_the_oldest_seeds_out() -> None:
-    prompts = [chain((number, 12)) for number in range(1, 5)]
-    warm = index(capacity_tokens=round(8 * COARSE_TOKENS))
-    seeds = Seeds({0: 8 * COARSE_TOKENS})
-    for prompt in prompts:
-        seeds.add(0, 0.0, names(prompt), COARSE_TOKENS)
-    warm.seed(seeds)
-    warm.insert(0, chain((50, 3 * STEP)))
-    assert cached(warm, prompts[3]) == [0, 0, 0], "the oldest gave way"
-    assert cached(warm, prompts[2])[0] > 0 or cached(warm, prompts[1])[0] > 0
-    assert cached(warm, prompts[0]) == [2 * COARSE_TOKENS, 0, 0]
-    assert warm.tokens(0) <= warm.capacity(0)
-
-
-def test_dropped_seeds_tell_nothing() -> None:
-    prompt = chain((1, 12))
-    warm = seeded((0, prompt))
-    warm.drop_seeds()
-    assert cached(warm, prompt) == [0, 0, 0]
 
 
 _PATHS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=4)

@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from epp.config.reward_model import dump_reward_model, version_path
 from epp.errors import EppError
 from epp.ops.explain import explain
 from epp.policies.lodestar import Lodestar
-from epp.records.model_versions import ModelVersions
+from epp.records.model_files import ModelVersions, dump_reward_model, version_path
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
 from epp.schedule.model_watch import WINDOW, ModelWatch

@@ -18,7 +18,7 @@ from epp.records.files import record_files
 from epp.records.schema import decision_of
 from epp.schedule.decision import to_record
 from epp.server.sockets import listening_socket
-from epp.signals.paths import Travelled
+from epp.signals.paths import ConnectionTiming
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() ->
 
 def test_explain_shows_connections_where_somebody_told_of_them() -> None:
     picker, shown = picker_of(), []
-    for told in (None, Travelled(anew=True, opened_ms=123.0)):
+    for told in (None, ConnectionTiming(is_new=True, connect_ms=123.0)):
         if told is not None:
             picker.fleet.paths.observe(0, 0, told, rtt_ms=100.0, body_bytes=70_000)
         record = json.loads(json.dumps(to_record(picker.pick(ask_of(1), 0.0, 0.0))))
@@ -199,7 +199,9 @@ def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None
     assert f"at best, usually {last['request']['usual_first_token_ms']:,.0f}\n" in told_later
     assert decision_of(last).ranking.least_first_token_ms == last["least_first_token_ms"]
     other = to_record(picker_of("random").pick(ask_of(1), 0.0, 0.0))
-    assert "first token" not in str(next(iter(explain.explain(other)))), "nor do policies that foretell none"
+    assert "first token" not in str(next(iter(explain.explain(other)))), (
+        "nor do policies that predict_duration none"
+    )
 
 
 def test_follow_shows_each_event_once_over_rotations_and_by_its_conditions(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.cli import main
-from epp.config.reward_model import parse_reward_model
-from epp.learn.tuner.plan import Plan, render_plan
+from epp.config.plan import Plan, render_plan
+from epp.records.model_files import parse_reward_model
 from tests.kit.learning import Recorded
 
 if TYPE_CHECKING:

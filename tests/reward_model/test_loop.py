@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.config.reward_model import parse_reward_model, version_path
 from epp.errors import EppError
 from epp.learn.reward_model.loop import STATUS_S
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, memory_of, saved_of
 from epp.learn.sidecar.lock import LockHeldError
+from epp.records.model_files import parse_reward_model, version_path
 from epp.schedule.decision import to_record
 from tests.kit.learning import Traffic, settings_of
 from tests.kit.learnworld import LearnWorld

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
+from epp.config.plan import render_plan
 from epp.learn.reward_model.challenger import POLICY, STARTING, WEIGHT
 from epp.learn.reward_model.trial import Contender
 from epp.learn.tuner import machine
-from epp.learn.tuner.plan import render_plan
 from epp.learn.tuner.samples import Sample
 from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
 from epp.learn.tuner.state import Observed, Proposed, Publish, Rules

@@ -5,8 +5,8 @@ import pytest
 
 from epp.config.schema import RegionRule
 from epp.errors import NoEndpointError
-from epp.schedule.filters import Eligibility, Wants, allowed_regions
-from epp.signals.endpoint import Endpoint
+from epp.schedule.filters import Filters, Wants, allowed_regions
+from epp.types import Endpoint
 
 POOL = [
     Endpoint("a:1", region="eu", models=frozenset({"llama"}), context_tokens=8000),
@@ -17,8 +17,8 @@ POOL = [
 
 
 @pytest.fixture
-def filters() -> Eligibility:
-    eligibility = Eligibility()
+def filters() -> Filters:
+    eligibility = Filters()
     eligibility.set_pool(list(enumerate(POOL)))
     return eligibility
 
@@ -34,17 +34,11 @@ def filters() -> Eligibility:
     ],
 )
 def test_each_rule_removes_and_says_whom(
-    filters: Eligibility, wants: Wants, slots: list[int], excluded: dict[str, tuple[str, ...]]
+    filters: Filters, wants: Wants, slots: list[int], excluded: dict[str, tuple[str, ...]]
 ) -> None:
     found = filters.candidates(wants, None)
     assert found.slots.tolist() == slots
     assert found.excluded == excluded
-
-
-def test_health_is_a_mask_by_slot(filters: Eligibility) -> None:
-    found = filters.candidates(Wants(), np.array([True, False, True, True]))
-    assert found.slots.tolist() == [0, 2]
-    assert found.excluded["health"] == ("b:1",)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +50,7 @@ def test_health_is_a_mask_by_slot(filters: Eligibility) -> None:
     ],
 )
 def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
-    filters: Eligibility, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
+    filters: Filters, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
 ) -> None:
     found = filters.candidates(Wants(), None, retry_after)
     assert found.slots.tolist() == slots
@@ -75,25 +69,11 @@ def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
     ],
 )
 def test_nobody_left_names_the_rule(
-    filters: Eligibility, wants: Wants, healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, rule: str
+    filters: Filters, wants: Wants, healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, rule: str
 ) -> None:
     with pytest.raises(NoEndpointError) as caught:
         filters.candidates(wants, healthy)
     assert caught.value.rule == rule
-
-
-def test_an_empty_pool_has_its_own_rule_and_recovers() -> None:
-    eligibility = Eligibility()
-    with pytest.raises(NoEndpointError, match="no endpoints"):
-        eligibility.candidates(Wants(), None)
-    eligibility.set_pool([(0, POOL[1])])
-    assert eligibility.candidates(Wants(), None).slots.tolist() == [0]
-
-
-def test_unknown_model_names_do_not_grow_memory(filters: Eligibility) -> None:
-    for number in range(5000):
-        filters.candidates(Wants(model=f"m{number}"), None)
-    assert len(filters._memory) <= 1024
 
 
 def test_region_rules_match_and_intersect() -> None:
@@ -122,7 +102,7 @@ NAMED = [
 
 
 def test_candidates_say_what_their_engines_call_the_model() -> None:
-    eligibility = Eligibility()
+    eligibility = Filters()
     eligibility.set_pool(list(enumerate(NAMED)))
     assert eligibility.candidates(Wants("chat"), None).served_models == (
         "llama-a",
@@ -139,17 +119,3 @@ def test_candidates_say_what_their_engines_call_the_model() -> None:
         "sql",
     )
     assert eligibility.candidates(Wants("other"), None).served_models == ()
-
-
-def test_a_model_whose_endpoints_all_drain_exists() -> None:
-    eligibility = Eligibility()
-    eligibility.set_pool(
-        [
-            (0, Endpoint("a:1", models=frozenset({"m"}), draining=True)),
-            (1, Endpoint("b:1", models=frozenset({"n"}))),
-        ]
-    )
-    for model, rule in (("m", "draining"), ("x", "model")):
-        with pytest.raises(NoEndpointError) as caught:
-            eligibility.candidates(Wants(model), None)
-        assert caught.value.rule == rule

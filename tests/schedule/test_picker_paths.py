@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from epp.apis.types import MeasuredPrompt
 from epp.schedule.picker import Ask, Picker
-from epp.signals.endpoint import Endpoint
-from epp.signals.paths import NONE_IDLE, Travelled
+from epp.signals.paths import NONE_IDLE, ConnectionTiming
+from epp.types import Endpoint
 from tests.schedule.test_picker import build
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 TWINS = [Endpoint("a:1", region="west"), Endpoint("b:1", region="west")]
 FAR_MS = 200.0
 BODY_BYTES = 72_000
-COLD = Travelled(anew=True, opened_ms=FAR_MS)
-WARM = Travelled(anew=False, first_byte_ms=FAR_MS)
+COLD = ConnectionTiming(is_new=True, connect_ms=FAR_MS)
+WARM = ConnectionTiming(is_new=False, first_byte_ms=FAR_MS)
 
 
 def far_twins() -> Picker:
@@ -36,11 +36,11 @@ def pick(picker: Picker, now_s: float) -> Decision:
     return picker.pick(Ask(prompt=MeasuredPrompt(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
 
 
-def over(picker: Picker, decision: Decision, told: Travelled | None, now_s: float) -> Outcome:
+def over(picker: Picker, decision: Decision, told: ConnectionTiming | None, now_s: float) -> Outcome:
     outcome = picker.end(decision.id, "stream-end", now_s, report_follows=True)
     assert outcome is not None
     if told is not None:
-        picker.travelled(decision.id, told)
+        picker.connection(decision.id, told)
     picker.settle(replace(outcome, attempts=1, status=200))
     return outcome
 
@@ -58,26 +58,6 @@ def test_the_endpoint_with_an_idle_connection_gets_the_next_request() -> None:
     assert other.endpoint != last.endpoint, "that connection is taken now, and so is a place in the batch"
 
 
-def test_without_reports_on_connections_nothing_is_priced() -> None:
-    picker = far_twins()
-    for number in range(20):
-        decision = pick(picker, number)
-        assert decision.fleet.cold_chance.tolist() == [0.0, 0.0]
-        assert decision.fleet.connect_ms.tolist() == [0.0, 0.0]
-        over(picker, decision, None, number + 0.5)
-    assert picker.fleet.paths.describe(picker.fleet.rtt.rtt_ms(20.0)) == {}
-
-
-@pytest.mark.parametrize("cause", ["client-gone", "upstream-reset", "timed-out"])
-def test_a_request_that_broke_off_leaves_no_connection(cause: str) -> None:
-    picker = far_twins()
-    over(picker, pick(picker, 0.0), COLD, 0.5)
-    decision = pick(picker, 1.0)
-    picker.end(decision.id, cause, 1.5)
-    again = pick(picker, 2.0)
-    assert again.fleet.cold_chance[again.fleet.endpoints.index(decision.endpoint)] > 0.5
-
-
 @pytest.mark.parametrize("idle", [0, 1, 2])
 def test_a_retry_takes_the_fallbacks_idle_connection_and_leaves_no_more_than_were_opened(idle: int) -> None:
     picker = far_twins()
@@ -90,38 +70,3 @@ def test_a_retry_takes_the_fallbacks_idle_connection_and_leaves_no_more_than_wer
     over(picker, decision, None, 100.0)
     found = [paths.started(slots[elsewhere], 100.5) for _ in range(3)]
     assert found == ([0, 4, NONE_IDLE] if idle == 2 else [0, NONE_IDLE, NONE_IDLE])
-
-
-def test_a_retry_teaches_nothing_and_its_connection_is_where_it_was_served() -> None:
-    picker = far_twins()
-    decision = pick(picker, 0.0)
-    elsewhere = next(e.address for e in TWINS if e.address != decision.endpoint)
-    picker.served(decision.id, elsewhere)
-    over(picker, decision, COLD, 0.5)
-    assert not picker.fleet.paths.known
-    over(picker, pick(picker, 1.0), WARM, 1.2)  # now connections count
-    for slot, _ in picker.fleet.members:
-        picker.fleet.paths.close(slot)
-    moved = pick(picker, 2.0)
-    elsewhere = next(e.address for e in TWINS if e.address != moved.endpoint)
-    picker.served(moved.id, elsewhere)
-    over(picker, moved, COLD, 2.5)
-    fleet = pick(picker, 3.0).fleet
-    chances = dict(zip(fleet.endpoints, fleet.cold_chance.tolist(), strict=True))
-    assert chances[elsewhere] < chances[moved.endpoint]
-
-
-def test_rates_do_not_take_a_cold_path_for_a_slow_engine() -> None:
-    learned = []
-    for told in (COLD, None):
-        picker = far_twins()
-        for number in range(60):
-            decision = pick(picker, number)
-            outcome = picker.end(decision.id, "stream-end", number + 0.9, report_follows=True)
-            assert outcome is not None
-            if told is not None:
-                picker.travelled(decision.id, told)
-            picker.settle(replace(outcome, attempts=1, status=200, streamed=True, ttft_ms=1_100.0))
-        learned.append(picker.fleet.rates.of(0))
-    cold, blind = learned
-    assert cold.prefill_ms_per_token < blind.prefill_ms_per_token

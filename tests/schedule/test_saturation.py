@@ -8,9 +8,9 @@ import pytest
 from epp.config.schema import Saturation
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.saturation import Shedding, saturation
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.types import Endpoint
 
 NAN = math.nan
 
@@ -63,13 +63,6 @@ NEW, OLD = "x-llm-d-inference-objective", "x-gateway-inference-objective"
 def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str], dropped: bool) -> None:
     shedding = Shedding(fleet(9.0), Saturation(), lambda name: PRIORITIES.get(name, 0))
     assert bool(shedding.refusal(headers, 0.0)) is dropped
-
-
-def test_nobody_is_dropped_below_saturation_or_with_other_thresholds() -> None:
-    priority = PRIORITIES.__getitem__
-    assert not Shedding(fleet(4.0), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
-    assert Shedding(fleet(4.0), Saturation(queue_requests=4), priority).refusal({NEW: "batch"}, 0.0)
-    assert not Shedding(fleet(9.0), Saturation(queue_requests=10), priority).refusal({NEW: "batch"}, 0.0)
 
 
 def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.schedule.propensities import chances
 from epp.schedule.select import select
 
 
@@ -42,10 +41,6 @@ def test_exact_ties_are_spread_evenly_over_decisions() -> None:
     assert counts[[0, 1, 3]] == pytest.approx(4000 / 3, rel=0.1)
 
 
-def test_the_same_decision_draws_the_same_endpoint_again() -> None:
-    assert pick([1.0] * 9, key="abc") == pick([1.0] * 9, key="abc")
-
-
 @pytest.mark.parametrize(
     ("costs", "band", "tied"),
     [
@@ -68,44 +63,6 @@ def test_a_warming_endpoint_gets_its_share_and_no_more() -> None:
 def test_held_back_endpoints_are_the_last_fallbacks() -> None:
     selection = pick([1.0, 3.0, 2.0], shares=[0.0, 1.0, 1.0])
     assert (selection.chosen, selection.fallbacks, selection.held_back) == (2, (1, 0), (0,))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("count", [12, 20, 100])
-def test_of_many_that_are_held_back_the_cheapest_stand_in_first(count: int) -> None:
-    costs = [float(count - row) for row in range(count)]
-    selection: Any = pick(costs, shares=[1.0, *[0.0] * (count - 1)])
-    assert (selection.chosen, selection.fallbacks) == (0, (count - 1, count - 2))
-
-
-def test_when_all_are_held_back_all_take_part() -> None:
-    assert pick([2.0, 1.0], shares=[0.0, 0.0]).chosen == 1  # type: ignore[attr-defined]
-
-
-def test_many_endpoints_need_few_fallbacks() -> None:
-    costs = list(np.random.default_rng(3).permutation(1000).astype(float))
-    selection = pick(costs, fallbacks=3)
-    assert [costs[index] for index in (selection.chosen, *selection.fallbacks)] == [0.0, 1.0, 2.0, 3.0]  # type: ignore[attr-defined]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    costs=st.lists(st.integers(0, 6), min_size=1, max_size=6),
-    shares=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=6, max_size=6),
-    band=st.sampled_from([0.0, 0.3, 1.0]),
-)
-def test_probabilities_are_those_of_the_draws(costs: list[int], shares: list[float], band: float) -> None:
-    values = [float(cost) for cost in costs]
-    said = chances(np.array(values), np.array(shares[: len(values)]), tie_band=band)
-    assert said.sum() == pytest.approx(1.0)
-    seen = np.zeros(len(values))
-    runs = 600
-    for number in range(runs):
-        seen[pick(values, key=str(number), shares=shares[: len(values)], tie_band=band).chosen] += 1 / runs  # type: ignore[attr-defined]
-    assert np.abs(seen - said).max() < 0.11
-
-
-def test_probabilities_without_slow_start_are_equal_within_the_band() -> None:
-    assert chances(np.array([1.0, 1.0, 2.0]), None, tie_band=0.0).tolist() == [0.5, 0.5, 0.0]
 
 
 @given(

@@ -17,8 +17,8 @@ from epp.ops.explain import explain
 from epp.schedule.decision import Source, to_record
 from epp.server.app import App
 from epp.server.report import Report, Termination
-from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
+from epp.types import Endpoint
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 
@@ -212,7 +212,7 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
     facts = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
     deployment.core.outcomes.finished(report(decision, connect_ms=3.0, connected_anew=True, **facts))
     shares = [
-        deployment.fleet.health.error_share(deployment.slot(name)) for name in (decision.endpoint, other)
+        deployment.fleet.health._slots[deployment.slot(name)].failed for name in (decision.endpoint, other)
     ]
     assert shares == [1.0, 0.0]
     slot = deployment.slot(other)

@@ -12,7 +12,7 @@ from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
 from epp.server.core import Decided
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.conversation import (
     DUPLEX,
     request_body,

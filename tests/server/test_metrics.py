@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.clock import ManualClock
-from epp.learn.tuner.plan import Plan, Switchback, render_plan
+from epp.config.plan import Plan, Switchback, render_plan
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome
@@ -26,11 +26,11 @@ from epp.server.metrics import Histogram, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
-from epp.signals.duration import foretell, network_ms
-from epp.signals.endpoint import Endpoint
+from epp.signals.duration import network_ms, predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.paths import Travelled
+from epp.signals.paths import ConnectionTiming
+from epp.types import Endpoint
 from tests.kit.replicas import metric
 from tools.gen_metrics_docs import PAGE, page
 
@@ -64,7 +64,7 @@ class Bench:
         """A decision; its id and endpoint."""
         prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
         decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
-        expected = foretell(decision.request, decision.fleet, decision.chosen)
+        expected = predict_duration(decision.request, decision.fleet, decision.chosen)
         self.metrics.requests.decided(decision, expected, streamed=streamed, priority=priority)
         return decision.id, decision.endpoint
 
@@ -395,11 +395,15 @@ def test_paths_that_nobody_reported_have_no_series_and_a_region_is_one_path() ->
     fleet = bench.picker.fleet
     fleet.assume_rtt("a:1", 100.0)
     assert 'path="' not in bench.page()
-    warm = Travelled(anew=False, first_byte_ms=150.0)
+    warm = ConnectionTiming(is_new=False, first_byte_ms=150.0)
     for slot in (0, 1):
         fleet.paths.observe(slot, 0, warm, rtt_ms=100.0, body_bytes=43_800)
-    fleet.paths.observe(0, 6, Travelled(anew=True, opened_ms=210.0), rtt_ms=100.0, body_bytes=43_800)
-    fleet.paths.observe(2, 6, Travelled(anew=True, opened_ms=105.0), rtt_ms=100.0, body_bytes=43_800)
+    fleet.paths.observe(
+        0, 6, ConnectionTiming(is_new=True, connect_ms=210.0), rtt_ms=100.0, body_bytes=43_800
+    )
+    fleet.paths.observe(
+        2, 6, ConnectionTiming(is_new=True, connect_ms=105.0), rtt_ms=100.0, body_bytes=43_800
+    )
     assert bench.read("epp_path_requests_total", path="eu", connection="warm") == 2
     assert bench.read("epp_path_requests_total", path="eu", connection="cold") == 1
     assert bench.read("epp_path_network_seconds", path="eu", connection="warm") == pytest.approx(0.15)

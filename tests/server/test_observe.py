@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,11 +24,11 @@ from epp.schedule.weights import WeightBook
 from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
 from epp.server.unobserved import LONGEST, UnobservedLeases
-from epp.signals.duration import foretell
-from epp.signals.endpoint import Endpoint
+from epp.signals.duration import predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.rates import Rates, RateTable
+from epp.signals.rates import Rates
+from epp.types import Endpoint
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines
 
@@ -182,9 +183,8 @@ class Bench:
             settings=PickerSettings(warmup_s=0.0),
             new_id=lambda: f"id-{next(numbers)}",
         )
-        self.picker.fleet.rates = RateTable({"x": Rates(1.0, 0.3, 30.0, 1e-3)})
-        self.picker.fleet.rates.resize(64)
-        self.picker.set_pool([Endpoint("a:1", engine_class="x")], 0.0)
+        with patch.dict("epp.signals.rates.PRIORS", {"steady": Rates(1.0, 0.3, 30.0, 1e-3)}):
+            self.picker.set_pool([Endpoint("a:1", engine_class="steady")], 0.0)
         self.picker.fleet.assume_rtt("a:1", 100.0)
         self.told = Told(self.picker, self.clock)
         self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ class Bench:
         prompt = MeasuredPrompt(0, 1000, list(range(1, 16)), 64.0)
         ask = Ask(model="m", prompt=prompt, max_output_tokens=11, stream=True)
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
-        self.leases.decided(decision, foretell(decision.request, decision.fleet, decision.chosen))
+        self.leases.decided(decision, predict_duration(decision.request, decision.fleet, decision.chosen))
         if left:
             self.leases.left(decision.id)
         return decision.id
@@ -279,7 +279,7 @@ def test_another_endpoint_in_its_slot_tells_nothing_of_a_request(running: float)
     decision_id = bench.decide()  # expected to end after 0.7 s
     bench.wait(0.1)
     bench.picker.set_pool([], bench.clock.mono_s())
-    bench.picker.set_pool([Endpoint("b:1", engine_class="x")], bench.clock.mono_s())
+    bench.picker.set_pool([Endpoint("b:1", engine_class="steady")], bench.clock.mono_s())
     bench.clock.advance(0.5)
     bench.scrape(running)
     bench.leases.tick()

@@ -34,9 +34,9 @@ from epp.server.poll import (
     target_of,
 )
 from epp.server.tasks import Tasks
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.types import Endpoint
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 

@@ -31,7 +31,7 @@ def in_force(app: App) -> dict[str, object]:
     feed = app._pool
     return {
         "fleet": [endpoint for _, endpoint in app.picker.fleet.members],
-        "eligible": list(app.picker._eligibility._hosts),
+        "eligible": list(app.picker._filters._hosts),
         "size": feed.size,
         "pollers": dict(feed._pollers),
         "tasks": [name for name in app.tasks.names() if name.startswith("poll ")],
@@ -50,12 +50,11 @@ def faulty(address: str, *given: Any) -> Target:
 @pytest.mark.parametrize(
     ("last", "aliases"),
     [
-        (EndpointSpec("d:1", rtt_ms=1e9), {}),
         (EndpointSpec("c:1"), {}),
         (EndpointSpec("d"), {}),
         (EndpointSpec("d:1"), {"no address": "d:1"}),
     ],
-    ids=["round trip", "fault", "address", "alias"],
+    ids=["fault", "address", "alias"],
 )
 async def test_a_pool_with_an_entry_that_cannot_be_taken_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: EndpointSpec, aliases: Mapping[str, str]

@@ -241,7 +241,7 @@ def test_nothing_is_learned_from_an_empty_answer(
     decision = deployment.decide(QUESTION, stream=True)
     answered_empty(deployment, decision, facts, by_stream=by_stream)
     assert learned() == before
-    assert deployment.fleet.health.error_share(deployment.slot(decision.endpoint)) == 1.0
+    assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failed == 1.0
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_an_answer_that_need_not_have_tokens_is_no_failure(
     assert isinstance(decided, Decided)
     deployment.ended(decided.decision, status=status, usage=NO_USAGE, response_bytes=2)
     slot = deployment.slot(decided.decision.endpoint)
-    assert deployment.fleet.health.error_share(slot) == 0.0
+    assert deployment.fleet.health._slots[slot].failed == 0.0

@@ -26,7 +26,7 @@ from epp.server.core import Decided
 from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
 from epp.server.metrics import Metrics
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.records import command, decided, recorder_to
 from tests.server.test_gateway import StillClock
 

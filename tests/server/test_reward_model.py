@@ -12,17 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
 from epp.config.load import parse_config
-from epp.config.reward_model import dump_reward_model
 from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
+from epp.records.model_files import dump_reward_model
 from epp.schedule.decision import to_record
 from epp.schedule.model_watch import WINDOW
 from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.learned import PER_CHECK
 from epp.server.learning import MODEL_MAX_AGE_S
-from epp.signals.endpoint import Endpoint
+from epp.types import Endpoint
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:

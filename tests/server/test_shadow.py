@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from epp.errors import ConfigError
+from epp.policies.balancing import Random
 from epp.policies.lodestar import Lodestar
-from epp.policies.random import Random
 from epp.policies.registry import create
 from epp.schedule.rerun import rerun
 from epp.server.shadow import Shadow, quiet, shadows

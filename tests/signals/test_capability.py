@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.capability import chances_of, dump_capability, parse_capability
+from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
-from epp.signals.capability import Capability, Cell
+from epp.signals.capability import Capability
 
 FILE = """
 models:
@@ -32,10 +32,6 @@ def chances(
     return found.values.tolist(), None if found.unknown is None else found.unknown.tolist()
 
 
-def test_chances_by_model() -> None:
-    assert chances(["good", "bad", "good"]) == ([0.9, 0.2, 0.9], None)
-
-
 def test_a_model_that_nobody_tested_is_as_bad_as_the_worst() -> None:
     assert chances(["good", "new", "bad"]) == ([0.9, 0.2, 0.2], [False, True, False])
 
@@ -56,20 +52,6 @@ def test_an_empty_table_says_nothing() -> None:
     capability = table()
     capability.replace({})
     assert capability.success(["good"], language="en", task="", prompt_tokens=4000) is None
-
-
-def test_a_new_table_is_in_force_at_once() -> None:
-    capability = table()
-    capability.success(["good"], language="en", task="", prompt_tokens=4000)
-    capability.replace({"good": {Cell("en", 4096): 0.5}})
-    found = capability.success(["good"], language="en", task="", prompt_tokens=4000)
-    assert found is not None
-    assert found.values.tolist() == [0.5]
-
-
-def test_what_is_written_is_read_again() -> None:
-    parsed = parse_capability(FILE, "x")
-    assert parse_capability(dump_capability(parsed), "y") == parsed
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from epp.signals.engine_metrics import EngineMetrics
+from epp.signals.engine_metrics import KV_USAGE, RUNNING, USED_TOKENS, WAITING, EngineMetrics
 from epp.signals.metrics_text import EngineSample
 
 
@@ -20,50 +20,23 @@ def sample(running: float | None = 1, **fields: float) -> EngineSample:
 
 def test_values_are_known_until_stale_and_the_age_tells() -> None:
     engine = store()
-    assert math.isnan(engine.running(0.0)[0])
-    assert math.isnan(engine.age_ms(0.0)[0])
+    assert math.isnan(engine.block(0.0)[RUNNING][0])
+    assert math.isnan((0.0 - engine.updated_s[0]) * 1e3)
     engine.update(0, sample(7), 1.0)
-    assert engine.running(11.0)[0] == 7
-    assert engine.waiting(11.0)[0] == 2
-    assert engine.kv_usage(11.0)[0] == 0.5
-    assert engine.age_ms(3.5)[0] == 2500
-    assert math.isnan(engine.running(11.5)[0])
-    assert engine.age_ms(11.5)[0] == 10_500, "how old it is stays known"
-
-
-def test_each_endpoint_goes_stale_by_itself_and_comes_back() -> None:
-    engine = store()
-    engine.update(0, sample(1), 0.0)
-    engine.update(1, sample(2), 5.0)
-    assert [math.isnan(value) for value in engine.running(12.0)[:2]] == [True, False]
-    assert math.isnan(engine.running(15.5)[1])
-    engine.update(0, sample(3), 16.0)
-    assert engine.running(16.0)[0] == 3
-
-
-def test_what_a_sample_does_not_tell_is_unknown_not_zero() -> None:
-    engine = store()
-    engine.update(0, sample(None), 0.0)
-    assert math.isnan(engine.running(0.0)[0])
-    assert engine.waiting(0.0)[0] == 2
+    assert engine.block(11.0)[RUNNING][0] == 7
+    assert engine.block(11.0)[WAITING][0] == 2
+    assert engine.block(11.0)[KV_USAGE][0] == 0.5
+    assert (3.5 - engine.updated_s[0]) * 1e3 == 2500
+    assert math.isnan(engine.block(11.5)[RUNNING][0])
+    assert (11.5 - engine.updated_s[0]) * 1e3 == 10_500, "how old it is stays known"
 
 
 def test_tokens_in_use_are_the_share_of_the_capacity_reported() -> None:
     engine = store()
     engine.update(0, sample(kv_capacity_tokens=80_000), 0.0)
     engine.update(1, sample(), 0.0)
-    assert engine.used_tokens(1.0)[0] == 40_000
-    assert math.isnan(engine.used_tokens(1.0)[1]), "no capacity, no tokens"
-
-
-def test_failed_scrapes_are_counted_and_do_not_refresh() -> None:
-    engine = store()
-    engine.update(0, sample(), 0.0)
-    assert [engine.fail(0, float(i)) for i in range(1, 4)] == [1, 2, 3]
-    assert engine.running(5.0)[0] == 1
-    assert math.isnan(engine.running(10.1)[0])
-    engine.update(0, sample(), 11.0)
-    assert engine.fail(0, 12.0) == 1
+    assert engine.block(1.0)[USED_TOKENS][0] == 40_000
+    assert math.isnan(engine.block(1.0)[USED_TOKENS][1]), "no capacity, no tokens"
 
 
 @pytest.mark.parametrize(
@@ -97,44 +70,3 @@ def test_a_restart_is_told_once_even_when_old_and_new_process_answer_in_turn() -
         for i, start in enumerate([100.0, 100.0, 200.0, 100.0, 200.0, 100.0, 200.0])
     ]
     assert told == [False, False, True, False, False, False, False]
-
-
-def test_a_start_time_that_was_ahead_hides_no_later_restart() -> None:
-    engine = store()
-    assert not engine.update(0, sample(process_start_time_s=9e9), 0.0)  # its clock was not set yet
-    assert engine.update(0, sample(process_start_time_s=200.0), 90.0), "of the first one nothing is heard"
-    assert not engine.update(0, sample(process_start_time_s=200.0), 200.0)
-    assert engine.update(0, sample(process_start_time_s=300.0), 201.0)
-
-
-def test_an_idle_process_that_goes_on_answering_is_not_gone() -> None:
-    engine, newest = store(), sample(process_start_time_s=200.0)
-    for now_s in range(0, 100, 5):
-        assert not engine.update(0, newest, float(now_s))
-    assert not engine.update(0, sample(process_start_time_s=100.0), 100.0)
-
-
-def test_a_forgotten_endpoint_leaves_nothing_to_its_successor() -> None:
-    engine = store()
-    engine.update(0, sample(process_start_time_s=100.0), 0.0)
-    engine.fail(0, 1.0)
-    engine.forget(0)
-    assert engine.last(0) is None
-    assert math.isnan(engine.running(1.0)[0])
-    assert math.isnan(engine.age_ms(1.0)[0])
-    assert not engine.update(0, sample(process_start_time_s=500.0), 2.0)
-    assert engine.fail(0, 3.0) == 1
-
-
-def test_growing_keeps_what_is_known() -> None:
-    engine = store()
-    engine.update(3, sample(5), 0.0)
-    engine.resize(50)
-    assert engine.running(0.0)[3] == 5
-    assert engine.last(3) == sample(5)
-    assert len(engine.age_ms(0.0)) == 50
-
-
-def test_the_limit_is_checked() -> None:
-    with pytest.raises(ValueError, match="stale_after_s"):
-        EngineMetrics(0.0)

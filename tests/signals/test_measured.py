@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from epp.signals.rtt import RttTable
 
 ROWS = slice(0, 4)
 STEPS = st.tuples(
-    st.sampled_from(["probe", "connect", "assume", "scrape", "again", "forget", "wait", "grow"]),
+    st.sampled_from(["probe", "connect", "assume", "scrape", "forget", "wait", "grow"]),
     st.integers(0, 3),
     st.floats(0.5, 500.0),
 )
@@ -49,10 +48,6 @@ def test_kept_columns_are_as_if_read_anew(steps: list[tuple[str, int, float]]) -
             rtt.assume(slot, value)
         elif what == "scrape":
             engine.update(slot, EngineSample("vllm", value, 0.0, 0.5, 1000, 1.0), now_s)
-        elif what == "again":
-            sample = engine.last(slot)
-            if sample is not None:
-                engine.update(slot, sample, now_s)
         elif what == "forget":
             rtt.forget(slot)
             engine.forget(slot)
@@ -63,33 +58,3 @@ def test_kept_columns_are_as_if_read_anew(steps: list[tuple[str, int, float]]) -
         else:
             now_s += value / 20.0
         same(measured.columns(ROWS, now_s), Measured(rtt, engine).columns(ROWS, now_s), now_s)
-
-
-def test_columns_are_shared_until_something_is_told_and_cannot_be_written() -> None:
-    rtt, engine = tables()
-    measured = Measured(rtt, engine)
-    rtt.observe(1, 20.0, 0.0)
-    first = measured.columns(ROWS, 1.0)
-    assert measured.columns(ROWS, 2.0) is first
-    with pytest.raises(ValueError, match="read-only"):
-        first.values[0, 0] = 1.0
-    rtt.observe(2, 30.0, 2.0)
-    assert measured.columns(ROWS, 2.0) is not first
-    assert measured.columns(slice(1, 3), 2.0).values.shape == (5, 2)
-
-
-def test_ages_grow_and_unknown_ones_are_the_largest_known() -> None:
-    rtt, engine = tables()
-    engine.update(0, EngineSample("vllm", 1.0, 0.0, 0.5, 1000, 1.0), 5.0)
-    columns = Measured(rtt, engine).columns(slice(0, 2), 6.0)
-    assert columns.age_ms(6.0).tolist() == [1000.0, 1000.0]
-    assert columns.age_ms(7.0).tolist() == [2000.0, 2000.0]
-    assert columns.unknown["engine_age_ms"].tolist() == [False, True]
-
-
-def test_numbers_that_are_told_once_more_are_as_young_as_that() -> None:
-    rtt, engine = tables()
-    measured, idle = Measured(rtt, engine), EngineSample("vllm", 0.0, 0.0, 0.0, 1000, 1.0)
-    for now_s in (0.0, 1.0, 2.0):
-        engine.update(0, idle, now_s)
-        assert measured.columns(ROWS, now_s + 0.1).age_ms(now_s + 0.1)[0] == pytest.approx(100.0)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
 import pytest
 
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.line import BOUND, Line
 from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
 
 #: When requests end: one a second.
 _SECONDS = itertools.count(1.0)
-DESIGN = ((1.0, 100.0), (1.0, 10_000.0))
 
 
 def _noise(key: str, spread: float = 0.3) -> float:
@@ -40,48 +37,15 @@ def _feed(
         tokens = 50.0 + 12_000.0 * keyed_uniform(2, f"{slot}{key}{index}", "tokens") ** 2
         ttft_ms = rates.prefill_base_ms + rates.prefill_ms_per_token * tokens
         noise = _noise(f"{slot}{key}{index}")
-        assert table.observe_prefill(
-            slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise
-        )
+        table.observe_prefill(slot, ended_s=ended_s, requests=1.0, tokens=tokens, ttft_ms=ttft_ms * noise)
         beside = 1.0 + 20.0 * keyed_uniform(2, f"{slot}{key}{index}", "beside")
         itl_ms = rates.decode_base_ms + rates.decode_ms_per_request * beside
         itl_ms *= _noise(f"{slot}{key}i{index}")
-        assert table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
-
-
-def test_a_line_starts_on_its_prior_and_finds_another() -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    assert (line.base, line.slope) == (80.0, 0.06)
-    for index in range(600):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, (30.0 + 0.02 * x) * _noise(str(index)))
-    assert line.slope == pytest.approx(0.02, rel=0.15)
-    assert line.base == pytest.approx(30.0, rel=0.5)
-
-
-def test_one_absurd_sample_moves_a_line_as_an_ordinary_one_would() -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    for index in range(200):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, 80.0 + 0.06 * x)
-    before = line.predict(1.0, 5_000.0)
-    line.observe(1.0, 5_000.0, 1e6)
-    assert line.predict(1.0, 5_000.0) == pytest.approx(before, rel=0.02)
-
-
-@pytest.mark.parametrize("factor", [1e-4, 1e4])
-def test_a_line_never_leaves_its_bounds(factor: float) -> None:
-    line = Line(80.0, 0.06, DESIGN)
-    for index in range(5_000):
-        x = 12_000.0 * keyed_uniform(3, str(index), "x")
-        line.observe(1.0, x, (80.0 + 0.06 * x) * factor)
-    assert 80.0 / BOUND <= line.base <= 80.0 * BOUND
-    assert 0.06 / BOUND <= line.slope <= 0.06 * BOUND
-    assert line.at_bound is (factor > 1.0)  # fast is no fault
+        table.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
 
 
 def _half_as_fast(rates: Rates) -> Rates:
-    return Rates(*(2.0 * value for value in dataclasses.astuple(rates)))
+    return Rates(*(2.0 * value for value in rates))
 
 
 def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
@@ -91,21 +55,12 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is State.PRIORS
 
 
-def test_given_priors_win() -> None:
-    mine = Rates(10.0, 0.01, 2.0, 0.1)
-    table = RateTable({"mine": mine})
-    table.resize(8)
-    table.assign(0, "mine")
-    assert table.of(0) == mine
-
-
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
-def test_absurd_times_are_refused_and_counted(ttft_ms: float) -> None:
+def test_absurd_times_teach_nothing(ttft_ms: float) -> None:
     table = _table({0: "l40s"})
-    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
-    assert not table.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=ttft_ms)
+    table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=100.0, ttft_ms=ttft_ms)
+    table.observe_decode(0, ended_s=1.0, beside=1.0, itl_ms=ttft_ms)
     assert table.of(0) == PRIORS["l40s"]
-    assert table.describe({0: "a:1"})["l40s"].refused == 2
 
 
 def test_classes_learn_their_own_rates_and_pool_their_endpoints() -> None:
@@ -118,15 +73,6 @@ def test_classes_learn_their_own_rates_and_pool_their_endpoints() -> None:
     assert table.of(0).prefill_ms_per_token == pytest.approx(0.015, rel=0.2)
     assert table.of(2).prefill_ms_per_token == pytest.approx(0.09, rel=0.2)
     assert table.of(2).decode_ms_per_request == pytest.approx(2.0, rel=0.3)
-
-
-def test_noise_tells_no_endpoint_from_its_equals() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(4), "l40s"))
-    for part in range(10):
-        for slot in range(4):
-            _feed(table, slot, rates, count=50, key=str(part))
-    assert len({table.of(slot) for slot in range(4)}) == 1
 
 
 def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
@@ -144,24 +90,9 @@ def test_an_endpoint_twice_as_slow_is_told_apart_and_forgiven() -> None:
     assert table.of(0) == table.of(1)
 
 
-def test_one_told_slow_that_is_asked_no_more_is_judged_anew() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(3), "l40s") | {3: "h100"})
-    for part in range(8):
-        for slot in range(3):
-            _feed(table, slot, _half_as_fast(rates) if slot == 0 else rates, count=20, key=str(part))
-    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token
-    _feed(table, 1, rates, count=200)
-    assert table.of(0) != table.of(1), "400 samples of others are not long"
-    _feed(table, 3, PRIORS["h100"], count=310)
-    assert table.of(0) == table.of(1)
-    _feed(table, 0, _half_as_fast(rates), count=25)
-    assert table.of(0).prefill_ms_per_token > 1.5 * table.of(1).prefill_ms_per_token, "and told again"
-
-
 def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:
     prior = PRIORS["l40s"]
-    crawling = Rates(*(10.0 * value for value in dataclasses.astuple(prior)))
+    crawling = Rates(*(10.0 * value for value in prior))
     table = _table({0: "l40s", 1: "h100"})
     _feed(table, 0, crawling)
     learned = table.of(0)
@@ -173,24 +104,6 @@ def test_a_class_that_is_asked_no_more_returns_to_its_priors() -> None:
     assert table.of(0).decode_base_ms < 1.5 * prior.decode_base_ms
     _feed(table, 0, crawling, count=100, key="again")
     assert table.of(0).prefill_ms_per_token > 3.0 * prior.prefill_ms_per_token, "and learned again"
-
-
-def test_equals_of_whom_little_is_known_say_nothing() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(2), "l40s"))
-    for slot in range(2):
-        _feed(table, slot, rates, count=60)
-    table.assign(1, "l40s")  # another process is behind it, and its first answer is a quick one
-    quick_ms = 0.3 * (rates.prefill_base_ms + rates.prefill_ms_per_token * 2000.0)
-    assert table.observe_prefill(1, ended_s=1.0, requests=1.0, tokens=2000.0, ttft_ms=quick_ms)
-    _feed(table, 0, rates, count=10, key="after")
-    assert table.of(0) == table.of(1)
-
-
-def test_a_class_of_one_is_as_fast_as_it_is() -> None:
-    table = _table({0: "only"})
-    _feed(table, 0, Rates(200.0, 0.2, 20.0, 4.0))
-    assert not table.describe({0: "a:1"})["only"].slow
 
 
 def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_it_is_well_again() -> None:
@@ -207,37 +120,12 @@ def test_an_endpoint_alone_in_its_class_is_told_when_it_becomes_slower_and_when_
     assert table.of(0).prefill_ms_per_token == pytest.approx(well.prefill_ms_per_token, rel=0.25)
 
 
-@pytest.mark.parametrize("equals", [0, 3])
-def test_who_slows_down_is_told_within_some_twenty_requests(equals: int) -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(1 + equals), "l40s"))
-    for part in range(10):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates, count=20, key=str(part))
-    assert not table.describe({0: "a:1"})["l40s"].slow
-    for part in range(7):
-        for slot in range(1 + equals):
-            _feed(table, slot, rates if slot else _half_as_fast(rates), count=3, key=f"after {part}")
-    assert list(table.describe({0: "a:1"})["l40s"].slow) == ["a:1"]
-
-
-def test_who_stalls_at_its_start_is_not_told_slow() -> None:
-    rates = PRIORS["l40s"]
-    table = _table(dict.fromkeys(range(3), "l40s"))
-    for slot in range(3):
-        _feed(table, slot, rates if slot else _half_as_fast(_half_as_fast(rates)), count=16, key="first")
-    for part in range(20):
-        assert len({table.of(slot) for slot in range(3)}) == 1
-        for slot in range(3):
-            _feed(table, slot, rates, count=3, key=str(part))
-
-
 def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
     rates = PRIORS["l40s"]
     table = _table(dict.fromkeys(range(3), "l40s"))
     for slot in range(3):
         _feed(table, slot, rates)
-    crawling = Rates(*(5.0 * value for value in dataclasses.astuple(rates)))
+    crawling = Rates(*(5.0 * value for value in rates))
     _feed(table, 0, crawling, count=200, key="stall", at_once=True)
     assert not table.describe(dict.fromkeys(range(3), "a:1"))["l40s"].slow
     _feed(table, 0, crawling, count=50, key="slow")
@@ -246,32 +134,12 @@ def test_one_stall_that_delays_a_whole_batch_tells_nobody_slow() -> None:
 
 def test_who_is_slow_until_first_tokens_alone_is_far_and_not_slow() -> None:
     rates = PRIORS["l40s"]
-    far = dataclasses.replace(rates, prefill_base_ms=3 * rates.prefill_base_ms, prefill_ms_per_token=0.2)
+    far = rates._replace(prefill_base_ms=3 * rates.prefill_base_ms, prefill_ms_per_token=0.2)
     table = _table(dict.fromkeys(range(3), "l40s"))
     for part in range(30):
         for slot in range(3):
             _feed(table, slot, rates if slot else far, count=5, key=str(part))
         assert len({table.of(slot) for slot in range(3)}) == 1
-
-
-def test_a_few_slow_answers_tell_nobody_slow() -> None:
-    rates = PRIORS["l40s"]
-    table = _table({0: "l40s", 1: "l40s"})
-    _feed(table, 1, rates)
-    for part in range(40):  # one in five is served at half the speed, as where hits are lost
-        _feed(table, 0, _half_as_fast(rates), count=1, key=f"slow {part}")
-        _feed(table, 0, rates, count=4, key=str(part))
-        assert table.of(0) == table.of(1)
-
-
-def test_who_leaves_is_forgotten_and_its_class_remembers() -> None:
-    table = _table({0: "x", 1: "x"})
-    _feed(table, 0, Rates(40.0, 0.015, 4.0, 0.5))
-    learned = table.of(1)
-    table.forget(0)
-    assert not table.observe_prefill(0, ended_s=1.0, requests=1.0, tokens=10.0, ttft_ms=50.0)
-    table.assign(0, "x")
-    assert table.of(0) == learned
 
 
 def test_measurements_that_fit_no_engine_are_told_as_such() -> None:

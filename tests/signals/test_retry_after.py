@@ -42,16 +42,6 @@ def test_a_pause_is_as_long_as_asked_with_jitter_and_a_limit(
     assert len(set(lengths)) == 50
 
 
-def test_the_longer_of_two_pauses_counts() -> None:
-    pauses = RetryAfter()
-    assert pauses.pause(0, 10.0, "a", 100.0)
-    ends = pauses.until_s(100.0)
-    assert not pauses.pause(0, 1.0, "b", 101.0)
-    assert pauses.until_s(101.0) == ends
-    pauses.pause(0, 10.0, "a", 101.0)
-    assert pauses.left_s(0, 101.0) >= 10.0
-
-
 def test_after_a_pause_one_request_tries_until_it_is_answered() -> None:
     pauses = RetryAfter()
     pauses.pause(0, 10.0, "a", 100.0)
@@ -65,20 +55,3 @@ def test_after_a_pause_one_request_tries_until_it_is_answered() -> None:
     pauses.answered("trial")
     assert pauses.until_s(112.2) is None
     assert pauses.pause(0, 10.0, "b", 113.0), "a pause of its own"
-
-
-def test_a_trial_without_an_answer_is_followed_by_another() -> None:
-    pauses = RetryAfter()
-    pauses.pause(0, 10.0, "a", 100.0)
-    pauses.sent(0, "first", 113.0)
-    assert pauses.until_s(122.9) is not None
-    assert pauses.until_s(125.1) is None
-    pauses.sent(0, "second", 125.1)
-    assert pauses.until_s(125.2) is not None
-
-
-def test_a_new_engine_behind_the_address_is_not_left_alone() -> None:
-    pauses = RetryAfter()
-    pauses.pause(0, 10.0, "a", 100.0)
-    pauses.forget(0)
-    assert pauses.until_s(100.0) is None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.api import SimRequest
 
 from epp.apis.language import language_of
-from epp.signals.capability import Cell
+from epp.types import Cell
 
 
 def asked(prompt: str) -> SimRequest:

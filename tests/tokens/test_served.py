@@ -15,8 +15,8 @@ from epp.server.feed import SignalFeed
 from epp.server.listed import parse_models
 from epp.server.metrics import Metrics
 from epp.server.served_tokenizers import FORGET_S, RETRY_S, ServedTokenizers
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
+from epp.types import Endpoint
 from tests.kit.tokenizers import DATA
 from tests.kit.waiting import until
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
+from epp.config.plan import parse_plan
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.sidecar.process import StopSignals
 from epp.learn.tuner.operator_requests import ask, read_requests
-from epp.learn.tuner.plan import parse_plan
 from epp.learn.tuner.session import memory_at
 from epp.learn.tuner.state import State
 from tests.kit.tunework import GOOD, STARTING, CrashError, World

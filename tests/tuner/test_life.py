@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.learn.tuner.plan import Split, Switchback, parse_plan, render_plan
+from epp.config.plan import Split, Switchback, parse_plan, render_plan
 from epp.learn.tuner.settings import Evidence
 from epp.learn.tuner.state import Freeze, Pinned, RollBack, Thaw
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick

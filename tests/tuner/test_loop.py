@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.config.plan import Switchback, parse_plan
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.tuner.operator_requests import ask, read_requests, withdraw
-from epp.learn.tuner.plan import Switchback, parse_plan
 from tests.kit.tunework import BAD, GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.learn.tuner.plan import Plan
+    from epp.config.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +317,7 @@ def test_the_written_schedule_is_what_the_picker_serves(world: World) -> None:
     world.run(60)
     trial = plan(world).trial
     assert isinstance(trial, Switchback)
-    assert world.book.trial == trial
+    assert world.book.plan.trial == trial
     assert world.arms["candidate"] > 0
 
 

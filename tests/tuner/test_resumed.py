@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.learn.tuner.plan import Split, parse_plan, render_plan
+from epp.config.plan import Split, parse_plan, render_plan
 from epp.learn.tuner.settings import Goal, TunerSettings
 from epp.learn.tuner.state import Freeze, RollBack, Rules
 from epp.learn.tuner.status import status

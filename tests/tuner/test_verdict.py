@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from epp.config.plan import Split, Switchback
 from epp.learn.tuner.drift import drifted
-from epp.learn.tuner.plan import Split, Switchback
 from epp.learn.tuner.record import Record, Unit, close, enter
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import Drift, Goal, TunerSettings

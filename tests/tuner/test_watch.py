@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.config.plan import parse_plan, render_plan
 from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.tuner import watch
-from epp.learn.tuner.plan import parse_plan, render_plan
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import TunerSettings
 from epp.learn.tuner.status_command import status_lines

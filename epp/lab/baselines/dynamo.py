@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
-from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.drawn import Softmax
-from epp.policies.parts import check_number
+from epp.policies.base import Need, Policy, PositiveCount, Softmax, WeightSpec
 from epp.types import Ranking
 
 if TYPE_CHECKING:
@@ -52,18 +49,13 @@ class Dynamo(Policy):
 
     name = "dynamo"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "prefill_load_scale": WeightSpec(1.0, 0.0, 10.0, "cost of a block to prefill"),
-            "overlap_credit": WeightSpec(1.0, 0.0, 1.0, "share of a cached block that need not be prefilled"),
-            "active_request_weight": WeightSpec(0.0, 0.0, 1000.0, "cost of an unfinished request, in blocks"),
-            "temperature": WeightSpec(0.0, 0.0, 10.0, "softness of the choice; 0 takes the cheapest"),
-        }
-    )
-    block_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        check_number("block_tokens", self.block_tokens, 1)
+    weight_specs = {
+        "prefill_load_scale": WeightSpec(1.0, 0.0, 10.0),  # cost of a block to prefill
+        "overlap_credit": WeightSpec(1.0, 0.0, 1.0),  # share of a cached block that need not be prefilled
+        "active_request_weight": WeightSpec(0.0, 0.0, 1000.0),  # cost of an unfinished request, in blocks
+        "temperature": WeightSpec(0.0, 0.0, 10.0),  # softness of the choice; 0 takes the cheapest
+    }
+    block_tokens: PositiveCount = 16
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """The sum in blocks, with its four terms."""
@@ -99,9 +91,10 @@ class DynamoSoftmax(Dynamo):
     """
 
     name = "dynamo-softmax"
-    weight_specs = MappingProxyType(
-        {**Dynamo.weight_specs, "temperature": replace(Dynamo.weight_specs["temperature"], default=0.5)}
-    )
+    weight_specs = {
+        **Dynamo.weight_specs,
+        "temperature": Dynamo.weight_specs["temperature"]._replace(default=0.5),
+    }
 
 
 def _width(costs: NDArray[np.float64], weights: Mapping[str, float]) -> float:

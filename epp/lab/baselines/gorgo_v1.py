@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,19 +46,13 @@ class GorgoV1(Policy):
 
     name = "gorgo-v1"
     needs = frozenset({Need.PROMPT, Need.RTT, Need.ENGINE_METRICS})
-    weight_specs = MappingProxyType(
-        {
-            "prefill_ms_per_token": WeightSpec(0.0938, 0.0, 5.0, "prefill of one uncached token"),
-            "queue_ms_per_token": WeightSpec(195.75 / 4200, 0.0, 5.0, "wait behind one token of load"),
-            "max_running": WeightSpec(32.0, 0.0, 10_000.0, "running requests at which the region is full"),
-            "max_kv_usage": WeightSpec(0.9, 0.0, 1.01, "share of the KV cache at which the region is full"),
-        }
-    )
+    weight_specs = {
+        "prefill_ms_per_token": WeightSpec(0.0938, 0.0, 5.0),  # prefill of one uncached token
+        "queue_ms_per_token": WeightSpec(195.75 / 4200, 0.0, 5.0),  # wait behind one token of load
+        "max_running": WeightSpec(32.0, 0.0, 10_000.0),  # running requests at which the region is full
+        "max_kv_usage": WeightSpec(0.9, 0.0, 1.01),  # share of the KV cache at which the region is full
+    }
     local_region: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.local_region, str):
-            raise ValueError(f"local_region must be a name, not {self.local_region!r}")  # noqa: TRY004  # from a file
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)

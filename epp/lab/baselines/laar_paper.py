@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.capability import LEAST_SUCCESS, TRIED_PENALTY, success_of, tried_factor
-from epp.policies.parts import check_number
+from epp.policies.base import Need, Policy, PositiveShare, WeightSpec
+from epp.policies.laar import LEAST_SUCCESS, TRIED_PENALTY, success_of, tried_factor
 from epp.types import length_bucket
 
 if TYPE_CHECKING:
@@ -35,17 +33,11 @@ class LaarPaper(Policy):
 
     name = "laar-paper"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "alpha": WeightSpec(0.7, 0.0, 10.0, "price of a token that is queued, of one's own"),
-            "tried_penalty": TRIED_PENALTY,
-        }
-    )
-    least_success: float = LEAST_SUCCESS
-
-    def __post_init__(self) -> None:
-        """Refuse a chance that is none."""
-        check_number("least_success", self.least_success, 1e-6, 1.0)
+    weight_specs = {
+        "alpha": WeightSpec(0.7, 0.0, 10.0),  # price of a token that is queued, of one's own
+        "tried_penalty": TRIED_PENALTY,
+    }
+    least_success: PositiveShare = LEAST_SUCCESS
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         bucket = length_bucket(request.prompt_tokens)

@@ -1,22 +1,22 @@
-"""Mooncake's choice of a prefill node: the least estimated time to first token."""
+"""Mooncake's least estimated time to first token, and its reduction to a queue over a constant speed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.parts import check_choice
+import numpy as np
+
+from epp.policies.base import Need, Policy, Positive, WeightSpec
+from epp.policies.parts import Counts, request_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.policies.base import Terms
+    from epp.policies.base import Column, Terms
     from epp.types import RequestView, Snapshot
 
-#: GORGO v1's fit on A100.
-_FITTED_MS_PER_TOKEN = 0.0938
+_FITTED_MS_PER_TOKEN = 0.0938  # GORGO v1's fit on A100
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,16 @@ class Mooncake(Policy):
 
     name = "mooncake"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "queue_ms_per_token": WeightSpec(
-                _FITTED_MS_PER_TOKEN, 0.0, 1.0, "wait behind one pending uncached token"
-            ),
-            "prefill_ms_per_token": WeightSpec(
-                _FITTED_MS_PER_TOKEN, 0.0, 1.0, "prefill of one uncached token"
-            ),
-            "attention_ms_per_token2": WeightSpec(
-                0.0, 0.0, 1e-4, "attention of one uncached token to one before it"
-            ),
-        }
-    )
+    weight_specs = {
+        "queue_ms_per_token": WeightSpec(
+            _FITTED_MS_PER_TOKEN, 0.0, 1.0
+        ),  # wait behind one pending uncached token
+        "prefill_ms_per_token": WeightSpec(_FITTED_MS_PER_TOKEN, 0.0, 1.0),  # prefill of one uncached token
+        "attention_ms_per_token2": WeightSpec(
+            0.0, 0.0, 1e-4
+        ),  # attention of one uncached token to one before it
+    }
     rates: Literal["fitted", "learned"] = "fitted"
-
-    def __post_init__(self) -> None:
-        check_choice("rates", self.rates, ("fitted", "learned"))
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         uncached = fleet.uncached_tokens
@@ -71,3 +64,35 @@ class Mooncake(Policy):
             speed = fleet.prefill_ms_per_token / _FITTED_MS_PER_TOKEN
             queue, prefill = queue * speed, prefill * speed
         return {"queue": queue, "prefill": prefill}
+
+
+#: Relative speeds in Lodestar's repository; classes it does not name run at 1, A30 and V100 among them.
+PUBLISHED_SPEEDS = {"l3c": 1.0, "l20": 2.0, "a100": 3.0, "a100-sxm": 3.5, "h100": 5.0, "h100-sxm": 6.0}
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeStatic(Policy):
+    """Requests ahead over the speed of the hardware.
+
+    ``cost = (requests + 1) / speed(engine_class)``. Lodestar's baseline after Mooncake and LMDeploy: queue
+    length over throughput, the throughput being one number per GPU model. It counts requests, so a long
+    prompt weighs like a short one, and caches do not count at all. Unknown classes tie at speed 1.
+
+    Attributes:
+        speeds: relative speed by engine class, compared without regard to case. Other hardware needs
+            measured numbers here.
+        counts: ``live`` reservations, or the ``engine``'s requests as of the last scrape.
+    """
+
+    name = "mooncake-static"
+    speeds: dict[str, Positive] = field(default_factory=PUBLISHED_SPEEDS.copy)
+    counts: Counts = "live"
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        published = {name.lower(): speed for name, speed in self.speeds.items()}
+        known = (published.get(name.lower(), 1.0) for name in fleet.engine_classes)
+        speeds = np.fromiter(known, np.float64, len(fleet))
+        return {"requests": request_counts(fleet, self.counts) + 1.0, "speed": speeds}
+
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+        return terms["requests"] / terms["speed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,12 +33,10 @@ class PrebleE2(Policy):
 
     name = "preble-e2"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "prefill_ms_per_token": WeightSpec(0.108, 0.0, 10.0, "prefill of one uncached token"),
-            "decode_ms_per_request": WeightSpec(6750.0, 0.0, 60_000.0, "decoding of one unfinished request"),
-        }
-    )
+    weight_specs = {
+        "prefill_ms_per_token": WeightSpec(0.108, 0.0, 10.0),  # prefill of one uncached token
+        "decode_ms_per_request": WeightSpec(6750.0, 0.0, 60_000.0),  # decoding of one unfinished request
+    }
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         cached = fleet.cached_tokens

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from epp.policies.base import Need, Policy, WeightSpec
-from epp.policies.parts import Counts, check_counts, match_ratios, places, request_counts
+from epp.policies.parts import Counts, match_ratios, places, request_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,13 +29,8 @@ class PrefixThreshold(Policy):
 
     name = "prefix-threshold"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {"threshold": WeightSpec(0.5, 0.0, 1.0, "share of the prompt above which the best match is followed")}
-    )
+    weight_specs = {"threshold": WeightSpec(0.5, 0.0, 1.0)}
     counts: Counts = "live"
-
-    def __post_init__(self) -> None:
-        check_counts(self.counts)
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"match_ratio": match_ratios(request, fleet), "requests": request_counts(fleet, self.counts)}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import xxhash
 
+from epp.policies.balancing import LeastRequest
 from epp.policies.base import Need, Policy
-from epp.policies.least_request import LeastRequest
 from epp.types import PREFIX_KEY_TOKENS, Ranking
 
 if TYPE_CHECKING:

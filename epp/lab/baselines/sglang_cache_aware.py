@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.policies.base import Need, Policy, WeightSpec
@@ -34,13 +33,11 @@ class SglangCacheAware(Policy):
 
     name = "sglang-cache-aware"
     needs = frozenset({Need.PROMPT})
-    weight_specs = MappingProxyType(
-        {
-            "cache_threshold": WeightSpec(0.3, 0.0, 1.0, "match ratio above which the match is followed"),
-            "balance_abs": WeightSpec(64.0, 0.0, 1000.0, "spread of loads, in requests, called imbalance"),
-            "balance_rel": WeightSpec(1.5, 1.0, 100.0, "ratio of loads that imbalance needs as well"),
-        }
-    )
+    weight_specs = {
+        "cache_threshold": WeightSpec(0.3, 0.0, 1.0),  # match ratio above which the match is followed
+        "balance_abs": WeightSpec(64.0, 0.0, 1000.0),  # spread of loads, in requests, called imbalance
+        "balance_rel": WeightSpec(1.5, 1.0, 100.0),  # ratio of loads that imbalance needs as well
+    }
 
     def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"load": fleet.running_requests, "match_ratio": match_ratios(request, fleet)}
@@ -61,9 +58,7 @@ class SglangCacheAwareLibrary(SglangCacheAware):
     """
 
     name = "sglang-cache-aware-library"
-    weight_specs = MappingProxyType(
-        {
-            name: replace(SglangCacheAware.weight_specs[name], default=default)
-            for name, default in (("cache_threshold", 0.5), ("balance_abs", 32.0), ("balance_rel", 1.1))
-        }
-    )
+    weight_specs = {
+        name: SglangCacheAware.weight_specs[name]._replace(default=default)
+        for name, default in (("cache_threshold", 0.5), ("balance_abs", 32.0), ("balance_rel", 1.1))
+    }

@@ -23,10 +23,10 @@ from epp.schedule.weights import WeightBook
 from epp.server.core import Core
 from epp.server.metrics import Metrics
 from epp.server.resolve import Resolver
-from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.tokens.estimate import EstimateCounter
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

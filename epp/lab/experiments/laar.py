@@ -26,7 +26,7 @@ from epp.policies.registry import create
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.signals.capability import Cell
+    from epp.types import Cell
 
 SEED = 101
 #: Questions fitted on, and asked (source [R], section 3.1).

@@ -27,10 +27,9 @@ from epp.lab.sim.truth import Truth
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Ask, Picker, PickerSettings, fleet_of
 from epp.schedule.weights import WeightBook
-from epp.signals.endpoint import Endpoint
-from epp.signals.fleet import Fleet
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision, Outcome
-    from epp.signals.paths import Travelled
+    from epp.signals.paths import ConnectionTiming
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -163,11 +162,11 @@ class FleetSim:
         self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
-        self, decision_id: str, cause: str, usage: Usage | None, travelled: Travelled | None
+        self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
         """The picker hears of an end."""
         if travelled is not None:
-            self._picker.travelled(decision_id, travelled)
+            self._picker.connection(decision_id, travelled)
         if usage is not None:
             self._picker.usage(decision_id, usage)
         outcome = self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
@@ -200,7 +199,7 @@ class FleetSim:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
             capacity_tokens=config.prefix.capacity_tokens,
-            states=StateSlots.of(config.prefix),
+            states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
         )
         book = WeightBook(
             policy=policy.name,
@@ -210,7 +209,7 @@ class FleetSim:
             source="simulation",
         )
         return Picker(
-            fleet=Fleet.build(config, index),
+            fleet=fleet_of(config, index),
             policy=policy,
             balance=create("least-request"),
             weights=book,

@@ -14,7 +14,7 @@ from epp.apis.usage import Usage
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.results import SimResult
 from epp.lab.sim.scenario import ConnectionReports
-from epp.signals.paths import Travelled
+from epp.signals.paths import ConnectionTiming
 
 if TYPE_CHECKING:
     from epp.lab.sim.fleet import FleetSim
@@ -167,7 +167,7 @@ class Flight:
         travelled = self._travelled() if cause == "completed" else None
         sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage, travelled)
 
-    def _travelled(self) -> Travelled | None:
+    def _travelled(self) -> ConnectionTiming | None:
         """What a proxy's log would tell; of several tries nobody knows which one it was of."""
         told = self._sim.options.report_connections
         if told is ConnectionReports.NONE or self._connection is None or self._tries > 1:
@@ -175,7 +175,7 @@ class Flight:
         late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
         first_byte_ms = self._early_ms if told is ConnectionReports.EARLY else late_ms
         anew = self._connection.anew
-        return Travelled(anew, self._opened_ms if anew else math.nan, first_byte_ms)
+        return ConnectionTiming(anew, self._opened_ms if anew else math.nan, first_byte_ms)
 
     def _end(self, error: str, tokens: int) -> None:
         self._over = True

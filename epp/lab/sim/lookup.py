@@ -15,8 +15,7 @@ from epp.apis.language import language_of
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.capability import Cell
-from epp.types import length_bucket
+from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -137,9 +137,6 @@ class Replica:
             process_start_time_s=self._started_s,
             prompt_tokens_total=float(counters.prompt_tokens),
             generation_tokens_total=float(counters.generated_tokens),
-            prefix_queries_total=float(counters.prompt_tokens),
-            prefix_hits_total=float(counters.cached_tokens),
-            requests_total=float(counters.done),
         )
 
     def counters(self) -> Counters:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Ask
-    from epp.signals.capability import Cell
+    from epp.types import Cell
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)

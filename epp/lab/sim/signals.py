@@ -104,11 +104,8 @@ class SignalFeed:
         if slot is None:
             return
         if sample is None:
-            fleet.engine.fail(slot, now_s)
             return
         if fleet.engine.update(slot, sample, now_s):
             fleet.restart(replica.spec.address, now_s)
         if sample.kv_capacity_tokens:
             fleet.learn_capacity(slot, sample.kv_capacity_tokens)
-        # Tokens are known here, so what engines' counters say of bytes per token teaches nothing.
-        fleet.calibration.scraped(slot, sample, float(fleet.ledger.running_requests[slot]), now_s)

@@ -21,8 +21,7 @@ from epp.config.capability import CapabilityFile, ChanceEntry
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
 from epp.learn.capability.split import halves, judged
-from epp.signals.capability import Cell
-from epp.types import length_bucket
+from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from epp.config.reward_model import dump_reward_model
 from epp.errors import EppError
 from epp.learn.reward_model.loop import round_facts
 from epp.learn.reward_model.rounds import Learner
@@ -20,6 +19,7 @@ from epp.learn.reward_model.status import round_lines
 from epp.learn.sidecar.files import Files
 from epp.learn.tuner.samples import sample_of
 from epp.records.files import read_records
+from epp.records.model_files import dump_reward_model
 from epp.records.schema import RecordError, decision_of, join
 
 if TYPE_CHECKING:

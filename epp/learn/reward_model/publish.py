@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.config.reward_model import dump_reward_model, version_path
+from epp.records.model_files import dump_reward_model, version_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from epp.config.reward_model import dump_reward_model, parse_reward_model
 from epp.errors import ConfigError
 from epp.learn.reward_model.guard import GuardState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learn.reward_model.monitors import Frozen  # noqa: TC001
@@ -19,6 +18,7 @@ from epp.learn.reward_model.pools import Pools
 from epp.learn.reward_model.rounds import Memory, blank
 from epp.learn.reward_model.samples import Logged, Sample  # noqa: TC001
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001
+from epp.records.model_files import dump_reward_model, parse_reward_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ Beside ``weights.yaml``, which the tuner writes:
 
 Beside ``reward.json``, which the learner writes:
 
-* ``reward.VERSION.json`` - the last versions of it (`epp.config.reward_model.version_path`).
+* ``reward.VERSION.json`` - the last versions of it (`epp.records.model_files.version_path`).
 * ``reward.lock`` - who the learner is.
 * ``reward.learner.msgpack`` - the learner's memory.
 * ``reward.status.json`` - where it stands, for `epp learn status`.

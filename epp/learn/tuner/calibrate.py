@@ -12,13 +12,13 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from epp.config.plan import INCUMBENT
 from epp.errors import EppError
 from epp.lab.compare.flight_records import read_flight_records
 from epp.lab.compare.stats import percentile
 from epp.lab.sim.engine_class import ENGINE_CLASSES, L40S_X2
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
-from epp.learn.tuner.plan import INCUMBENT
 from epp.learn.tuner.samples import read_stamp
 from epp.records.files import Tail, parse_line, record_files
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from epp.config.plan import Plan
 from epp.learn.tuner import trials, watch
-from epp.learn.tuner.plan import Plan
 from epp.learn.tuner.record import Record, enter, forget_open
 from epp.learn.tuner.resumed import clipped, fitted, refit, resettle
 from epp.learn.tuner.state import (

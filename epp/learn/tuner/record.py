@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.learn.tuner.histogram import Histogram, count
-from epp.learn.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.learn.tuner.samples import judged
 from epp.learn.tuner.tally import Tally, add, differences, joined, measured_ms
 
 if TYPE_CHECKING:
-    from epp.learn.tuner.plan import Trial
+    from epp.config.plan import Trial
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.settings import Goal
     from epp.learn.tuner.tally import Thresholds

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.learn.tuner.plan import Trial
+    from epp.config.plan import Trial
 
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
@@ -29,7 +29,7 @@ _CLIENT_LEFT = frozenset({"client-gone"})
 #: The client may have left, in the middle of an answer of which perhaps nobody saw the first token.
 _CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
-_UNSEEN = frozenset({"unobserved", "stream-end", "evicted"})
+_UNSEEN = frozenset({"unobserved", "stream-end"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
 
 
@@ -43,7 +43,7 @@ class Stamp:
 
 
 def read_stamp(text: str) -> Stamp | None:
-    """A stamp as `epp.learn.tuner.plan.assign` made it; None for none, or for one of something else."""
+    """A stamp as `epp.config.plan.assign` made it; None for none, or for one of something else."""
     parts = text.split("/")
     if len(parts) != 3 or not all(parts) or not parts[2].isdecimal():
         return None

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.learn.sidecar.files import Files, Writes
 from epp.learn.sidecar.memory import MemoryFile
 from epp.learn.tuner import machine
-from epp.learn.tuner.plan import Plan, parse_plan, render_plan
 from epp.learn.tuner.record import forget_open
 from epp.learn.tuner.state import TRIALS, Note, Publish, Rehearse, from_json, to_json
 from epp.learn.tuner.tally import Baseline

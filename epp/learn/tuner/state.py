@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from epp.learn.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
+from epp.config.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learn.tuner.record import Record
 from epp.learn.tuner.record import copied as copied_record
 from epp.learn.tuner.tally import Baseline, Thresholds
@@ -179,7 +179,7 @@ class Rules:
 
     Attributes:
         settings: the configuration.
-        bounds: ``(low, high)`` of each weight that may be tuned, from `epp.learn.tuner.bounds.tuner_bounds`.
+        bounds: ``(low, high)`` of each weight that may be tuned, from `epp.config.bounds.tuner_bounds`.
         starting: their values by the configuration, for what an older state does not name.
     """
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import Split, Switchback
 from epp.learn.tuner import watch as fleet
 from epp.learn.tuner.discoveries import level
 from epp.learn.tuner.drift import drifted, features
-from epp.learn.tuner.plan import Split, Switchback
 from epp.learn.tuner.record import close
 from epp.learn.tuner.settings import LONGEST_WAIT_S
 from epp.learn.tuner.tally import Baseline, freeze

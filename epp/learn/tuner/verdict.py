@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.learn.tuner.betting import (
     interval,
     log_e_above,
@@ -32,13 +33,12 @@ from epp.learn.tuner.betting import (
     shown_below,
     upper_bound,
 )
-from epp.learn.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.learn.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.learn.tuner.plan import Trial
+    from epp.config.plan import Trial
     from epp.learn.tuner.record import Record
     from epp.learn.tuner.settings import Goal, TunerSettings
 

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from epp.config.plan import Split
 from epp.errors import ConfigError
 from epp.learn.tuner import setup as setups
-from epp.learn.tuner.plan import Split
 from epp.policies.registry import create
 from epp.schedule.weights import WeightBook
 from epp.server.files import read_file

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from epp.config.bounds import HARD, tuner_bounds
 from epp.config.strict import decode
 from epp.errors import ConfigError
-from epp.learn.tuner.bounds import HARD, tuner_bounds
 from epp.learn.tuner.settings import TunerKeys, TunerSettings, tuner_settings
 from epp.policies.registry import POLICIES, create
 

@@ -1,13 +1,13 @@
-"""The reward model's file: from text to a checked `RewardModel` and back.
+"""The reward model's file: from text to a checked `RewardModel` and back, and its old versions.
 
 Owns the file's format: JSON, arrays as base64 of little-endian numbers, so that a model comes back bit for
 bit. `epp learn` writes it, `epp serve` reads and watches it. Old versions lie beside the file
-(`version_path`), for `epp records verify`. Never reads a disk; callers bring the text.
+(`version_path`), for `epp records verify`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,17 +18,15 @@ from epp.errors import ConfigError
 from epp.policies.reward_model import RewardModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 FORMAT = 1
-#: A network of the paper's size has 4 layers and 36k weights; nothing near these is meant to run per request.
-MAX_LAYERS = 16
-MAX_WEIGHTS = 2_000_000
-
-_AGAIN = "write it again with epp learn"
+_NAMES = ("features", "classes", "heads")
 _ARRAYS = ("mean", "std", "low", "high", "scale", "offset")
+_PLAIN = ("samples", "seen", "round", "trained_at_s", "tail", "validation", "congestion_ms")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -50,7 +48,7 @@ class LayerEntry(Section, frozen=True):
 
 
 class RewardModelFile(Section, frozen=True):
-    """The whole file; `epp.policies.reward_model.RewardModel` says what each key means.
+    """The whole file; each key is described at `epp.policies.reward_model.RewardModel`.
 
     Attributes:
         format: of the file.
@@ -69,7 +67,7 @@ class RewardModelFile(Section, frozen=True):
     high: bytes
     scale: bytes
     offset: bytes
-    layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
+    layers: Annotated[list[LayerEntry], msgspec.Meta(min_length=1)]
     samples: PositiveInt
     seen: PositiveInt
     round: PositiveInt
@@ -80,7 +78,7 @@ class RewardModelFile(Section, frozen=True):
 
 
 def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
-    """A model's file to the model.
+    """Read a model from its file.
 
     Raises:
         ConfigError: empty, torn, of another format, a key unknown or missing, arrays that do not fit, a
@@ -91,7 +89,7 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(source, "", f"is not JSON: {error}", _AGAIN) from error
+        raise ConfigError(source, "", f"is not JSON: {error}", "write it again with epp learn") from error
     kind = content.get("format") if isinstance(content, dict) else None
     if kind != FORMAT:
         raise ConfigError(source, "format", f"format {kind!r} is not known", f"this program reads {FORMAT}")
@@ -99,63 +97,46 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
     model = _model(parsed, source)
     if model.version != parsed.version:
         problem = f"the content is version {model.version}, not {parsed.version}"
-        raise ConfigError(source, "version", problem, f"the file is damaged: {_AGAIN}")
+        raise ConfigError(source, "version", problem, "the file is damaged: write it again with epp learn")
     return model
 
 
 def _model(parsed: RewardModelFile, source: str) -> RewardModel:
-    if sum(layer.inputs * layer.outputs for layer in parsed.layers) > MAX_WEIGHTS:
-        raise ConfigError(source, "layers", f"more than {MAX_WEIGHTS} weights", "train a smaller network")
-    fields = {name: getattr(parsed, name) for name in parsed.__struct_fields__[2:]}
-    for name in ("features", "classes", "heads"):
-        fields[name] = tuple(fields[name])
-    width, heads = len(parsed.features) + len(parsed.classes), len(parsed.heads)
-    for name in _ARRAYS:
-        size = heads if name in ("scale", "offset") else width
-        fields[name] = _array(fields[name], source, name, "<f8", (size,)).astype(np.float64)
-    layers = []
-    for number, layer in enumerate(parsed.layers):
-        key, shape = f"layers[{number}]", (layer.inputs, layer.outputs)
-        weights = _array(layer.weights, source, f"{key}.weights", "<f4", shape).astype(np.float32)
-        bias = _array(layer.bias, source, f"{key}.bias", "<f4", shape[1:]).astype(np.float32)
-        layers.append((weights, bias))
-    fields["layers"] = tuple(layers)
     try:
-        return RewardModel(**fields)
+        fields: dict[str, Any] = {
+            **{name: tuple(getattr(parsed, name)) for name in _NAMES},
+            **{name: np.frombuffer(getattr(parsed, name), "<f8") for name in _ARRAYS},
+            **{name: getattr(parsed, name) for name in _PLAIN},
+        }
+        layers = tuple(
+            (
+                np.frombuffer(layer.weights, "<f4").reshape(layer.inputs, layer.outputs),
+                np.frombuffer(layer.bias, "<f4"),
+            )
+            for layer in parsed.layers
+        )
+        return RewardModel(**fields, layers=layers)
     except ValueError as error:
-        key, _, problem = str(error).partition(": ")
-        raise ConfigError(source, key, problem, _AGAIN) from error
-
-
-def _array(content: bytes, source: str, key: str, kind: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    size = np.dtype(kind).itemsize * int(np.prod(shape))
-    if len(content) != size:
-        problem = f"holds {len(content)} bytes, not the {size} of shape {list(shape)}"
-        raise ConfigError(source, key, problem, _AGAIN)
-    return np.frombuffer(content, kind).reshape(shape)
+        key, _, problem = str(error).rpartition(": ")
+        raise ConfigError(source, key, problem, "write it again with epp learn") from error
 
 
 def dump_reward_model(model: RewardModel) -> bytes:
-    """The file's bytes."""
-    content = {"format": FORMAT} | {
-        name: getattr(model, name) for name in RewardModelFile.__struct_fields__[1:]
+    """Write a model as the bytes of its file."""
+    fields: dict[str, Any] = {
+        **{name: getattr(model, name) for name in (*_NAMES, *_PLAIN)},
+        **{name: _bytes(getattr(model, name), "<f8") for name in _ARRAYS},
     }
-    content |= {name: _bytes(content[name], "<f8") for name in _ARRAYS}
-    content["validation"] = dict(model.validation)
-    content["layers"] = [
-        LayerEntry(
-            inputs=weights.shape[0],
-            outputs=weights.shape[1],
-            weights=_bytes(weights, "<f4"),
-            bias=_bytes(bias, "<f4"),
-        )
+    layers = [
+        LayerEntry(weights.shape[0], weights.shape[1], _bytes(weights, "<f4"), _bytes(bias, "<f4"))
         for weights, bias in model.layers
     ]
-    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+    entry = RewardModelFile(format=FORMAT, version=model.version, layers=layers, **fields)
+    return msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
 
 
 def version_path(model_file: Path, version: str) -> Path:
-    """Where a version of a model is kept: beside the file, ``reward.json`` as ``reward.VERSION.json``.
+    """Name the file of a version of a model: ``reward.json`` as ``reward.VERSION.json`` beside it.
 
     Raises:
         ValueError: the version is not one, so that no record can name another path.
@@ -167,3 +148,36 @@ def version_path(model_file: Path, version: str) -> Path:
 
 def _bytes(values: NDArray[np.generic], kind: str) -> bytes:
     return np.ascontiguousarray(values, kind).tobytes()
+
+
+class ModelVersions:
+    """Models in folders, each read once.
+
+    Args:
+        folders: where to look, in this order; those that do not exist have none.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._found: dict[str, RewardModel | None] = {}
+
+    def get(self, version: str) -> RewardModel | None:
+        """Find a model by version; None when none of the folders has it whole."""
+        if version not in self._found:
+            self._found[version] = self._look(version)
+        return self._found[version]
+
+    def _look(self, version: str) -> RewardModel | None:
+        for folder in self._folders:
+            try:
+                pattern = version_path(folder / "*.json", version).name
+            except ValueError:
+                return None
+            for path in sorted(folder.glob(pattern)):
+                try:
+                    model = parse_reward_model(path.read_bytes(), str(path))
+                except (OSError, ConfigError):
+                    continue
+                if model.version == version:
+                    return model
+        return None

@@ -22,12 +22,12 @@ import msgspec
 import xxhash
 import yaml
 
+from epp.config.bounds import tuner_bounds
 from epp.config.load import check_weights
 from epp.config.section import Section
 from epp.config.strict import decode
 from epp.errors import ConfigError, gather, raise_all
 from epp.keyed_uniform import keyed_uniform
-from epp.learn.tuner.bounds import tuner_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

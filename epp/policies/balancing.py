@@ -1,0 +1,214 @@
+"""Policies that know no prompt: turns, draws, and counts of requests or tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from epp.keyed_uniform import keyed_uniform
+from epp.policies.base import Need, Pair, Policy, Softmax, WeightSpec
+from epp.policies.parts import places, request_counts
+from epp.types import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.policies.base import Column, Terms
+    from epp.types import RequestView, Snapshot
+
+#: Load of one request that the engine reports.
+_REQUESTS = WeightSpec(1.0, 0.0, 10_000.0)
+#: Load of one token of the KV cache in use.
+_USED = WeightSpec(1.0, 0.0, 5.0)
+#: Load of one prompt token of unfinished requests.
+_QUEUED = WeightSpec(1.0, 0.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin(Policy):
+    """Turns over the endpoints in the order given.
+
+    ``cost[i] = (i - sequence) mod n``, in turns to wait: the endpoint whose turn it is costs 0, the one after
+    it 1, so that fallbacks follow in rotation order. The only policy whose answer depends on the order of the
+    endpoints; it rotates over the candidates, so a filter that changes them from request to request changes
+    the rotation too.
+    """
+
+    name = "round-robin"
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        count = len(fleet)
+        # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
+        turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)
+        return {"turns": turns}
+
+
+@dataclass(frozen=True, slots=True)
+class Random(Policy):
+    """Uniform over the endpoints, fallbacks included.
+
+    ``cost = keyed_uniform(seed, decision_id, endpoint)``, a number in [0, 1): independent of the order of the
+    endpoints, and the same decision draws the same order again when replayed.
+    """
+
+    name = "random"
+
+    def rank(
+        self,
+        request: RequestView,
+        fleet: Snapshot,
+        weights: Mapping[str, float],
+        seed: int,
+    ) -> Ranking:
+        """One keyed draw per endpoint."""
+        key = request.decision_id
+        draws = np.fromiter(
+            (keyed_uniform(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints),
+            np.float64,
+            len(fleet),
+        )
+        return Ranking(draws, {"draw": draws})
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],
+        params: Mapping[str, object],
+    ) -> Softmax:
+        """One among equals."""
+        return Softmax(np.zeros(len(ranking.costs)), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOfTwo(Policy):
+    """The less loaded of two endpoints drawn at random (Mitzenmacher, 2001).
+
+    ``cost`` is a place: of the pair drawn first the one with less load is 0 and the other 1 (both 0 when
+    equal); the rest follow in the order of their draws, as fallbacks.
+
+    Attributes:
+        load: what is compared. ``requests``: unfinished requests, as AIBrix does; ``tokens``: prompt tokens
+            of unfinished requests, as SGLang's router does where it knows them. Both are live. The GORGO
+            reference compares scraped used tokens plus live queued ones.
+    """
+
+    name = "power-of-two"
+    load: Literal["requests", "tokens"] = "requests"
+
+    def rank(
+        self,
+        request: RequestView,
+        fleet: Snapshot,
+        weights: Mapping[str, float],
+        seed: int,
+    ) -> Ranking:
+        """Places, with the load and the draws as terms."""
+        load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
+        key = request.decision_id
+        draws = np.fromiter(
+            (keyed_uniform(seed, key, f"power-of-two:{endpoint}") for endpoint in fleet.endpoints),
+            np.float64,
+            len(fleet),
+        )
+        outside = places(draws) >= 2.0
+        costs = places(outside, np.where(outside, draws, load))
+        return Ranking(costs, {"load": load, "draw": draws})
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],
+        params: Mapping[str, object],
+    ) -> Pair:
+        """The two, and what of them is compared."""
+        return Pair(ranking.terms["load"])
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRequest(Policy):
+    """Fewest unfinished requests, by the picker's own count or by the engine's, whichever is larger.
+
+    ``cost = max(running_requests, engine_running + engine_waiting)``, in requests.
+
+    The own count is live but knows only this picker's traffic; the engine's knows all traffic but is as old
+    as the last scrape. GORGO's baseline of this name takes the larger of its own count and the scraped
+    running requests; requests that wait inside the engine are unfinished too and are counted here. An
+    endpoint whose engine metrics are unknown stands with the busiest known one: not knowing never makes it
+    look idle. Where no engine reports, the own count decides alone. Ties are drawn.
+    """
+
+    name = "least-request"
+    # Engine metrics sharpen the count and are not needed for it.
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        engine = fleet.engine_running + fleet.engine_waiting
+        return {"running_requests": fleet.running_requests, "engine_requests": engine}
+
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+        return np.maximum(terms["running_requests"], terms["engine_requests"])
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRequestStale(Policy):
+    """Fewest requests by scraped metrics alone.
+
+    ``cost = engine_running + engine_waiting``, in requests, as old as the scrape.
+
+    Between two scrapes the answer does not move, so every request of the interval goes to the same endpoint
+    (or to the same few, when they tie): the herding that the live counter of `LeastRequest` prevents. The
+    GORGO reference balances like this wherever its prefix-cache policy falls back.
+
+    Attributes:
+        count_waiting: whether the engine's queue counts; the reference counts running requests only.
+    """
+
+    name = "least-request-stale"
+    needs = frozenset({Need.ENGINE_METRICS})
+    count_waiting: bool = True
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoad(Policy):
+    """Least of requests, KV tokens in use and queued prompt tokens, added up.
+
+    ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens
+    + queued_weight * queued_tokens``, in tokens.
+
+    The formula of the GORGO reference (its baseline ``least-load``), all weights 1: requests and tokens are
+    added as if they were the same thing, so tokens decide and the requests' term is noise. The last term is
+    live, the others are as old as the scrape. With ``queued_weight`` alone it is "least queued tokens".
+    """
+
+    name = "least-load"
+    # Without engine metrics the live term decides alone.
+    weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
+        return {
+            "requests": requests,
+            "used": weights["used_weight"] * fleet.engine_used_tokens,
+            "queued": weights["queued_weight"] * fleet.queued_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoadStale(Policy):
+    """`LeastLoad` without its live term: what scraped metrics alone show.
+
+    ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens``. Herds
+    between scrapes, like `LeastRequestStale`.
+    """
+
+    name = "least-load-stale"
+    needs = frozenset({Need.ENGINE_METRICS})
+    weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED}
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
+        return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

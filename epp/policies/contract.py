@@ -1,0 +1,112 @@
+"""The contract that every policy is held to: `python -m epp.policies.contract NAME` for an installed one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from epp.policies.registry import create
+from epp.types import NUMERIC_COLUMNS, RequestView, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.random import Generator
+    from numpy.typing import NDArray
+
+    from epp.policies.base import Policy
+
+#: Columns that the picker fills with the worst known value where one is not known.
+FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
+
+
+def breaches(
+    policy: Policy, fleets: int = 100, *, in_order: bool = False, tolerance: float = 0.0
+) -> Iterator[str]:
+    """Try a policy on random fleets and yield what it does wrong.
+
+    Args:
+        policy: the policy.
+        fleets: how many to try.
+        in_order: whether the order of the endpoints may decide.
+        tolerance: how far apart, relative to the largest cost, two costs may be that are equal.
+    """
+    random, weights = np.random.default_rng(1), policy.default_weights()
+    moved = dict.fromkeys(weights, False)
+    for number in range(fleets):
+        fleet, request = _fleet(random), _request(random, number)
+        before = fleet.block.copy()
+        ranking = policy.rank(request, fleet, weights, number)
+        costs = ranking.costs.copy()
+        for name, column in {"costs": costs, **ranking.terms}.items():
+            if column.shape != (len(fleet),) or not np.isfinite(column).all():
+                yield f"{name} is not one finite number per endpoint: {column}"
+        if not np.array_equal(fleet.block, before):
+            yield "it changes its inputs"
+        if not np.array_equal(policy.rank(request, fleet, weights, number).costs, costs):
+            yield "the same inputs give other costs"
+        apart = tolerance * float(np.abs(costs).max())
+        order = random.permutation(len(fleet))
+        turned = policy.rank(request, _turned(fleet, order), weights, number).costs
+        if not in_order and not np.allclose(turned, costs[order], rtol=0.0, atol=apart):
+            yield "the order of the endpoints decides"
+        if not _stays_behind(policy, request, fleet, random, apart):
+            yield "a value that is not known makes an endpoint cheaper"
+        for name, spec in policy.weight_specs.items():
+            for value in (spec.low, spec.high):
+                tried = policy.rank(request, fleet, {**weights, name: value}, number).costs
+                moved[name] |= not np.array_equal(tried, costs)
+                if not np.isfinite(tried).all():
+                    yield f"weight {name} at {value} makes a cost that is not finite"
+    yield from (f"weight {name} does nothing" for name, done in moved.items() if not done)
+
+
+def _stays_behind(
+    policy: Policy, request: RequestView, fleet: Snapshot, random: Generator, apart: float
+) -> bool:
+    """Tell whether an endpoint whose value was filled stands behind as many as with another's value."""
+    count, column = len(fleet), str(random.choice(FILLABLE))
+    at, row = int(random.integers(count)), NUMERIC_COLUMNS.index(column)
+    others = np.delete(fleet.block[row], at)
+    known, filled = fleet.block.copy(), fleet.block.copy()
+    known[row, at], filled[row, at] = random.choice(others), others.max()
+    weights, unknown = policy.default_weights(), {column: np.arange(count) == at}
+    before = policy.rank(request, replace(fleet, block=known), weights, 1).costs
+    after = policy.rank(request, replace(fleet, block=filled, unknown=unknown), weights, 1).costs
+    better = (before < before[at] - apart).sum()
+    return bool(after[at] >= before[at] - apart and (after < after[at] + apart).sum() >= better)
+
+
+def _fleet(random: Generator) -> Snapshot:
+    """Make a fleet with ties, zeros, plausible numbers and absurd ones."""
+    count, columns = int(random.integers(2, 7)), len(NUMERIC_COLUMNS)
+    scale = random.choice([3.0, 300.0, 30_000.0, 1e12], (columns, 1), p=(0.3, 0.3, 0.35, 0.05))
+    block = np.floor(random.random((columns, count)) * scale) * (random.random((columns, count)) < 0.7)
+    names = tuple(f"10.0.0.{place}:8000" for place in range(count))
+    return Snapshot(names, ("",) * count, ("",) * count, block, models=names)
+
+
+def _turned(fleet: Snapshot, order: NDArray[np.int64]) -> Snapshot:
+    names = tuple(fleet.endpoints[place] for place in order)
+    return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names)
+
+
+def _request(random: Generator, number: int) -> RequestView:
+    key = str(random.choice(["", "s"]))
+    return RequestView(
+        decision_id=f"d-{number}",
+        prompt_tokens=int(random.choice([0, 100, 4000, 200_000])),
+        affinity_key=key,
+        prefix_key=key,
+        sequence=number,
+        expected_output_tokens=100.0,
+        tried_models=("10.0.0.0:8000",) * (number % 2),
+    )
+
+
+if __name__ == "__main__":
+    found = sorted({breach for name in sys.argv[1:] for breach in breaches(create(name))})
+    sys.exit("\n".join(found) or 0)
