@@ -12,8 +12,8 @@ from epp.decide.prompt_roots import PromptRoots
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.decide.in_flight import Ask
     from epp.decide.weights import WeightBook, Weights
+    from epp.view import RequestView
 
 
 class Arms:
@@ -28,15 +28,15 @@ class Arms:
         self._weights, self._name_block = weights, name_block
         self._roots = PromptRoots()
 
-    def choose(self, ask: Ask, wall_s: float) -> tuple[Weights, str]:
+    def choose(self, request: RequestView, wall_s: float) -> tuple[Weights, str]:
         """Weights for a request and the stamp of its arm, empty outside of trials."""
         if self._weights.trial is None:
             return self._weights.current, ""
-        return self._weights.choose(wall_s, self._together(ask))
+        return self._weights.choose(wall_s, self._together(request))
 
-    def _together(self, ask: Ask) -> str:
+    def _together(self, request: RequestView) -> str:
         """The client's session, else the prompt's root; looked for only while arms are drawn by it."""
-        if ask.session or ask.prompt is None or not self._weights.draws_sessions:
-            return ask.session
-        root = self._roots.root(ask.prompt)
+        if request.session or not request.prompt_tokens or not self._weights.draws_sessions:
+            return request.session
+        root = self._roots.root(request)
         return "" if root is None else self._name_block(root)

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epp.decide.eligibility import Candidates
-    from epp.decide.in_flight import Ask
     from epp.signals.capability import Capability, Success
+    from epp.view import RequestView
 
 
-def success_of(capability: Capability, ask: Ask, found: Candidates, tokens: int) -> Success | None:
+def success_of(capability: Capability, request: RequestView, found: Candidates) -> Success | None:
     """The candidates' chances, None where nothing is known of any or there is no prompt."""
+    tokens = request.prompt_tokens
     if not tokens or not len(capability):
         return None
-    models = found.served_models or (ask.model,) * len(found.slots)
-    return capability.success(models, language=ask.language, task=ask.task, prompt_tokens=tokens)
+    models = found.served_models or (request.model,) * len(found.slots)
+    return capability.success(models, language=request.language, task=request.task, prompt_tokens=tokens)
 
 
-def words_of(capability: Capability, ask: Ask, found: Candidates) -> tuple[str, tuple[str, ...]]:
-    """The task and the tried models that count."""
-    tried = ask.tried_models
+def words_of(capability: Capability, request: RequestView, found: Candidates) -> tuple[str, tuple[str, ...]]:
+    """Choose the task and the tried models that count."""
+    tried = request.tried_models
     if tried:
         known = frozenset(found.served_models)
         tried = tuple(name for name in tried if name in known)
-    return capability.task(ask.task) if ask.task else "", tried
+    return capability.task(request.task) if request.task else "", tried

@@ -24,24 +24,9 @@ if TYPE_CHECKING:
     from epp.config.schema import RegionRule
     from epp.decide.subset import Hosts, Subset
     from epp.signals.endpoint import Endpoint
+    from epp.view import RequestView
 
 _REMEMBERED = 1024
-
-
-class Wants(Struct, frozen=True):
-    """What a request asks of an endpoint.
-
-    Attributes:
-        model: public model name, ``""`` for any.
-        context_tokens: prompt plus output that must fit.
-        regions: region names allowed, None for any.
-        subset: endpoints that the gateway allows, None for any.
-    """
-
-    model: str = ""
-    context_tokens: int = 0
-    regions: frozenset[str] | None = None
-    subset: Subset | None = None
 
 
 class Candidates(Struct, frozen=True):
@@ -116,14 +101,14 @@ class Eligibility:
 
     def candidates(
         self,
-        wants: Wants,
+        request: RequestView,
         healthy: NDArray[np.bool_] | None,
         retry_after: Mapping[int, float] | None = None,
     ) -> Candidates:
         """Endpoints that pass every rule.
 
         Args:
-            wants: what the request asks for.
+            request: model, tokens, and the regions and endpoints that it may go to.
             healthy: mask by slot, None when nobody is ejected.
             retry_after: end of the pause of each slot that asked to be left alone, None when nobody did. They
                 serve where no other may: then the one whose pause ends first.
@@ -131,23 +116,28 @@ class Eligibility:
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
-        static = self._static(wants)
+        static = self._static(request)
         slots, names = static.slots, static.names
-        if healthy is None and static.context_tokens is None and wants.subset is None and retry_after is None:
+        if (
+            healthy is None
+            and static.context_tokens is None
+            and request.subset is None
+            and retry_after is None
+        ):
             return static.found(slots, static.excluded)
         excluded = dict(static.excluded)
         if static.context_tokens is not None:
-            fits = static.context_tokens >= wants.context_tokens
+            needed = request.prompt_tokens + (request.max_output_tokens or 0)
+            fits = static.context_tokens >= needed
             slots, names = _keep(slots, names, fits, "context", excluded)
             if not len(slots):
                 longest = int(static.context_tokens.max())
                 raise NoEndpointError(
                     "context",
-                    f"the request needs {wants.context_tokens} tokens of context; at most {longest} fit",
+                    f"the request needs {needed} tokens of context; at most {longest} fit",
                 )
-        if wants.subset is not None:
-            allowed = wants.subset.addresses(self._hosts)
-            mask = np.fromiter((name in allowed for name in names), np.bool_, len(names))
+        if request.subset is not None:
+            mask = np.fromiter((name in request.subset for name in names), np.bool_, len(names))
             slots, names = _keep(slots, names, mask, "subset", excluded)
             if not len(slots):
                 raise NoEndpointError("subset", "no endpoint that the gateway allows can serve the request")
@@ -163,22 +153,22 @@ class Eligibility:
             slots, names = _keep(slots, names, np.array(free), "retry-after", excluded)
         return static.found(slots, excluded)
 
-    def _static(self, wants: Wants) -> _Static:
-        key = (wants.model, wants.regions)
+    def _static(self, request: RequestView) -> _Static:
+        key = (request.model, request.regions)
         found = self._memory.get(key)
         if found is None:
-            found = self._evaluate(wants)
+            found = self._evaluate(request.model, request.regions)
             if len(self._memory) >= _REMEMBERED:  # model names come from clients: bounded, oldest out
                 self._memory.pop(next(iter(self._memory)))
             self._memory[key] = found
         return found
 
-    def _evaluate(self, wants: Wants) -> _Static:
+    def _evaluate(self, model: str, regions: frozenset[str] | None) -> _Static:
         if not self._pool:
             raise NoEndpointError("pool-empty", "the pool has no endpoints")
         left = list(self._pool)
         excluded: dict[str, tuple[str, ...]] = {}
-        for rule, passes, message in _static_rules(wants):
+        for rule, passes, message in _static_rules(model, regions):
             out = tuple(endpoint.address for _, endpoint in left if not passes(endpoint))
             if out:
                 excluded[rule] = out
@@ -194,7 +184,7 @@ class Eligibility:
             context_tokens=context,
             excluded=excluded,
             names=tuple(endpoint.address for _, endpoint in left),
-            served_models=_served_models(wants.model, left),
+            served_models=_served_models(model, left),
         )
 
 
@@ -203,25 +193,27 @@ def _served_models(model: str, endpoints: Sequence[tuple[int, Endpoint]]) -> dic
     return {} if all(name == model for name in served.values()) else served
 
 
-def _static_rules(wants: Wants) -> tuple[tuple[str, Callable[[Endpoint], bool], str], ...]:
+def _static_rules(
+    model: str, regions: frozenset[str] | None
+) -> tuple[tuple[str, Callable[[Endpoint], bool], str], ...]:
     """Rules on the endpoint alone, in order: name, predicate, message when nobody passes.
 
     The model comes first: a model whose endpoints all drain exists, and is only not available now.
     """
 
     def serves_model(endpoint: Endpoint) -> bool:
-        return not wants.model or not endpoint.models or wants.model in endpoint.models
+        return not model or not endpoint.models or model in endpoint.models
 
     def in_region(endpoint: Endpoint) -> bool:
-        return wants.regions is None or endpoint.region in wants.regions
+        return regions is None or endpoint.region in regions
 
     def takes_requests(endpoint: Endpoint) -> bool:
         return not endpoint.draining
 
     return (
-        ("model", serves_model, f"no endpoint of the pool serves the model {wants.model!r}"),
+        ("model", serves_model, f"no endpoint of the pool serves the model {model!r}"),
         ("draining", takes_requests, "every endpoint that could serve the request is draining"),
-        ("region", in_region, f"no endpoint in the allowed regions {sorted(wants.regions or ())}"),
+        ("region", in_region, f"no endpoint in the allowed regions {sorted(regions or ())}"),
     )
 
 

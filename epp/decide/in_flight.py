@@ -17,51 +17,8 @@ from epp.prompt.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from epp.decide.records import Decision
-    from epp.decide.subset import Subset
-    from epp.prompt.types import MeasuredPrompt
     from epp.signals.paths import Travelled
-    from epp.view import FleetView, Signals
-
-
-class Ask(Struct, frozen=True):
-    """What a request asks, after parsing and measuring.
-
-    Attributes:
-        model: public model name, ``""`` when there is none.
-        prompt: the measured prompt, None for requests without one.
-        body_bytes: size of the body.
-        max_output_tokens: the client's output limit.
-        affinity_key: what session affinity keys on, as it may be recorded.
-        session: the client's session as it may be recorded, ``""`` when it names none.
-        regions: regions allowed, None for any.
-        subset: endpoints that the gateway allows, None for any.
-        api: parser name.
-        opaque: the body was not understood, so the prompt cannot be priced.
-        stream: the client asked for an event stream.
-        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
-            or no ratio can be learned from it (`epp.prompt.canonical.text_bytes`).
-        language: of the prompt (`epp.prompt.language`).
-        task: as the client names it.
-        tried_models: models that the client says it has tried.
-        choices: how many answers to the prompt it asks for.
-    """
-
-    model: str = ""
-    prompt: MeasuredPrompt | None = None
-    body_bytes: int = 0
-    max_output_tokens: int | None = None
-    affinity_key: str = ""
-    session: str = ""
-    regions: frozenset[str] | None = None
-    subset: Subset | None = None
-    api: str = ""
-    opaque: bool = False
-    stream: bool = False
-    text_bytes: int = 0
-    language: str = ""
-    task: str = ""
-    tried_models: tuple[str, ...] = ()
-    choices: int = 1
+    from epp.view import FleetView, RequestView, Signals
 
 
 class Sent(Struct, frozen=True):
@@ -93,7 +50,7 @@ class InFlight:
 
     slot: int
     endpoint: str
-    ask: Ask
+    request: RequestView
     picked_s: float
     expected_tokens: float
     distance_tokens: float = math.nan
@@ -110,11 +67,6 @@ class InFlight:
     response_bytes: int | None = None
     travelled: Travelled | None = None
     streamed: bool | None = None
-
-    @property
-    def prompt(self) -> MeasuredPrompt | None:
-        """The measured prompt."""
-        return self.ask.prompt
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
@@ -143,11 +95,11 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         e2e_ms=(now_s - entry.picked_s) * 1e3,
         usage=entry.usage,
         usage_refused=entry.usage_refused,
-        generates=entry.prompt is not None and entry.ask.max_output_tokens != 0,
+        generates=bool(entry.request.prompt_tokens) and entry.request.max_output_tokens != 0,
         served=entry.served,
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
-        streamed=entry.ask.stream if entry.streamed is None else entry.streamed,
+        streamed=entry.request.stream if entry.streamed is None else entry.streamed,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

@@ -129,20 +129,11 @@ class Decision(Struct, frozen=True):
         return round(float(self.fleet.uncached_tokens[self.chosen]))
 
 
-def to_record(
-    decision: Decision,
-    *,
-    stream: bool = False,
-    session: str = "",
-    blocks: Sequence[str] = (),
-    block_tokens: float = 0.0,
-) -> dict[str, Any]:
+def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: float = 0.0) -> dict[str, Any]:
     """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers.
 
     Args:
         decision: the decision.
-        stream: whether the client asked for server-sent events.
-        session: name of the client's session as it may be recorded.
         blocks: keyed ids of the prompt's prefixes, one more per step.
         block_tokens: tokens from one of these to the next.
     """
@@ -163,8 +154,8 @@ def to_record(
         "seed": decision.seed,
         "tie_band": decision.tie_band,
         "request": _asked(request),
-        "stream": stream,
-        "session": session,
+        "stream": request.stream,
+        "session": request.session,
         "blocks": blocks,
         "block_tokens": block_tokens,
         "text_bytes": decision.text_bytes,

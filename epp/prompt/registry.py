@@ -1,4 +1,4 @@
-"""Which parser reads a request, which need no body to be picked, and the key of session affinity.
+"""Which parser reads a request, and which requests need no body to be picked.
 
 Owns the table of routes. Versioned paths (``/v1/…``) are matched at the end of a path, because gateways put
 prefixes before them; a bare path (``/score``) must be the whole path, because many other APIs end alike.
@@ -19,7 +19,7 @@ from epp.prompt.responses import ResponsesParser
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.prompt.types import MeasuredPrompt, ParsedRequest, Parser
+    from epp.prompt.types import Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,6 @@ ROUTES: tuple[Route, ...] = (
 PARSERS: tuple[Parser, ...] = tuple(route.parser for route in ROUTES)
 _BY_PATH = {path: route for route in ROUTES for path in route.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
-#: Blocks that name a conversation which gives no session: about a thousand tokens.
-AFFINITY_BLOCKS = 16
 
 
 def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
@@ -83,15 +81,6 @@ def error_words(path: str) -> Callable[[int, str, str | None], bytes] | None:
     """
     route = _route(path)
     return route.parser.error_body if route is not None else None
-
-
-def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:
-    """What session affinity keys on: the session hint, else the prompt's first blocks."""
-    if request.session:
-        return request.session
-    if not prompt.blocks:
-        return ""
-    return f"{prompt.blocks[min(AFFINITY_BLOCKS, len(prompt.blocks)) - 1]:016x}"
 
 
 def _route(path: str) -> Route | None:

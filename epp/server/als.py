@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
-from epp.extproc.message_size import MAX_BODILESS_BYTES
+from epp.extproc.messages import MAX_BODILESS_BYTES
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.logs import REPEATED
 from epp.server.report import decode

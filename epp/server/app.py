@@ -141,6 +141,7 @@ class App:
             clock=self._clock,
             resolver=Resolver(),
             protocol=config.protocol,
+            max_body_bytes=config.request.max_body_bytes,
             admission=self._shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from epp.decide.records import Source
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
@@ -18,26 +16,26 @@ from epp.extproc.types import (
     Cause,
     ExchangeEnded,
     Finish,
+    HttpRequest,
     Observe,
-    PickNeeded,
     Refusal,
     ResponseData,
     ResponseStarted,
 )
 from epp.prompt.answer import WATCH_BYTES, AnswerWatch
-from epp.server.restoring import Restoring
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from epp.extproc.modes import Modes
     from epp.extproc.stream import Output, Stream
-    from epp.extproc.types import Event, Pick
+    from epp.extproc.types import BodyRewriter, Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-    from epp.server.core import Core, Reading
+    from epp.prompt.types import ParsedRequest, TokenCount
+    from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.observe import Sampler
     from epp.server.tokenizers import Count
-    from epp.server.unobserved import UnobservedLeases
 
 #: What to send, in order, and how the stream then ends, if it does.
 Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
@@ -58,25 +56,17 @@ class Exchange:
         core: decides and takes reports.
         metrics: counted into.
         sampler: says whether the response is read.
-        leases: takes the requests that are left.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        core: Core,
-        metrics: Metrics,
-        sampler: Sampler,
-        leases: UnobservedLeases,
-    ) -> None:
-        self._stream, self._core, self._metrics = stream, core, metrics
-        self._sampler, self._leases = sampler, leases
-        self._restoring: Restoring | None = None
-        self._picked_s = 0.0
+    def __init__(self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler) -> None:
+        self._stream, self._core, self._metrics, self._sampler = stream, core, metrics, sampler
+        self._restored: _Restored | None = None
+        self._picked_s = self._since_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
-        self._reading: Reading | None = None
+        self._parsed: ParsedRequest | Refusal | None = None
         self._count: Count | None = None
+        self._counted: TokenCount | None = None
         self._counted_bytes = 0
 
     @property
@@ -98,19 +88,22 @@ class Exchange:
         """The same, at once wherever nothing has to be waited for."""
         outputs = self._stream.receive(message)
         for output in outputs:
-            if isinstance(output, PickNeeded):
-                self._reading, self._count = self._core.begin(output.request)
-                if self._count is not None and self._may_wait(self._reading):
-                    return self._counted(self._reading, self._count, outputs)
+            if isinstance(output, HttpRequest):
+                self._since_s = self._sampler.now_s()
+                self._parsed = parsed = self._core.read(output)
+                if parsed is not None and not isinstance(parsed, Refusal) and self._counts(parsed):
+                    return self._after_count(outputs)
         return self._answer(outputs)
 
-    def _may_wait(self, reading: Reading) -> bool:
-        """Whether the prompt finds room while its tokens are counted; without room they are estimated."""
-        size = len(reading.parsed.canonical) if reading.parsed is not None else 0
-        if not self._stream.bodies.take_spare(size):
+    def _counts(self, parsed: ParsedRequest) -> bool:
+        """Begin to count a prompt's tokens where its model has a tokenizer and the prompt finds room."""
+        self._count = self._core.count(parsed)
+        if self._count is None:
+            return False
+        if not self._stream.bodies.take_spare(len(parsed.canonical)):
             self._count_over(cancel=True)
             return False
-        self._counted_bytes = size
+        self._counted_bytes = len(parsed.canonical)
         return True
 
     def _count_over(self, *, cancel: bool = False) -> None:
@@ -121,8 +114,9 @@ class Exchange:
         self._stream.bodies.give_back(self._counted_bytes)
         self._counted_bytes = 0
 
-    async def _counted(self, reading: Reading, count: Count, outputs: Sequence[Output]) -> Answer:
-        reading.counted = await count
+    async def _after_count(self, outputs: Sequence[Output]) -> Answer:
+        if self._count is not None:
+            self._counted = await self._count
         self._count_over()
         return self._answer(outputs)
 
@@ -146,7 +140,7 @@ class Exchange:
     def unsent(self) -> None:
         """The last answer did not go out; nobody has a pick that it carried for a request that was left."""
         if self._left_id:
-            self._leases.unsent(self._left_id)
+            self._core.leases.unsent(self._left_id)
 
     def _act(
         self, outputs: Sequence[Output | Event], replies: list[ProcessingResponse]
@@ -154,20 +148,8 @@ class Exchange:
         marker: Finish | Abort | None = None
         for output in outputs:
             match output:
-                case PickNeeded():
-                    modes = self._stream.modes
-                    observing = modes is not None and modes.observing
-                    self._metrics.requests.seen(output.request, observing=observing)
-                    decided = self._core.decide(output.request, self._reading)
-                    self._reading = None  # it holds the prompt
-                    if isinstance(decided, Refusal):
-                        further = self._stream.refused(decided)
-                    else:
-                        self._decision_id = decided.decision.id
-                        self._picked_s = self._sampler.now_s()
-                        self._leases.decided(decided.decision, decided.expected)
-                        further = self._stream.picked(self._observed(decided.pick))
-                    marker = self._act(further, replies) or marker
+                case HttpRequest():
+                    marker = self._act(self._decide(output), replies) or marker
                 case ResponseStarted():
                     if self._decision_id:
                         self._core.response_started(
@@ -192,24 +174,31 @@ class Exchange:
                     replies.append(output)
         return marker
 
-    def _observed(self, pick: Pick) -> Pick:
-        """The pick, with what becomes of its response."""
+    def _decide(self, request: HttpRequest) -> list[Output]:
         modes = self._stream.modes
-        if modes is None or modes.response in _NOT_SHOWN:
-            return pick
+        self._metrics.requests.seen(request, observing=modes is not None and modes.observing)
+        pick = self._core.decide(request, self._parsed, self._counted, since_s=self._since_s)
+        self._parsed = self._counted = None  # they hold the prompt
+        if isinstance(pick, Refusal):
+            return self._stream.refused(pick)
+        self._decision_id = pick.decision_id
+        self._picked_s = self._sampler.now_s()
+        if modes is not None and modes.response not in _NOT_SHOWN:
+            self._handle_response(pick, modes)
+        return self._stream.picked(pick)
+
+    def _handle_response(self, pick: Pick, modes: Modes) -> None:
+        """Choose what becomes of a pick's response, which the proxy shows."""
         if pick.rewrite_response is not None and not modes.observing:
-            self._restoring = Restoring(self._restored, pick.rewrite_response)
-            pick = replace(pick, rewrite_response=self._restoring)
+            self._restored = _Restored(self._metrics, pick.rewrite_response)
+            pick.rewrite_response = self._restored
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
             if self._stream.bodies.take_spare(WATCH_BYTES, half=True):
                 self._watch = AnswerWatch()
-                return pick
-            how = Observe.CARRY
-        return replace(pick, observe_response=how)
-
-    def _restored(self, result: str) -> None:
-        self._metrics.value("epp_response_model_names_total", result).inc()
+            else:
+                how = Observe.CARRY
+        pick.observe_response = how
 
     def _watch_over(self) -> None:
         """Watch the answer no longer; again is fine."""
@@ -221,12 +210,12 @@ class Exchange:
         decision_id, self._decision_id = self._decision_id, ""
         watch = self._watch
         self._watch_over()
-        if self._restoring is not None:
-            self._restoring.ended()
+        if self._restored is not None:
+            self._restored.ended()
         at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S
         if cause is Cause.UNOBSERVED or (cause is Cause.STREAM_END and self._stream.released and at_once):
             self._left_id = decision_id
-            self._leases.left(decision_id)
+            self._core.leases.left(decision_id)
             return
         if cause is Cause.CUT_OFF and watch is not None and watch.has_last_event():
             cause = Cause.COMPLETED  # its client has all that it wanted
@@ -242,3 +231,46 @@ class Exchange:
                 streamed=watch.streamed,
             )
         self._core.outcomes.stream_ended(decision_id, cause.value)
+
+
+class _Restored:
+    """Puts the model's public name back into one answer, and counts once what came of it.
+
+    Args:
+        metrics: counted into.
+        make: from the answer's headers to what changes its body.
+    """
+
+    def __init__(self, metrics: Metrics, make: Callable[[Mapping[str, str]], BodyRewriter | None]) -> None:
+        self._metrics, self._make = metrics, make
+        self._inner: BodyRewriter | None = None
+        self._counted = False
+
+    def __call__(self, headers: Mapping[str, str]) -> BodyRewriter | None:
+        """Return what changes this answer's body, None for one that stays as it is."""
+        self._inner = self._make(headers)
+        if self._inner is None:
+            encoding = headers.get("content-encoding", "").strip().lower()
+            self._count("content-type" if encoding in ("", "identity") else "encoded")
+            return None
+        return self
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what goes on instead of the next piece."""
+        if self._inner is None:
+            return data
+        changed = self._inner.feed(data)
+        if changed != data:
+            self._count("restored")
+        return changed
+
+    def ended(self) -> None:
+        """End the answer."""
+        if self._inner is not None:
+            self._count("no-name")
+        self._inner = None
+
+    def _count(self, result: str) -> None:
+        if not self._counted:
+            self._counted = True
+            self._metrics.value("epp_response_model_names_total", result).inc()

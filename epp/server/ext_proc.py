@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from epp.extproc.message_size import MAX_BODILESS_BYTES, is_body
+from epp.extproc.messages import MAX_BODILESS_BYTES, is_body
 from epp.extproc.types import Abort, Finish
 from epp.http2.messages import BodilessLimit
 from epp.http2.status import Status

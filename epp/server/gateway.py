@@ -6,16 +6,15 @@ refusals. Decides nothing. Sources: endpoint picker protocol (proposal 004); llm
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
+from epp.decide.retry import untried_models
 from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
-from epp.extproc.mutate import SERVED_HEADER
+from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
-from epp.prompt.error_bodies import openai_error
-from epp.prompt.registry import error_words
+from epp.server.rewrite import SERVED_KEY
 
 if TYPE_CHECKING:
     from epp.config.schema import Protocol
@@ -27,6 +26,15 @@ if TYPE_CHECKING:
 STEERING_HEADER = "test-epp-endpoint-selection"
 #: Its echo server answers with the headers that this one lists.
 ECHO_HEADER = "x-echo-set-header"
+#: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
+#: to go on with another one (`epp.prompt.tried`); nothing is kept between attempts.
+SERVED_MODEL_HEADER = "x-epp-served-model"
+#: Response header: how many models are left that are worth a further attempt (`epp.decide.retry`).
+UNTRIED_HEADER = "x-epp-untried-models"
+UNTRIED_KEY = "models_untried"
+"""Field of the decision's metadata from which Envoy fills `UNTRIED_HEADER` (`epp.envoy.retry`)."""
+#: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Gateway:
@@ -41,16 +49,16 @@ class Gateway:
     def __init__(self, settings: Protocol, picker: Picker, resolver: Resolver) -> None:
         self._settings, self._picker, self._resolver = settings, picker, resolver
 
-    def subset(self, request: HttpRequest) -> Subset | None:
-        """The endpoints that the gateway allows, None for any.
+    def subset(self, request: HttpRequest) -> tuple[str, ...] | None:
+        """List the endpoints of the pool that the gateway allows, None for any.
 
         Under the conformance switch the first endpoint of the steering header is the only one.
         """
         hint = self._hint(request)
         steered = self._steered(request, hint)
-        if steered is None:
-            return hint
-        return Subset(tuple(Entry.of(address) for address in steered[:1]))
+        if steered is not None:
+            return steered[:1]
+        return None if hint is None else self._picker.addresses(hint)
 
     def pick(self, decision: Decision, destination: str, request: HttpRequest) -> Pick:
         """The answer that tells of a decision."""
@@ -63,11 +71,10 @@ class Gateway:
         pick = Pick(destination, decision.id)
         if settings.conformance:
             primary = destination.partition(",")[0]
-            pick = replace(pick, set_headers={ECHO_HEADER: f"{SERVED_HEADER}:{primary}"})
+            pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{primary}"
         if settings.emit_scores:
             names = [others.get(name) or self._resolver.known_as(name) for name in decision.fleet.endpoints]
-            scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
-            pick = replace(pick, scores=scores)
+            pick.scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
         return pick
 
     def refusal(self, status: int, body: bytes, message: str, rule: str) -> Refusal:
@@ -85,12 +92,6 @@ class Gateway:
             return Refusal(status=status, body=body, headers=headers, details=rule)
         text = error_text(status, message, rule)
         return Refusal(status=status, body=text, content_type=PLAIN_TEXT, headers=headers, details=rule)
-
-    def too_large(self, request: HttpRequest, limit_bytes: int) -> Refusal:
-        """The refusal of a body over the limit, in the words of the path's API."""
-        message = f"request body is larger than {limit_bytes} bytes"
-        words = error_words(request.path) or openai_error
-        return self.refusal(413, words(413, message, None), message, "epp_body_too_large")
 
     def _hint(self, request: HttpRequest) -> Subset | None:
         hint = self._listed(request)
@@ -128,3 +129,17 @@ class Gateway:
             return steered
         allowed = set(self._picker.addresses(hint))
         return tuple(address for address in steered if address in allowed)
+
+
+def set_models(pick: Pick, decision: Decision) -> None:
+    """Name the model that answers, and how many are left to try; not where the request names none.
+
+    A pool that names no models serves any, by the name that the client writes: one that would be more than
+    a header's value is left out.
+    """
+    model = decision.served_model
+    if not model or _CONTROL.search(model):
+        return
+    untried = str(len(untried_models(decision)))
+    pick.metadata |= {SERVED_KEY: model, UNTRIED_KEY: untried}
+    pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}

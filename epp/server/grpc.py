@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.modes import Assumption, BodyMode
-from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.modes import ASSUMED, BodyMode, Modes
+from epp.extproc.stream import Stream
 from epp.server.als import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS
@@ -83,22 +83,20 @@ class GrpcServer:
         follow: Follow,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._sampler, self._leases = observation.sampler, observation.leases
-        self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
-        longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
+        self._sampler = observation.sampler
+        self._max_body_bytes = config.request.max_body_bytes
+        longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         longest = min(longest, LONGEST_MESSAGE_BYTES)
         self._max_connections, self._follow = max_connections, follow
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = config.listen.max_send_bytes or longest
-        self._bodies = BodyBudget(
-            config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
-        )
+        self._bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=self._max_receive_bytes)
         #: Of all calls on grpcio, which does not say which connection a call is on.
         self._grpcio_share = self._bodies.share()
         metrics.show("bodies", self._bodies)
-        self._assume = Assumption()
+        self._assumed = ASSUMED
         if config.request.assume_mode == "buffered":
-            self._assume = Assumption(BodyMode.BUFFERED, BodyMode.NONE)
+            self._assumed = Modes(BodyMode.BUFFERED, BodyMode.NONE, declared=False)
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
@@ -181,11 +179,11 @@ class GrpcServer:
     def _new_exchange(self, room: Room | None = None) -> Exchange:
         conformance = self._config.protocol.conformance
         stream = Stream(
-            self._limits,
-            self._assume,
-            self._core.too_large,
+            self._max_body_bytes,
+            self._assumed,
+            self._core.refuse_unread,
             pick_at=self._core.pick_at,
             tell_served=conformance,
             bodies=room if isinstance(room, Share) else self._grpcio_share,
         )
-        return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)
+        return Exchange(stream, self._core, self._metrics, self._sampler)

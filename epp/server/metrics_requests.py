@@ -146,10 +146,8 @@ class RequestMetrics:
         """Requests decided and not finished."""
         return len(self._open)
 
-    def decided(
-        self, decision: Decision, expected: Duration, *, streamed: bool = False, priority: int = 0
-    ) -> None:
-        """Count a request that was given an endpoint; ``streamed`` when it asked for an event stream."""
+    def decided(self, decision: Decision, expected: Duration, *, priority: int = 0) -> None:
+        """Count a request that was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
         route = self._routes.get((request.model, priority)) or self._route(request.model, priority)
         key = (decision.policy, decision.basis, arm_of(decision.arm))
@@ -169,7 +167,7 @@ class RequestMetrics:
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
         ttft_ms = expected.first_token_s * 1e3 if tokens else math.nan
-        self._open[decision.id] = _Open(route, endpoint, streamed, tokens, cached, ttft_ms)
+        self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
         """Count what was seen of the body of a request to be picked."""

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from epp.server.observe import Sampler, section_of
-from epp.server.unobserved import TICK_S, UnobservedLeases
+from epp.server.unobserved import TICK_S
 
 if TYPE_CHECKING:
     from epp.clock import Clock
@@ -30,7 +30,7 @@ class Observation:
 
     def __init__(self, config: Config, core: Core, metrics: Metrics, clock: Clock) -> None:
         self.sampler = Sampler(section_of(config.observe), seed=config.policy.seed, clock=clock)
-        self.leases = UnobservedLeases(core.picker, core.outcomes, clock)
+        self.leases = core.leases
         metrics.show("sampler", self.sampler)
         metrics.show("leases", self.leases)
 

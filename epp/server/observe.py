@@ -59,7 +59,7 @@ class Sampler:
         self._seed, self._clock = seed, clock
         self._configured = self._share = share_of(settings.mode)
         self._limit = settings.max_chunks_per_s
-        self._otherwise = Observe.LEAVE if settings.unobserved == "end" else Observe.CARRY
+        self._otherwise = Observe.END_STREAM_AFTER_PICK if settings.unobserved == "end" else Observe.CARRY
         self._window_begun_s = self._changed_s = clock.mono_s()
         self._in_window = 0
         #: Responses by what became of them.
@@ -73,7 +73,9 @@ class Sampler:
     @property
     def may_leave(self) -> bool:
         """Whether any stream may end with its pick."""
-        return self._otherwise is Observe.LEAVE and (self._configured < 1.0 or self._limit > 0)
+        return self._otherwise is Observe.END_STREAM_AFTER_PICK and (
+            self._configured < 1.0 or self._limit > 0
+        )
 
     def now_s(self) -> float:
         """Monotonic seconds."""

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from epp.server.resolve import Resolver
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from epp.config.relays import Relays
     from epp.decide.records import Decision
     from epp.extproc.types import Pick
@@ -37,24 +33,23 @@ class RelayPaths:
         self.resolver = Resolver()
         self.resolver.set_pool(address for addresses in self._addresses.values() for address in addresses)
 
-    def through(self, pick: Pick, decision: Decision, allowed: Collection[str] | None) -> Pick:
-        """The pick with its relays: of its endpoints first, then of the other regions that it may go to.
+    def set_path(self, pick: Pick, decision: Decision) -> None:
+        """Name a pick's relays: of its endpoints first, then of the other regions that it may go to.
 
         Each region comes once, with the connection whose turn it is: a relay that cannot be reached on one
         is not likely to be on the next, so a retry goes elsewhere.
         """
         if not self._addresses:
-            return pick
-        regions = decision.fleet.regions
+            return
+        regions, allowed = decision.fleet.regions, decision.request.regions
         wanted = dict.fromkeys(regions[index] for index in (decision.chosen, *decision.fallbacks))
         wanted |= dict.fromkeys(region for region in self._addresses if allowed is None or region in allowed)
         path = [region for region in wanted if region in self._addresses]
         if not path:
-            return pick
-        names = ",".join(self._now(region) for region in path)
+            return
+        pick.metadata[RELAYS_KEY] = ",".join(self._now(region) for region in path)
         # Only the first is used as a rule: turns of the others would fall into step with it.
         self._turn[path[0]] = (self._turn[path[0]] + 1) % len(self._addresses[path[0]])
-        return replace(pick, metadata={**pick.metadata, RELAYS_KEY: names})
 
     def _now(self, region: str) -> str:
         return self.resolver.known_as(self._addresses[region][self._turn[region]])

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from epp.extproc.headers import LB_NAMESPACE
-from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
+from epp.extproc.messages import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER, LB_NAMESPACE
 from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from epp.errors import ClientError
 from epp.prompt.rewrite import rewrite
 from epp.prompt.rewrite_answer import restorer
 
 if TYPE_CHECKING:
-    from epp.decide.picker import Ask
     from epp.decide.records import Decision
     from epp.extproc.types import HttpRequest, Pick
 
@@ -26,40 +23,30 @@ USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
 PUBLIC_KEY, SERVED_KEY = "model_public", "model_served"
 
 
-def rewritten(
-    pick: Pick, request: HttpRequest, decision: Decision, ask: Ask, *, inject_usage: bool = False
-) -> Pick:
-    """The pick with the body that its engine understands.
+def rewrite_bodies(
+    pick: Pick, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
+) -> None:
+    """Let a pick carry the body that its engine understands.
 
     With another model name the answer must come uncompressed, so that the public name can be put back.
 
     Args:
-        pick: the destination.
+        pick: the destination; changed.
         request: as it came.
         decision: what was decided of it.
-        ask: what it asks.
         inject_usage: ask for the usage of event streams.
     """
-    public, served = ask.model, decision.served_model
-    renamed = bool(public) and served != public
-    usage = inject_usage and ask.stream and ask.api in USAGE_APIS
+    info, served = decision.request, decision.served_model
+    renamed = bool(info.model) and served != info.model
+    usage = inject_usage and info.stream and info.api in USAGE_APIS
     if not request.body or not (renamed or usage):
-        return pick
+        return
     try:
-        body = rewrite(request.body, model=served if renamed else None, include_usage=usage)
+        pick.body = rewrite(request.body, model=served if renamed else None, include_usage=usage)
     except ClientError:
-        # Bytes that are no text, where no parser of ours looks: the engine's to refuse, and it does.
-        return pick
-    if not renamed:
-        return replace(pick, body=body)
-    headers = dict(pick.set_headers)
-    if "accept-encoding" in request.headers:
-        headers["accept-encoding"] = "identity"
-    names = {PUBLIC_KEY: public, SERVED_KEY: served}
-    return replace(
-        pick,
-        body=body,
-        set_headers=headers,
-        metadata={**pick.metadata, **names},
-        rewrite_response=partial(restorer, public),
-    )
+        return  # bytes that are no text, where no parser of ours looks: the engine refuses them
+    if renamed:
+        if "accept-encoding" in request.headers:
+            pick.set_headers["accept-encoding"] = "identity"
+        pick.metadata |= {PUBLIC_KEY: info.model, SERVED_KEY: served}
+        pick.rewrite_response = partial(restorer, info.model)

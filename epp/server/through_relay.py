@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epp.extproc.mutate import DESTINATION_HEADER
+from epp.extproc.messages import DESTINATION_HEADER
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
 

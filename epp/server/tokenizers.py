@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Tokens
-    from epp.prompt.types import CountedPrompt, FirstArguments, ParsedRequest, TemplateArguments
+    from epp.prompt.types import FirstArguments, ParsedRequest, TemplateArguments, TokenCount
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Counting(Protocol):
     #: Arguments that its chat template puts before the chat.
     first_arguments: FirstArguments
 
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
         """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
         ...
 
@@ -56,12 +56,12 @@ class Count:
 
     def __init__(
         self,
-        job: asyncio.Future[CountedPrompt],
-        wait: Callable[[asyncio.Future[CountedPrompt]], Coroutine[Any, Any, CountedPrompt | None]],
+        job: asyncio.Future[TokenCount],
+        wait: Callable[[asyncio.Future[TokenCount]], Coroutine[Any, Any, TokenCount | None]],
     ) -> None:
         self._job, self._wait = job, wait
 
-    def __await__(self) -> Generator[Any, None, CountedPrompt | None]:
+    def __await__(self) -> Generator[Any, None, TokenCount | None]:
         """Wait; whoever is cancelled meanwhile gives the count up."""
         return self._wait(self._job).__await__()
 
@@ -129,7 +129,7 @@ class Tokenizers:
     def _end(self) -> None:
         self._running -= 1
 
-    async def _within_budget(self, name: str, job: asyncio.Future[CountedPrompt]) -> CountedPrompt | None:
+    async def _within_budget(self, name: str, job: asyncio.Future[TokenCount]) -> TokenCount | None:
         try:
             # Cancels the job when the time is over or the client has gone: one that waits is never begun.
             # Python 3.11's `wait_for` takes no notice of who goes in the moment in which it is done.

@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.prompt.types import MeasuredPrompt
+    from epp.view import RequestView
 
 #: Tokens by which two counts of one copy may be apart.
 _SAME_TOKENS = 0.5
@@ -60,7 +60,7 @@ class StateSlots:
         return cls(settings.state_slots, settings.chunk_tokens) if settings.state_slots else None
 
     def reusable(
-        self, prompt: MeasuredPrompt, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
+        self, prompt: RequestView, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Of the tokens believed cached, by candidate, those up to the deepest copy."""
         result = np.zeros(len(slots))
@@ -82,7 +82,7 @@ class StateSlots:
                 break
         return result
 
-    def insert(self, slot: int, prompt: MeasuredPrompt, reused_tokens: float) -> None:
+    def insert(self, slot: int, prompt: RequestView, reused_tokens: float) -> None:
         """The slot computes what is left of a prompt, and copies its state on the way."""
         kept = self._kept.setdefault(slot, OrderedDict())
         position = reused_tokens
@@ -93,7 +93,7 @@ class StateSlots:
             if number:
                 self._keep(slot, kept, prompt.blocks[number - 1], prompt.tokens_before(number))
 
-    def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
+    def note_answer(self, slot: int, prompt: RequestView, answer_tokens: int) -> None:
         """The slot's state was copied where the answer to this prompt ended."""
         kept = self._kept.get(slot)
         if kept is not None and prompt.blocks and answer_tokens > 0:
@@ -116,7 +116,7 @@ class StateSlots:
                 return tokens
         return 0.0
 
-    def _use(self, kept: OrderedDict[int, float], prompt: MeasuredPrompt, reused_tokens: float) -> None:
+    def _use(self, kept: OrderedDict[int, float], prompt: RequestView, reused_tokens: float) -> None:
         """The copy that was taken up is the one used last; an answer's goes by a block before its end."""
         last = int(reused_tokens / prompt.block_tokens + 1e-6)
         for block in reversed(prompt.blocks[:last]):

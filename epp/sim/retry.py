@@ -21,13 +21,13 @@ from epp.sim.loop import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.decide.picker import Ask
     from epp.decide.records import Decision
     from epp.policies.base import Policy
     from epp.signals.capability import Cell
     from epp.sim.loop import Loop
     from epp.sim.results import SimResult
     from epp.sim.scenario import FleetSpec, WindowOptions, WindowRequest
+    from epp.view import RequestView
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
@@ -178,10 +178,10 @@ class RetrySim(FleetSim):
         for _ in range(self._at_once):
             self._asked.next_question()
 
-    def _ask(self, index: int) -> Ask:
+    def _info(self, index: int) -> RequestView:
         question = index // self._attempts
         return replace(
-            super()._ask(index),
+            super()._info(index),
             model=PUBLIC_MODEL,
             language=self._questions[question].language,
             tried_models=self._asked.tried(question),

@@ -15,7 +15,7 @@ import xxhash
 
 from epp.prompt.content import prompt_content
 from epp.prompt.token_offsets import token_offsets
-from epp.prompt.types import CountedPrompt, NotCountableError
+from epp.prompt.types import NotCountableError
 from epp.tokenizer.chunks import ChunkCounts, safe_markers, split_points
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from epp.prompt.content import PromptContent
-    from epp.prompt.types import TemplateArguments
+    from epp.prompt.types import TemplateArguments, TokenCount
     from epp.tokenizer.template import ChatTemplate
 
 #: Bytes that tokenizers is given in one call, and of the longest chunk that is counted at all: it takes up to
@@ -58,7 +58,7 @@ class TokenizerModel:
         self._counts = ChunkCounts()
         self._seed = secrets.randbits(64)  # nobody outside can search for texts with one hash
 
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
         """Count a prompt's tokens, and how they spread over its blocks.
 
         Args:
@@ -85,7 +85,7 @@ class TokenizerModel:
         offsets: list[float] = []
         if not content.media_tokens:  # where media are in the text, templates know and canonical bytes do not
             offsets = token_offsets(canonical, b"".join(texts), ends, tokens, block_bytes)
-        return CountedPrompt(total, offsets)
+        return total, offsets
 
     def rendered(self, canonical: bytes, arguments: TemplateArguments = ()) -> list[bytes]:
         """Return the texts that a prompt's tokens are made from.

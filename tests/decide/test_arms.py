@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 
 from epp.config.load import parse_weights
 from epp.decide.arms import Arms
-from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.picker import Picker, PickerSettings
 from epp.decide.prompt_roots import PromptRoots
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.policies.least_request import LeastRequest
-from epp.prompt.types import MeasuredPrompt
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
 from epp.tuner.plan import Plan, Split, Switchback, render_plan
 from epp.tuner.samples import read_stamp
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from epp.tuner.plan import Trial
+    from epp.view import RequestView
 
 START = 1_700_000_000.0
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.2}
@@ -70,8 +71,8 @@ def test_a_session_keeps_its_arm_and_the_decision_says_so() -> None:
     arms: dict[str, set[str]] = {}
     for number in range(400):
         session = f"s{number % 100}"
-        prompt = MeasuredPrompt(1, 1000, [number], 64.0)
-        decision = serving.pick(Ask(prompt=prompt, session=session), 0.0, START + number)
+        prompt = measured(1, 1000, [number], 64.0)
+        decision = serving.pick(asked(prompt=prompt, session=session), 0.0, START + number)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         assert stamp.trial == "c1-screen"
@@ -88,7 +89,7 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
     serving = picker(book(switchback()))
     by_block: dict[int, set[str]] = {}
     for second in range(0, 800, 5):
-        decision = serving.pick(Ask(), 0.0, START + second)
+        decision = serving.pick(asked(), 0.0, START + second)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         by_block.setdefault(second // 40, set()).add(stamp.arm)
@@ -100,14 +101,14 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
 def test_outside_of_a_trial_nothing_is_stamped() -> None:
     serving = picker(book(split()))
     for wall_s in (START - 1.0, START + 3600.0):
-        decision = serving.pick(Ask(session="s"), 0.0, wall_s)
+        decision = serving.pick(asked(session="s"), 0.0, wall_s)
         assert not decision.arm
         assert decision.weights.items() >= OLD.items()
-    assert not picker(book()).pick(Ask(session="s"), 0.0, START).arm
+    assert not picker(book()).pick(asked(session="s"), 0.0, START).arm
 
 
 def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
-    decision = picker(book(switchback())).pick(Ask(opaque=True), 0.0, START)
+    decision = picker(book(switchback())).pick(asked(opaque=True), 0.0, START)
     assert decision.policy == "least-request"
     assert not decision.arm
 
@@ -169,11 +170,11 @@ def test_any_prefix_of_either_file_leaves_weights_within_bounds(data: st.DataObj
     assert not stamp or read_stamp(stamp) is not None
 
 
-def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
+def prompt(template: int, conversation: int, turn: int, length: int = 5) -> RequestView:
     """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
     shared = [template * 1_000_000 + depth for depth in range(length)]
     own = [template * 1_000_000 + conversation * 1000 + 100 + depth for depth in range(turn)]
-    return MeasuredPrompt(7, 4000, [*shared, *own], 64.0)
+    return measured(7, 4000, [*shared, *own], 64.0)
 
 
 def learned() -> PromptRoots:
@@ -192,7 +193,7 @@ def test_the_root_of_a_conversation_lies_below_its_template() -> None:
 
 def test_a_prompt_that_ends_in_its_template_has_no_root() -> None:
     assert learned().root(prompt(2, 9, 0)) is None
-    assert learned().root(MeasuredPrompt(7, 10, [], 64.0)) is None
+    assert learned().root(measured(7, 10, [], 64.0)) is None
 
 
 def test_nothing_is_drawn_before_templates_can_show() -> None:
@@ -203,10 +204,10 @@ def test_nothing_is_drawn_before_templates_can_show() -> None:
 def test_requests_without_sessions_are_drawn_by_their_root() -> None:
     arms = Arms(book(split(share=0.5)), "{:x}".format)
     for number in range(150):
-        arms.choose(Ask(prompt=prompt(1, 500 + number, 2)), START)
+        arms.choose(asked(prompt=prompt(1, 500 + number, 2)), START)
     found = {}
     for number in range(40):
-        stamps = {arms.choose(Ask(prompt=prompt(1, number, turn)), START)[1] for turn in range(1, 5)}
+        stamps = {arms.choose(asked(prompt=prompt(1, number, turn)), START)[1] for turn in range(1, 5)}
         assert len(stamps) == 1
         found[number] = stamps.pop()
     assert len(set(found.values())) == 2

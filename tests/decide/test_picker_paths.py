@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from epp.decide.picker import Ask, Picker
-from epp.prompt.types import MeasuredPrompt
 from epp.signals.endpoint import Endpoint
 from epp.signals.paths import NONE_IDLE, Travelled
 from tests.decide.test_picker import build
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
+    from epp.decide.picker import Picker
     from epp.decide.records import Decision, Outcome
 
 TWINS = [Endpoint("a:1", region="west"), Endpoint("b:1", region="west")]
@@ -33,7 +33,7 @@ def far_twins() -> Picker:
 def pick(picker: Picker, now_s: float) -> Decision:
     """A prompt of its own, so that no cache attracts it."""
     blocks = [int(now_s * 1e6) * 1_000 + number for number in range(1, 31)]
-    return picker.pick(Ask(prompt=MeasuredPrompt(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
+    return picker.pick(asked(prompt=measured(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
 
 
 def over(picker: Picker, decision: Decision, told: Travelled | None, now_s: float) -> Outcome:

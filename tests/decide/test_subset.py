@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decide.eligibility import Eligibility, Wants
+from epp.decide.eligibility import Eligibility
 from epp.decide.subset import KEY, NAMESPACE, Subset, hosts_of, parse_entries, subset_hint
 from epp.errors import NoEndpointError
 from epp.signals.endpoint import Endpoint
+from epp.view import RequestView
 
 POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "replica.example:8000")
 
@@ -79,26 +80,20 @@ def filters() -> Eligibility:
 
 
 def test_only_what_is_listed_is_a_candidate(filters: Eligibility) -> None:
-    found = filters.candidates(Wants(subset=parse_entries(("10.0.0.1",))), None)
+    found = filters.candidates(RequestView(subset=filters.addresses(parse_entries(("10.0.0.1",)))), None)
     assert found.slots.tolist() == [0, 1]
     assert set(found.excluded["subset"]) == set(POOL[2:])
 
 
 def test_the_other_rules_hold_within_a_subset(filters: Eligibility) -> None:
-    found = filters.candidates(Wants(subset=parse_entries(("10.0.0.1",)), context_tokens=200), None)
+    found = filters.candidates(
+        RequestView(subset=filters.addresses(parse_entries(("10.0.0.1",))), prompt_tokens=200), None
+    )
     assert found.slots.tolist() == [0]
 
 
 @pytest.mark.parametrize("subset", [Subset(), parse_entries(("10.9.9.9:1",))], ids=["empty", "elsewhere"])
 def test_a_hint_that_allows_nobody_is_refused_by_its_name(filters: Eligibility, subset: Subset) -> None:
     with pytest.raises(NoEndpointError) as caught:
-        filters.candidates(Wants(subset=subset), None)
+        filters.candidates(RequestView(subset=filters.addresses(subset)), None)
     assert caught.value.rule == "subset"
-
-
-def test_a_pool_that_changes_is_matched_anew(filters: Eligibility) -> None:
-    wants = Wants(subset=parse_entries(("10.0.0.9:1",)))
-    with pytest.raises(NoEndpointError):
-        filters.candidates(wants, None)
-    filters.set_pool([(0, Endpoint("10.0.0.9:1"))])
-    assert filters.candidates(wants, None).slots.tolist() == [0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import Assumption, BodyMode
+from epp.extproc.modes import BodyMode, Modes
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Cause, ExchangeEnded
 from epp.pb.ext_proc_pb2 import ProcessingRequest
@@ -30,7 +30,7 @@ def test_undeclared_modes_are_assumed_duplex() -> None:
 
 
 def assumed(mode: BodyMode) -> Conversation:
-    return Conversation(Stream(assume=Assumption(request_body=mode)))
+    return Conversation(Stream(assumed=Modes(mode, DUPLEX, declared=False)))
 
 
 def test_undeclared_modes_are_assumed_as_configured() -> None:
@@ -62,7 +62,7 @@ def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None
     talk = assumed(BUFFERED)
     talk.send(request_headers({**POST, "content-length": length}))
     talk.send(request_body(b"x" * 60))
-    assert talk.asked().request.body == b"x" * 60
+    assert talk.asked().body == b"x" * 60
     assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
 
 
@@ -70,7 +70,7 @@ def test_a_declared_buffer_is_believed_whatever_its_length() -> None:
     talk = Conversation()
     talk.send(with_modes(request_headers({**POST, "content-length": "100"}), BUFFERED))
     talk.send(request_body(b"x" * 60))
-    assert talk.asked().request.body == b"x" * 60
+    assert talk.asked().body == b"x" * 60
 
 
 OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [

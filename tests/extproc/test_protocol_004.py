@@ -74,7 +74,7 @@ def test_the_subset_hint_comes_with_the_headers() -> None:
     """004, subset hint: with the headers' message."""
     talk = Conversation()
     talk.send(with_modes(with_metadata(request_headers(end=True), *HINT), DUPLEX))
-    assert talk.asked().request.metadata[HINT[0]] == HINT[1]
+    assert talk.asked().metadata[HINT[0]] == HINT[1]
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
@@ -83,7 +83,7 @@ def test_the_subset_hint_comes_with_the_body(mode: BodyMode) -> None:
     talk = Conversation()
     talk.send(with_modes(request_headers(), mode))
     talk.send(with_metadata(request_body(b"{}", end=True), *HINT))
-    assert talk.asked().request.metadata[HINT[0]] == HINT[1]
+    assert talk.asked().metadata[HINT[0]] == HINT[1]
 
 
 def test_the_body_does_not_take_back_the_hint_of_the_headers() -> None:
@@ -91,7 +91,7 @@ def test_the_body_does_not_take_back_the_hint_of_the_headers() -> None:
     talk = Conversation()
     talk.send(with_modes(with_metadata(request_headers(), *HINT), DUPLEX))
     talk.send(with_metadata(request_body(b"{}", end=True), HINT[0], {"other": 1.0}))
-    assert talk.asked().request.metadata[HINT[0]] == {**HINT[1], "other": 1.0}
+    assert talk.asked().metadata[HINT[0]] == {**HINT[1], "other": 1.0}
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
@@ -99,7 +99,7 @@ def test_a_request_without_a_body_is_picked_for_at_its_headers(mode: BodyMode) -
     """004, requests without a body: by policy and subset like any other, not at random."""
     talk = Conversation()
     talk.send(with_modes(with_metadata(request_headers(end=True), *HINT), mode))
-    assert talk.asked().request.body is None
+    assert talk.asked().body is None
     talk.pick(expect=["request_headers"])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from epp.extproc import mutate
+from epp.extproc import messages
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Pick, Refusal
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
@@ -47,7 +47,7 @@ PROTO_TYPES = {
 }
 
 
-def messages() -> list[tuple[Descriptor, Any]]:
+def both() -> list[tuple[Descriptor, Any]]:
     return [
         (descriptor, getattr(theirs, name))
         for ours, theirs in PAIRS
@@ -81,7 +81,7 @@ def map_entry(field: FieldDescriptor) -> Descriptor | None:
     return message if message is not None and message.GetOptions().map_entry else None
 
 
-@pytest.mark.parametrize(("ours", "theirs"), messages(), ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("ours", "theirs"), both(), ids=lambda value: getattr(value, "name", ""))
 def test_every_field_is_envoys(ours: Descriptor, theirs: Any) -> None:
     their_fields = {field.name: field for field in dataclasses.fields(theirs)}
     left_out = {name for message, name in LEFT_OUT if message == ours.name}
@@ -182,7 +182,7 @@ def test_an_independent_reader_reads_a_duplex_answer() -> None:
 
 def test_an_independent_reader_reads_a_refusal() -> None:
     refusal = Refusal(429, b"slow down", "text/plain", {"retry-after": "1"}, "epp no endpoint")
-    read = read_theirs(mutate.immediate(refusal)).immediate_response
+    read = read_theirs(messages.immediate(refusal)).immediate_response
     assert read is not None
     assert read.status is not None
     assert read.status.code == 429

@@ -7,15 +7,15 @@ from itertools import product
 import pytest
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.stream import Stream
 from epp.extproc.types import (
     Abort,
     Cause,
     ExchangeEnded,
     Finish,
+    HttpRequest,
     Observe,
     Pick,
-    PickNeeded,
     ResponseData,
     ResponseStarted,
 )
@@ -40,7 +40,7 @@ from tests.kit.conversation import (
 STREAMED, NONE = BodyMode.STREAMED, BodyMode.NONE
 COMPLETED = ExchangeEnded(Cause.COMPLETED)
 STARTED = ResponseStarted(200, {":status": "200"})
-UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.LEAVE)
+UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.END_STREAM_AFTER_PICK)
 CARRIED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
 
 
@@ -166,7 +166,7 @@ def test_no_pick_is_asked_for_once_the_client_has_its_answer(rest: ProcessingReq
 
 
 def test_a_body_over_the_limit_after_envoys_own_answer_is_left_to_it() -> None:
-    talk = Conversation(Stream(StreamLimits(max_body_bytes=1)))
+    talk = Conversation(Stream(1))
     talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
     talk.send(response_headers("408", end=True))
     talk.send(request_body(b"{}"), expect=[])
@@ -215,7 +215,7 @@ def test_a_body_that_is_changed_and_left_goes_as_changed() -> None:
     talk = Conversation()
     talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
     talk.send(request_body(b"{}", end=True))
-    reply = talk.pick(Pick("a:1", "d", body=b'{"a":1}', observe_response=Observe.LEAVE))[0]
+    reply = talk.pick(Pick("a:1", "d", body=b'{"a":1}', observe_response=Observe.END_STREAM_AFTER_PICK))[0]
     assert isinstance(reply, ProcessingResponse)
     assert reply.request_headers.response.body_mutation.body == b'{"a":1}'
     assert header_changes(reply)["content-length"] == b"7"
@@ -235,13 +235,6 @@ def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None
     talk.close(cut=True, expect=[ExchangeEnded(Cause.CLIENT_GONE)])
 
 
-def test_a_passed_request_need_not_be_observed_either() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(end=True), DUPLEX, STREAMED))
-    outputs = talk.stream.pass_through(Observe.LEAVE)
-    assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
-
-
 RESPONSE_PARTS = [response_headers(), response_body(b"a"), response_body(b"b"), response_trailers()]
 
 
@@ -259,4 +252,4 @@ def test_a_stream_may_end_anywhere(cut: bool, upto: int, mode: BodyMode) -> None
         cause = Cause.CUT_OFF  # its end would have been shown
     talk.close(cut=cut, expect=[] if upto == 4 else [ExchangeEnded(cause)])
     assert sum(isinstance(output, ExchangeEnded) for output in talk.outputs) == 1
-    assert isinstance(talk.asked(), PickNeeded)
+    assert isinstance(talk.asked(), HttpRequest)

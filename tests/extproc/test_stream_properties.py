@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.extproc.modes import Assumption, BodyMode
-from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.modes import BodyMode, Modes
+from epp.extproc.stream import Stream
 from epp.extproc.types import ExchangeEnded, Observe, Pick, Refusal
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from tests.kit.conversation import (
@@ -80,23 +80,20 @@ ANSWERS = st.sampled_from(
     [
         PICK,
         Pick("a:1", "d", {"x": "y"}, b"changed"),
-        Pick("a:1", "d", observe_response=Observe.LEAVE),
+        Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK),
         Refusal(503, b""),
-        "pass",
     ]
 )
 STEPS = st.lists(MESSAGES | ANSWERS, max_size=12)
 MODES = st.sampled_from(list(BodyMode))
 
 
-def step(talk: Conversation, what: ProcessingRequest | Pick | Refusal | str) -> None:
+def step(talk: Conversation, what: ProcessingRequest | Pick | Refusal) -> None:
     match what:
         case Pick():
             talk.pick(what)
         case Refusal():
             talk.refuse(what)
-        case str():
-            talk.pass_through()
         case _:
             copy = ProcessingRequest()
             copy.CopyFrom(what)
@@ -111,13 +108,13 @@ def step(talk: Conversation, what: ProcessingRequest | Pick | Refusal | str) -> 
     cut=st.booleans(),
 )
 def test_no_sequence_of_messages_breaks_a_stream(
-    steps: list[ProcessingRequest | Pick | Refusal | str],
+    steps: list[ProcessingRequest | Pick | Refusal],
     modes: tuple[BodyMode, BodyMode] | None,
     assume: BodyMode,
     opens: bool,
     cut: bool,
 ) -> None:
-    talk = Conversation(Stream(StreamLimits(max_body_bytes=30), Assumption(assume, assume)))
+    talk = Conversation(Stream(30, Modes(assume, assume, declared=False)))
     if opens:
         first = request_headers()
         talk.send(with_modes(first, *modes) if modes else first)
@@ -141,7 +138,7 @@ def test_no_sequence_of_messages_breaks_a_stream(
 def test_no_legal_exchange_is_aborted(
     chunks: list[bytes],
     trailers: bool,
-    answer: Pick | Refusal | str,
+    answer: Pick | Refusal,
     response: list[bytes],
     modes: tuple[BodyMode, BodyMode],
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.clock import ManualClock
-from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.picker import Picker, PickerSettings
 from epp.decide.record_files import file_name
 from epp.decide.records import SCHEMA_VERSION, Outcome, outcome_record, to_record
 from epp.decide.weights import WeightBook
@@ -22,7 +22,6 @@ from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.sidecar.files import Files
 from epp.sidecar.lock import ProcessLock
@@ -35,6 +34,7 @@ from epp.tune.tuner import Found, Tuner
 from epp.tuner.bounds import tuner_bounds
 from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp.tuner.state import Rules
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -276,9 +276,9 @@ class World:
         """One request: decided, recorded, ended."""
         number = next(self._numbers)
         name = f"id{number}"
-        prompt = MeasuredPrompt(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
+        prompt = measured(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
         wall_s = self.clock.wall_s() + keyed_uniform(1, name, "at") * 0.9
-        ask = Ask(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
+        ask = asked(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
         decision = self.picker.pick(ask, self.clock.mono_s(), wall_s)
         self.picker.end(decision.id, "completed", self.clock.mono_s())
         arm = decision.arm.split("/")[1] if decision.arm else ""
@@ -293,7 +293,7 @@ class World:
             e2e_ms=2.0 * ttft_ms,
             usage=Usage(640, 16, 0),
         )
-        lines = [to_record(decision, session=ask.session)]
+        lines = [to_record(decision)]
         if self.outcomes:
             lines.append(outcome_record(outcome, wall_s + outcome.e2e_ms / 1e3))
         self.write(*lines)

@@ -13,7 +13,7 @@ from epp.extproc.types import HttpRequest
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.registry import find_parser
 from epp.prompt.tokens import EstimateCounter
-from epp.server.core import Decided
+from tests.kit.requests import Decided, decide
 from tests.prompt.test_golden import GOLDEN, REQUESTS
 
 _GROWING = {"messages": "messages", "chat": "messages", "response items": "input"}
@@ -56,7 +56,7 @@ def unmarked(value: Any) -> Any:
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_every_request_gets_an_endpoint(rig: Rig, request_: dict[str, Any]) -> None:
-    decided = rig.core.decide(asked(request_))
+    decided = decide(rig.core, asked(request_))
     assert isinstance(decided, Decided), decided
     assert decided.decision.api == (request_["api"] or "")
     assert decided.pick.destination.split(":")[0].startswith("10.")

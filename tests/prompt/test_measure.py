@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import xxhash
 from hypothesis import given
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from epp.prompt import blocks
 from epp.prompt.blocks import BlockHasher
-from epp.prompt.registry import affinity_key
 from epp.prompt.tokens import EstimateCounter
-from epp.prompt.types import CountedPrompt, MeasuredPrompt, ParsedRequest
+from epp.prompt.types import ParsedRequest
+
+if TYPE_CHECKING:
+    from epp.view import RequestView
 
 COUNTER = EstimateCounter()
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
@@ -19,7 +23,7 @@ def request(data: bytes, *, model: str = "m", salt: str = "", session: str = "")
     return ParsedRequest("api", model, data, False, None, session, salt, False)
 
 
-def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> MeasuredPrompt:
+def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> RequestView:
     return hasher.measure(request(data, **fields), COUNTER, tenant)
 
 
@@ -79,10 +83,10 @@ def test_blocks_cover_the_tokens_of_whole_blocks_only() -> None:
 
 
 def test_a_prompt_with_bytes_has_a_token_though_a_tokenizer_counts_none() -> None:
-    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", CountedPrompt(0, [0.0, 0.0, 0.0]))
+    prompt = HASHER.measure(request(b"x" * 100), COUNTER, "", (0, [0.0, 0.0, 0.0]))
     assert prompt.prompt_tokens == 1
     assert prompt.block_tokens == 0.32, "others divide by it"
-    assert HASHER.measure(request(b""), COUNTER, "", CountedPrompt(0, [])).prompt_tokens == 0
+    assert HASHER.measure(request(b""), COUNTER, "", (0, [])).prompt_tokens == 0
 
 
 def test_the_estimate_has_a_prior_per_model() -> None:
@@ -104,9 +108,9 @@ def test_names_outside_of_the_process_are_keyed_and_stable() -> None:
 
 def test_affinity_keys_on_the_session_else_on_the_first_blocks() -> None:
     def key(data: bytes, session: str = "") -> str:
-        return affinity_key(request(data, session=session), measure(data))
+        return measure(data, session=session).affinity_key
 
     head = b"h" * 16 * 32
     assert key(head + b"a" * 64) == key(head + b"b" * 64) != key(b"i" + head)
-    assert key(head, session="s") == "s"
+    assert key(head, session="s") == key(b"", session="s") == HASHER.export_name("s")
     assert key(b"short") == ""

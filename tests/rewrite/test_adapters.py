@@ -14,17 +14,17 @@ from epp.prompt.tokens import EstimateCounter
 from epp.signals.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
-    from epp.prompt.types import MeasuredPrompt
+    from epp.view import RequestView
 
 HASHER, COUNTER = BlockHasher(b"a secret of sixteen"), EstimateCounter()
 
 
-def measured(model: str, text: str) -> MeasuredPrompt:
+def measured(model: str, text: str) -> RequestView:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
     return HASHER.measure(ChatParser().parse(body, {}), COUNTER)
 
 
-def cached(index: PrefixIndex, prompt: MeasuredPrompt) -> float:
+def cached(index: PrefixIndex, prompt: RequestView) -> float:
     return float(index.match(prompt).cached_tokens(np.array([0], dtype=np.intp))[0])
 
 

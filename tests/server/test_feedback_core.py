@@ -20,6 +20,7 @@ from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
 from tests.kit.logs import own_lines
+from tests.kit.requests import decide
 from tests.kit.shown import shown
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Deployment:
     def decide(self, messages: list[dict[str, str]], **fields: Any) -> Decision:
         body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
         headers = {"content-type": "application/json"}
-        decided = self.core.decide(HttpRequest("POST", "/v1/chat/completions", headers, body))
+        decided = decide(self.core, HttpRequest("POST", "/v1/chat/completions", headers, body))
         assert not isinstance(decided, Refusal)
         return decided.decision
 

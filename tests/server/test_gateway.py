@@ -11,7 +11,6 @@ import pytest
 from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
-from epp.server.core import Decided
 from epp.signals.endpoint import Endpoint
 from tests.kit.conversation import (
     DUPLEX,
@@ -21,6 +20,7 @@ from tests.kit.conversation import (
     response_headers,
     with_modes,
 )
+from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,13 +62,13 @@ def bodyless(*, hint: Any = ...) -> HttpRequest:
 
 
 def picked(made: App, request: HttpRequest) -> list[str]:
-    decided = made.core.decide(request)
+    decided = decide(made.core, request)
     assert isinstance(decided, Decided), decided
     return decided.pick.destination.split(",")
 
 
 def refused(made: App, request: HttpRequest) -> Refusal:
-    refusal = made.core.decide(request)
+    refusal = decide(made.core, request)
     assert isinstance(refusal, Refusal)
     return refusal
 
@@ -143,7 +143,7 @@ def test_by_default_errors_are_the_apis_own(tmp_path: Path) -> None:
     ("errors", "start"), [("api", b'{"error"'), ("llm-d", b"inference error: BadRequest")]
 )
 def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, start: bytes) -> None:
-    refusal = app(tmp_path, errors=errors).core.gateway.too_large(bodyless(), 100)
+    refusal = app(tmp_path, errors=errors).core.refuse_unread(bodyless(), 413)
     assert refusal.status == 413
     assert refusal.body.startswith(start)
 
@@ -202,12 +202,12 @@ async def test_a_body_over_the_limit_is_counted_as_other_refusals_are(tmp_path: 
 def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     """llm-d's --emit-endpoint-scores; the picked endpoint has the highest."""
     made = app(tmp_path, emit_scores=True)
-    decided = made.core.decide(chat())
+    decided = decide(made.core, chat())
     assert isinstance(decided, Decided)
     scores = decided.pick.scores
     assert set(scores) == set(POOL)
     assert scores[decided.decision.endpoint] == max(scores.values())
-    plain = app(tmp_path).core.decide(chat())
+    plain = decide(app(tmp_path).core, chat())
     assert isinstance(plain, Decided)
     assert not plain.pick.scores
 
@@ -219,7 +219,7 @@ IN_ORDER = ["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8001"]
 def test_the_suite_steers(tmp_path: Path) -> None:
     """Conformance: endpoints of the pool in the order of the header; the lease is the first one's."""
     made = app(tmp_path, conformance=True)
-    decided = made.core.decide(chat(test_epp_endpoint_selection=STEERED))
+    decided = decide(made.core, chat(test_epp_endpoint_selection=STEERED))
     assert isinstance(decided, Decided)
     assert decided.pick.destination.split(",") == IN_ORDER
     assert decided.decision.endpoint == IN_ORDER[0]
@@ -265,7 +265,7 @@ def test_a_dual_stack_pod_is_matched_and_told_by_the_address_that_the_gateway_li
     """Subset hint: only what it lists may be answered, and a pod has two addresses."""
     made = app(tmp_path, emit_scores=True)
     made.core.resolver.set_aliases(OTHER)
-    decided = made.core.decide(request_of(hint=hint))
+    decided = decide(made.core, request_of(hint=hint))
     assert isinstance(decided, Decided)
     assert set(decided.pick.destination.split(",")) == told
     assert set(decided.pick.scores) == told

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from epp.bench.cpu import held
-from epp.extproc.message_size import MAX_BODILESS_BYTES
+from epp.extproc.messages import MAX_BODILESS_BYTES
 from epp.http2.calls import STREAM_BYTES
 from epp.http2.status import Status
 from epp.server.health import EXT_PROC, MAX_WATCHES

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.clock import ManualClock
-from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.picker import Picker, PickerSettings
 from epp.decide.records import Outcome
 from epp.decide.weights import WeightBook
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.metrics import Histogram, Metrics
 from epp.server.metrics_read import PickerState
@@ -32,6 +31,7 @@ from epp.signals.paths import Travelled
 from epp.signals.prefix_index import PrefixIndex
 from epp.tuner.plan import Plan, Switchback, render_plan
 from tests.kit.replicas import metric
+from tests.kit.requests import asked, measured
 from tools.gen_metrics_docs import PAGE, page
 
 POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
@@ -62,10 +62,12 @@ class Bench:
         self, model: str = "m", tokens: int = 1024, *, streamed: bool = True, priority: int = 0
     ) -> tuple[str, str]:
         """A decision; its id and endpoint."""
-        prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
-        decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
+        prompt = measured(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
+        decision = self.picker.pick(
+            asked(model=model, prompt=prompt, body_bytes=4 * tokens, stream=streamed), 0.0, 0.0
+        )
         expected = foretell(decision.request, decision.fleet, decision.chosen)
-        self.metrics.requests.decided(decision, expected, streamed=streamed, priority=priority)
+        self.metrics.requests.decided(decision, expected, priority=priority)
         return decision.id, decision.endpoint
 
     def end(

@@ -11,13 +11,12 @@ import pytest
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
-from epp.decide.picker import Ask, Picker, PickerSettings
+from epp.decide.picker import Picker, PickerSettings
 from epp.decide.records import Outcome, Source
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.extproc.types import Finish, Observe
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
 from epp.prompt.usage import Usage
 from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
@@ -30,6 +29,7 @@ from epp.signals.prefix_index import PrefixIndex
 from epp.signals.rates import Rates, RateTable
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -
     read = [one.choose(decision_id) for decision_id in IDS]
     assert low <= read.count(Observe.READ) <= high
     assert read == [other.choose(decision_id) for decision_id in IDS]
-    assert set(read) <= {Observe.READ, Observe.LEAVE}
+    assert set(read) <= {Observe.READ, Observe.END_STREAM_AFTER_PICK}
 
 
 def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
@@ -123,7 +123,7 @@ def test_in_full_duplex_the_limit_carries_and_only_the_operator_leaves() -> None
     assert one.share < 0.2
     duplex = [one.choose(decision_id, duplex=True) for decision_id in IDS]
     assert 1000 < duplex.count(Observe.CARRY) < 2000
-    assert 1800 < duplex.count(Observe.LEAVE) < 2200
+    assert 1800 < duplex.count(Observe.END_STREAM_AFTER_PICK) < 2200
     others = [one.choose(decision_id) for decision_id in IDS]
     assert Observe.CARRY not in others
     assert [how is Observe.READ for how in others] == [how is Observe.READ for how in duplex]
@@ -190,8 +190,8 @@ class Bench:
         self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
 
     def decide(self, *, left: bool = True) -> str:
-        prompt = MeasuredPrompt(0, 1000, list(range(1, 16)), 64.0)
-        ask = Ask(model="m", prompt=prompt, max_output_tokens=11, stream=True)
+        prompt = measured(0, 1000, list(range(1, 16)), 64.0)
+        ask = asked(model="m", prompt=prompt, max_output_tokens=11, stream=True)
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
         self.leases.decided(decision, foretell(decision.request, decision.fleet, decision.chosen))
         if left:

@@ -16,8 +16,8 @@ from epp.decide.record_verify import verify
 from epp.decide.records import to_record
 from epp.extproc.types import Cause, HttpRequest
 from epp.prompt.usage import NO_USAGE, Usage
-from epp.server.core import Decided
 from epp.server.listed import ListedModel
+from tests.kit.requests import Decided, decide
 from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 
@@ -161,7 +161,7 @@ def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment
     list_context(deployment)
     body = json.dumps({"model": "m", "input": ["one", "two"]}).encode()
     request = HttpRequest("POST", "/v1/embeddings", {"content-type": "application/json"}, body)
-    decided = deployment.core.decide(request)
+    decided = decide(deployment.core, request)
     assert isinstance(decided, Decided)
     deployment.ended(decided.decision, usage=Usage(9000, 0, None))
     assert outcomes[0].usage == Usage(9000, 0, None)
@@ -173,7 +173,7 @@ def test_each_of_several_choices_may_be_as_long_as_the_context(deployment: Deplo
     body = json.dumps({"model": "m", "messages": QUESTION, "n": 4}).encode()
     request = HttpRequest("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
     for answers in (30_000, 40_000):
-        decided = deployment.core.decide(request)
+        decided = decide(deployment.core, request)
         assert isinstance(decided, Decided)
         deployment.ended(decided.decision, usage=Usage(100, answers, None))
     assert [outcome.usage for outcome in outcomes] == [Usage(100, 30_000, None), NO_USAGE]
@@ -257,7 +257,7 @@ def test_an_answer_that_need_not_have_tokens_is_no_failure(
     deployment: Deployment, path: str, body: dict[str, Any], status: int
 ) -> None:
     data = json.dumps({"model": "m", **body}).encode()
-    decided = deployment.core.decide(HttpRequest("POST", path, {"content-type": "application/json"}, data))
+    decided = decide(deployment.core, HttpRequest("POST", path, {"content-type": "application/json"}, data))
     assert isinstance(decided, Decided)
     deployment.ended(decided.decision, status=status, usage=NO_USAGE, response_bytes=2)
     slot = deployment.slot(decided.decision.endpoint)

@@ -21,12 +21,12 @@ from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.server.app import App
-from epp.server.core import Decided
 from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
 from epp.server.metrics import Metrics
 from epp.signals.endpoint import Endpoint
 from tests.kit.records import command, decided, recorder_to
+from tests.kit.requests import Decided, decide
 from tests.server.test_gateway import StillClock
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def app(folder: Path, **sections: Any) -> App:
 def ask(made: App, text: str = QUESTION, **headers: str) -> Decided:
     body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", names, body))
+    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", names, body))
     assert isinstance(found, Decided), found
     return found
 
@@ -95,7 +95,7 @@ def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: 
         ("chat-ü", {"x-epp-served-model": "chat-ü", "x-epp-untried-models": "0"}),
     ):
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]}).encode()
-        found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+        found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
         assert isinstance(found, Decided)
         assert found.pick.response_headers == headers
         assert ("model_served" in found.pick.metadata) is bool(headers)
@@ -213,8 +213,8 @@ async def test_explain_says_in_the_picker_s_words_why_there_is_no_such_decision(
 async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path) -> None:
     with recorder_to(tmp_path) as (recorder, _):
         assert isinstance(recorder, FileRecorder)
-        decision, asked = decided(1)[0]
-        recorder.decision(decision, asked)
+        decision, _ = decided(1)[0]
+        recorder.decision(decision)
         async with client(recorder.verdict) as http:
             url = str(http.make_url("/"))
             words = (decision.id, "--wrong", "--score", "0.5", "--evaluator", "me", "--url", url)

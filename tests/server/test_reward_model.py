@@ -19,9 +19,9 @@ from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
 from epp.server.app import App
-from epp.server.core import Decided
 from epp.server.learned import PER_CHECK
 from epp.signals.endpoint import Endpoint
+from tests.kit.requests import Decided, decide
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def app(folder: Path, clock: ManualClock | None = None, **sections: Any) -> App:
 
 def ask(made: App, text: str = "hello") -> Decision:
     body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
-    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
     assert isinstance(found, Decided), found
     return found.decision
 

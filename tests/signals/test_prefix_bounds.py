@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,21 +13,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from epp.prompt.types import MeasuredPrompt
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.prefix_index import PrefixIndex
+from tests.kit.requests import measured
+
+if TYPE_CHECKING:
+    from epp.view import RequestView
 
 
 def blocks(random: Random, count: int) -> list[int]:
     return [random.getrandbits(64) for _ in range(count)]
 
 
-def prompt(hashes: list[int], block_tokens: float = 64.0) -> MeasuredPrompt:
-    return MeasuredPrompt(0, round(len(hashes) * block_tokens), hashes, block_tokens)
+def prompt(hashes: list[int], block_tokens: float = 64.0) -> RequestView:
+    return measured(0, round(len(hashes) * block_tokens), hashes, block_tokens)
 
 
-def cached(index: PrefixIndex, asked: MeasuredPrompt, slot: int) -> float:
+def cached(index: PrefixIndex, asked: RequestView, slot: int) -> float:
     return float(index.match(asked).cached_tokens(np.array([slot], dtype=np.intp))[0])
 
 
@@ -166,9 +170,9 @@ class UnderPressure(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex(self.CAPACITY, self.MAX_TOKENS)
         self.capacity = [self.CAPACITY] * self.SLOTS
-        self.seen: list[MeasuredPrompt] = []
+        self.seen: list[RequestView] = []
 
-    def asked(self, path: list[int], block_tokens: float) -> MeasuredPrompt:
+    def asked(self, path: list[int], block_tokens: float) -> RequestView:
         hashes = [hash(tuple(path[: end + 1])) & 0xFFFF_FFFF_FFFF_FFFF for end in range(len(path))]
         self.seen.append(prompt(hashes, block_tokens))
         return self.seen[-1]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from epp.keyed_uniform import keyed_uniform
-from epp.prompt.types import MeasuredPrompt
 from epp.signals.prefix_index import PrefixIndex
+from tests.kit.requests import measured
+
+if TYPE_CHECKING:
+    from epp.view import RequestView
 
 BLOCK = 10.0
 
@@ -22,11 +25,11 @@ def chain(path: tuple[int, ...]) -> list[int]:
     return [int(keyed_uniform(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
 
 
-def prompt(*path: int, tail: int = 0) -> MeasuredPrompt:
-    return MeasuredPrompt(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
+def prompt(*path: int, tail: int = 0) -> RequestView:
+    return measured(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
 
 
-def cached(index: PrefixIndex, asked: MeasuredPrompt, *slots: int) -> list[float]:
+def cached(index: PrefixIndex, asked: RequestView, *slots: int) -> list[float]:
     found: list[float] = index.match(asked).cached_tokens(np.array(slots, dtype=np.intp)).tolist()
     return found
 
@@ -43,7 +46,7 @@ def test_the_longest_common_prefix_is_found_for_all_slots_at_once() -> None:
 def test_a_match_never_exceeds_the_prompt() -> None:
     index = PrefixIndex()
     index.insert(0, prompt(1, 2, 3))
-    short = MeasuredPrompt(0, 17, chain((1, 2)), BLOCK)
+    short = measured(0, 17, chain((1, 2)), BLOCK)
     assert cached(index, short, 0) == [17.0]
 
 

@@ -23,8 +23,7 @@ from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.decide.record_check import whole_records
 from epp.decide.record_files import DAMAGED, record_files
-from epp.extproc.headers import SERVED_KEY
-from epp.extproc.mutate import DESTINATION_HEADER
+from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
 from epp.server.client_credentials import client_tls
 from epp.server.doctor.context import Context
 from epp.server.doctor.engines import Engine
