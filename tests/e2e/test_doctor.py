@@ -11,7 +11,6 @@ from aiohttp import web
 
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, parse_pool
-from epp.envoy.settings import Variant
 from tests.kit.doctor import examined, findings, noted, said
 from tests.kit.picker import CONFIG, Serving
 from tests.kit.records import ended
@@ -70,33 +69,6 @@ async def test_nothing_is_found_on_a_healthy_deployment(tmp_path: Path) -> None:
         assert "holds all endpoints" in notes
 
 
-@pytest.mark.parametrize(
-    ("variant", "expected"),
-    [
-        (Variant.ORIGINAL_DST, ["takes a single endpoint"]),
-        (Variant.FULL_DUPLEX, ["every piece of every answer"]),
-    ],
-)
-async def test_of_the_other_variants_only_what_is_true_is_said(
-    tmp_path: Path, variant: Variant, expected: list[str]
-) -> None:
-    async with Serving(tmp_path, variant=variant) as serving:
-        report = await doctor(serving, tmp_path)
-        for words, what in zip(expected, said(report), strict=True):
-            assert words in what
-
-
-@pytest.mark.parametrize(("fallbacks", "served"), [(0, 200), (2, 503)])
-async def test_original_dst_serves_picks_of_a_single_endpoint(
-    tmp_path: Path, fallbacks: int, served: int
-) -> None:
-    policy = {"fallbacks": fallbacks}
-    async with Serving(tmp_path, variant=Variant.ORIGINAL_DST, policy=policy) as serving:
-        assert (await serving.chat("hello"))[0] == served
-        report = await doctor(serving, tmp_path, config=CONFIG | {"policy": policy})
-        assert any("takes a single endpoint" in what for what in said(report)) is (served == 503)
-
-
 async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
     async with Serving(
         tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000, "eds_path": ""}
@@ -127,12 +99,6 @@ async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
             "no Lua filter",
         ):
             assert words in whats
-
-
-async def test_a_foreign_page_is_told() -> None:
-    async with Engine([]) as engine:
-        report = await examined(parse_config(b"", "epp.yaml"), {}, picker=f"http://{engine.address}")
-        assert any("is not the page of a picker" in what for what in said(report))
 
 
 class Engine:
@@ -197,18 +163,3 @@ async def test_what_an_engine_tells_of_its_cache(usages: list[Any], words: str, 
         assert engine.requests == 2
         assert [words in what for what in said(report)] == [True] * bool(words)
         assert all(fix in finding.fix for finding in findings(report))
-
-
-async def test_no_requests_are_sent_when_none_are_wanted() -> None:
-    async with Engine([]) as engine:
-        specs = {engine.address: EndpointSpec(address=engine.address)}
-        report = await examined(parse_config(b"", "epp.yaml"), specs, send_requests=False)
-        assert engine.requests == 0
-        assert findings(report) == []
-
-
-async def test_a_clock_that_is_off_is_found() -> None:
-    async with Engine([usage(0), usage(416)], date="Sat, 01 Jan 2000 00:00:00 GMT") as engine:
-        specs = {engine.address: EndpointSpec(address=engine.address)}
-        (what,) = said(await examined(parse_config(b"", "epp.yaml"), specs), "clock")
-        assert engine.address in what

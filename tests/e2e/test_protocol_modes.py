@@ -190,28 +190,6 @@ async def test_in_observability_mode_all_is_decided_and_nobody_waits(
         assert "aborted" not in engines.picker.log()
 
 
-async def test_models_are_renamed_in_every_mode_that_shows_the_body(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, name in enumerate(("buffered", "partial", "streamed-ahead", "full duplex")):
-        with monkeypatch.context() as patched:
-            speaking(patched, SPEECHES[name])
-            own = {"restore_model": name != "full duplex"}
-            engines = TwoEngines(tmp_path / str(number), envoy=own)
-            engines.models = [{"m": "engine-a"}, {"m": "engine-b"}]
-            async with engines:
-                async with engines.http.post(engines.url + CHAT, data=chat(10), headers=JSON) as answer:
-                    told = await answer.json()
-                    assert (answer.status, told["model"]) == (200, "m"), name
-                got = engines.got[0]
-                assert json.loads(got.body)["model"].startswith("engine-"), name
-                assert int(got.headers.get("content-length", len(got.body))) == len(got.body)
-                if name == "full duplex":
-                    assert (
-                        await engines.picker.metric("epp_response_model_names_total", result="restored") == 1
-                    )
-
-
 def certificates(folder: Path) -> None:
     """An authority, and certificates by it for picker and Envoy; one of Envoy's is by nobody."""
 

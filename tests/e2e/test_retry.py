@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import aiohttp
 import openai
 import pytest
 
@@ -63,22 +62,3 @@ async def test_every_model_is_tried_once_until_one_is_right(variant: Variant, tm
         for engine in engines:
             (asked,) = engine.asked
             assert "x-epp-tried-models" not in asked.headers
-
-
-@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
-async def test_a_name_for_a_model_that_is_more_than_a_headers_value_adds_no_header(
-    variant: Variant, tmp_path: Path
-) -> None:
-    async with EngineServing(
-        tmp_path,
-        [Engine({}, answer=says("hi"))],
-        variant=variant,
-        envoy={"served_model_header": True},
-        policy={"name": "least-request"},
-        capability={"tell_model": True},
-    ) as serving:
-        body = {"model": "a\r\nset-cookie: x=1", "messages": [{"role": "user", "content": "hello"}]}
-        url = f"{serving.url}/v1/chat/completions"
-        async with aiohttp.ClientSession() as http, http.post(url, json=body) as answer:
-            assert answer.status == 200
-            assert "set-cookie" not in answer.headers

@@ -169,33 +169,6 @@ def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
     assert bodies.held_bytes == HEAD + 9
 
 
-@pytest.mark.parametrize("before", [lambda _: None, whole])
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation], None], cut: bool) -> None:
-    bodies = budget(10_000)
-    talk = sending(bodies)
-    talk.send(request_body(b"12345"))
-    before(talk)
-    talk.close(cut=cut)
-    assert bodies.held_bytes == 0
-    talk.pick()
-    assert bodies.held_bytes == 0
-
-
-def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_does_not() -> None:
-    bodies = budget(10)
-    talk = sending(bodies, at=PickAt.HEADERS)
-    talk.send(request_body(b"12345"), expect=[])
-    assert bodies.held_bytes == 5
-    talk.pick()
-    assert bodies.held_bytes == 0
-    talk.send(request_body(bytes(40)), expect=["request_body"])
-    assert bodies.held_bytes == 0
-    other = sending(bodies, at=PickAt.HEADERS)
-    other.send(request_body(bytes(20)), expect=["immediate_response", ended(Cause.REFUSED)])
-    assert bodies.held_bytes == 0
-
-
 @pytest.mark.parametrize("sizes", [(2,), (0, 1), (1, 511, 512, 513, 3), (600, 2, 2, 600), (0, 600, 0)])
 def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(sizes: tuple[int, ...]) -> None:
     """Objects of their own would take twenty times what short ones say."""

@@ -16,7 +16,6 @@ from tests.kit.conversation import (
     header_changes,
     request_body,
     request_headers,
-    request_trailers,
     streamed,
     with_modes,
 )
@@ -54,20 +53,6 @@ def test_the_body_is_left_with_envoy(mode: BodyMode, at: PickAt) -> None:
     assert header_changes(reply)["x-gateway-destination-endpoint"] == b"10.0.0.1:8000"
     assert talk.stream.released
     talk.send(request_body(b"all the same", end=True), expect=["request_body"])
-
-
-def test_an_override_keeps_what_is_shown_of_responses() -> None:
-    reply = headers_reply([*opened(BodyMode.BUFFERED, PickAt.HEADERS, STREAMED).pick()])
-    assert reply.mode_override.response_body_mode == ProcessingMode.STREAMED
-    assert reply.mode_override.response_header_mode == ProcessingMode.SEND
-
-
-def test_without_bodies_shown_there_is_nothing_to_wait_for() -> None:
-    talk = opened(NONE, PickAt.BODY)
-    reply = headers_reply([*talk.pick(expect=["request_headers"])])
-    assert reply.request_headers.response.status == CommonResponse.CONTINUE
-    assert not reply.HasField("mode_override")
-    talk.send(request_trailers(), expect=["request_trailers"])
 
 
 def test_full_duplex_passes_an_upload_piece_by_piece() -> None:

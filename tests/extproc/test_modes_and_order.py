@@ -66,13 +66,6 @@ def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None
     assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
 
 
-def test_a_declared_buffer_is_believed_whatever_its_length() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers({**POST, "content-length": "100"}), BUFFERED))
-    talk.send(request_body(b"x" * 60))
-    assert talk.asked().body == b"x" * 60
-
-
 OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [
     ("body first", [request_body(b"{}", end=True)]),
     ("trailers first", [request_trailers()]),
@@ -114,26 +107,3 @@ def test_a_mode_from_the_future_is_named() -> None:
     assert "17" in abort.detail
 
 
-REQUEST_PARTS = [request_headers(), request_body(b"{"), request_body(b"}"), request_trailers()]
-
-
-@pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("upto", range(len(REQUEST_PARTS) + 1))
-@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
-def test_a_stream_may_end_anywhere(mode: BodyMode, upto: int, cut: bool) -> None:
-    talk = Conversation()
-    parts = (
-        REQUEST_PARTS if mode is DUPLEX else [REQUEST_PARTS[0], request_body(b"{}"), None, REQUEST_PARTS[3]]
-    )
-    for index, message in enumerate(parts[:upto]):
-        if message is None:
-            talk.pick()
-            continue
-        copy = ProcessingRequest()
-        copy.CopyFrom(message)
-        talk.send(with_modes(copy, mode) if index == 0 else copy)
-    talk.close(cut=cut, expect=[ended(Cause.CLIENT_GONE if cut else Cause.STREAM_END)])
-    talk.pick(expect=[])
-    talk.refuse(expect=[])
-    talk.send(request_headers(), expect=[])
-    talk.close(cut=not cut, expect=[])

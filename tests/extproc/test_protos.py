@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from epp.extproc import messages
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Pick, Refusal
+from epp.extproc.types import Pick
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
-from tests.kit.conversation import DUPLEX, Conversation, request_body, request_headers, with_modes
+from tests.kit.conversation import Conversation, request_body, request_headers, with_modes
 from tools import gen_protos
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing these generated classes warns about how they were generated
@@ -167,34 +163,6 @@ def test_an_independent_reader_reads_a_buffered_answer() -> None:
     }
 
 
-def test_an_independent_reader_reads_a_duplex_answer() -> None:
-    first, second = replies(DUPLEX, Pick("[fd00::1]:8000", "d-8"))
-    assert first.request_headers is not None
-    assert first.dynamic_metadata is not None
-    assert second.request_body is not None
-    assert second.request_body.response is not None
-    mutation = second.request_body.response.body_mutation
-    assert mutation is not None
-    assert mutation.streamed_response == their_ext_proc.StreamedBodyResponse(
-        body=b"hello", end_of_stream=True
-    )
-
-
-def test_an_independent_reader_reads_a_refusal() -> None:
-    refusal = Refusal(429, b"slow down", "text/plain", {"retry-after": "1"}, "epp no endpoint")
-    read = read_theirs(messages.immediate(refusal)).immediate_response
-    assert read is not None
-    assert read.status is not None
-    assert read.status.code == 429
-    assert read.body == b"slow down"
-    assert read.headers is not None
-    assert {o.header.key: o.header.raw_value for o in read.headers.set_headers if o.header} == {
-        "content-type": b"text/plain",
-        "retry-after": b"1",
-    }
-    assert read.details == "epp_no_endpoint", "response code details hold no whitespace"
-
-
 needs_protoc = pytest.mark.skipif(
     importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed"
 )
@@ -203,38 +171,3 @@ needs_protoc = pytest.mark.skipif(
 @needs_protoc
 def test_generated_code_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     assert gen_protos.main(["--check"]) == 0, capsys.readouterr().err
-
-
-@needs_protoc
-def test_stale_code_is_found(tmp_path: Path) -> None:
-    fresh, committed = tmp_path / "fresh", tmp_path / "committed"
-    fresh.mkdir()
-    names = gen_protos.generate(fresh)
-    for name in names:
-        target = committed / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = (fresh / name).read_text()
-        target.write_text(text)
-    module = committed / "epp/pb/core_pb2.py"
-    module.write_text(module.read_text().replace("raw_value", "raw_valve"))
-    (committed / "epp/pb/http_status_pb2.py").unlink()
-    (committed / "epp/pb/left_over_pb2.py").write_text("")
-    problems = gen_protos.stale(fresh, names, committed)
-    assert "epp/pb/core_pb2.py: differs from its source" in problems
-    assert "epp/pb/http_status_pb2.py: missing" in problems
-    assert "epp/pb/left_over_pb2.py: no source in protos/" in problems
-
-
-@needs_protoc
-def test_another_protoc_is_judged_by_its_descriptors(tmp_path: Path) -> None:
-    fresh, committed = tmp_path / "fresh", tmp_path / "committed"
-    fresh.mkdir()
-    names = gen_protos.generate(fresh)
-    for name in names:
-        (committed / name).parent.mkdir(parents=True, exist_ok=True)
-        text = (fresh / name).read_text().replace("Protobuf Python Version: ", "Protobuf Python Version: 1")
-        (committed / name).write_text(text + "# worded differently\n")
-    assert gen_protos.stale(fresh, names, committed) == []
-    module = committed / "epp/pb/core_pb2.py"
-    module.write_text(module.read_text().replace("raw_value", "raw_valve"))
-    assert gen_protos.stale(fresh, names, committed)

@@ -88,18 +88,6 @@ def test_headers_alone_are_a_whole_request(mode: BodyMode) -> None:
     assert carries_pick(reply_named([*talk.pick(expect=["request_headers"])], "request_headers"))
 
 
-@pytest.mark.parametrize(
-    ("mode", "expect"), [(BUFFERED, ["request_body"]), (DUPLEX, ["request_headers", "request_body"])]
-)
-def test_an_empty_body_is_a_body(mode: BodyMode, expect: list[str]) -> None:
-    talk = opened(mode)
-    talk.send(request_body(end=True))
-    assert talk.asked().body == b""
-    outputs = talk.pick(expect=expect)
-    if mode is DUPLEX:
-        assert streamed(outputs, "request_body") == (b"", [True])
-
-
 def test_duplex_trailers_end_the_request_and_are_answered_last() -> None:
     talk = opened(DUPLEX)
     talk.send(request_body(b"x" * 100_000), expect=[])
@@ -107,13 +95,6 @@ def test_duplex_trailers_end_the_request_and_are_answered_last() -> None:
     assert talk.asked().body == b"x" * 100_000
     outputs = talk.pick(expect=["request_headers", "request_body", "request_body", "request_trailers"])
     assert streamed(outputs, "request_body") == (b"x" * 100_000, [False, False])
-
-
-def test_duplex_trailers_without_a_body_need_no_body_reply() -> None:
-    talk = opened(DUPLEX)
-    talk.send(request_trailers())
-    assert talk.asked().body == b""
-    talk.pick(expect=["request_headers", "request_trailers"])
 
 
 @pytest.mark.parametrize("told_the_end", [False, True])
@@ -169,22 +150,6 @@ def test_a_replaced_body_brings_its_length() -> None:
     assert header_changes(reply) == {"x-a": b"1", "content-length": b"5", DESTINATION: b"10.0.0.1:8000"}
 
 
-def test_a_replaced_body_brings_its_length_in_duplex() -> None:
-    talk = opened(DUPLEX)
-    talk.send(request_body(b"{}", end=True))
-    outputs = talk.pick(REPLACED)
-    assert header_changes(reply_named([*outputs], "request_headers"))["content-length"] == b"5"
-    assert streamed(outputs, "request_body") == (b"other", [True])
-
-
-def test_a_body_can_be_replaced_by_none() -> None:
-    talk = opened(BUFFERED)
-    talk.send(request_body(b"{}", end=True))
-    reply = reply_named([*talk.pick(Pick("a:1", "d", body=b""))], "request_body")
-    assert reply.request_body.response.body_mutation.WhichOneof("mutation") == "body"
-    assert header_changes(reply)["content-length"] == b"0"
-
-
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
 @pytest.mark.parametrize("end", [True, False], ids=["header-only", "with-body"])
 def test_a_refusal_is_the_last_word(mode: BodyMode, end: bool) -> None:
@@ -218,24 +183,6 @@ def test_a_body_over_the_limit_is_refused_in_the_shells_words(mode: BodyMode) ->
     assert (reply.status.code, reply.body) == (413, b"/v1/chat/completions takes 10")
     talk.send(request_body(b"more", end=True), expect=[])
     talk.close(cut=True, expect=[])
-
-
-def test_a_body_at_the_limit_is_read() -> None:
-    talk = Conversation(Stream(10))
-    talk.send(with_modes(request_headers(), DUPLEX))
-    talk.send(request_body(b"12345"))
-    talk.send(request_body(b"67890", end=True))
-    assert talk.asked().body == b"1234567890"
-
-
-def test_an_answer_that_was_not_asked_for_says_nothing() -> None:
-    talk = opened(BUFFERED)
-    talk.pick(expect=[])
-    talk.refuse(expect=[])
-    talk.send(request_body(b"{}", end=True))
-    talk.pick(expect=["request_body"])
-    talk.pick(expect=[])
-    talk.refuse(expect=[])
 
 
 @pytest.mark.parametrize("where", ["headers", "body"])

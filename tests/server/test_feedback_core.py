@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.config.load import parse_config
-from epp.config.pool import EndpointSpec
 from epp.decide.explain import explain
 from epp.decide.records import Source, to_record
 from epp.extproc.types import Cause, HttpRequest, Refusal
@@ -21,7 +20,6 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
 from tests.kit.logs import own_lines
 from tests.kit.requests import decide
-from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,14 +107,6 @@ def test_an_answer_that_the_next_prompt_extends_is_credited(deployment: Deployme
     assert follow.fleet.cached_tokens[others].tolist() == [0.0, 0.0]
 
 
-def test_without_a_count_only_the_prompt_is_credited(deployment: Deployment) -> None:
-    question = {"role": "user", "content": WORDS * 40}
-    first = deployment.decide([question])
-    deployment.ended(first)
-    follow = deployment.decide([question, {"role": "assistant", "content": "x " * 900}])
-    assert follow.fleet.cached_tokens[follow.chosen] <= first.request.prompt_tokens
-
-
 async def test_bytes_per_token_follow_the_engines_count_and_survive_absurd_ones(
     deployment: Deployment,
 ) -> None:
@@ -132,19 +122,6 @@ async def test_bytes_per_token_follow_the_engines_count_and_survive_absurd_ones(
     assert deployment.decide([question]).request.prompt_tokens == pytest.approx(settled, rel=0.03)
     head = str(explain(json.loads(json.dumps(to_record(deployment.decide([question])), default=list)))[0])
     assert "estimated at 3." in head
-
-
-def test_connects_of_real_requests_tell_the_distance(deployment: Deployment) -> None:
-    question = {"role": "user", "content": WORDS}
-    decision = deployment.decide([question])
-    slot = deployment.slot(decision.endpoint)
-    deployment.ended(decision, connect_ms=3.0, connected_anew=False)
-    assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "assumed", "an old connection's"
-    decision = deployment.decide([question])
-    slot = deployment.slot(decision.endpoint)
-    deployment.ended(decision, connect_ms=3.0, connected_anew=True)
-    assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "connect"
-    assert deployment.fleet.rtt.rtt_ms(deployment.clock.now_s)[slot] == 3.0
 
 
 async def test_connections_of_real_requests_tell_what_the_next_one_costs(deployment: Deployment) -> None:
@@ -220,23 +197,6 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
     assert deployment.fleet.rtt.source(slot, deployment.clock.now_s) == "connect"
 
 
-async def test_a_first_token_that_the_stream_showed_before_is_no_late_report(deployment: Deployment) -> None:
-    decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
-    deployment.core.outcomes.first_token(decision.id, Source.STREAM)
-    deployment.core.outcomes.first_token(decision.id)
-    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
-
-
-async def test_a_first_token_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
-    decision = deployment.decide([{"role": "user", "content": "hello"}], stream=True)
-    deployment.ended(decision)
-    deployment.core.outcomes.first_token(decision.id)
-    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
-    deployment.core.outcomes.first_token("nobody-1")
-    deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 2.0" in (await deployment.app.metrics.page()).decode()
-
-
 async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
     told: list[Outcome] = []
     deployment.core.outcomes.told.append(told.append)
@@ -248,20 +208,6 @@ async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deploy
     deployment.core.outcomes.observed("nobody-1", chunks=7)
     deployment.core.outcomes.stream_ended("nobody-1", Cause.STREAM_END.value)
     assert "epp_late_reports_total 2.0" in (await deployment.app.metrics.page()).decode()
-    assert len(told) == 1
-
-
-async def test_the_report_of_an_answer_that_the_stream_showed_is_no_late_report(
-    deployment: Deployment,
-) -> None:
-    told: list[Outcome] = []
-    deployment.core.outcomes.told.append(told.append)
-    decision = deployment.decide([{"role": "user", "content": "hello"}])
-    deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
-    deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 0.0" in (await deployment.app.metrics.page()).decode()
-    deployment.core.outcomes.finished(report(decision))
-    assert "epp_late_reports_total 1.0" in (await deployment.app.metrics.page()).decode(), "a second"
     assert len(told) == 1
 
 
@@ -304,33 +250,6 @@ def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -
     assert deployment.fleet.index.tokens(deployment.slot(other)) > 0
 
 
-async def test_who_only_answers_for_others_has_outcomes_under_its_own_name(deployment: Deployment) -> None:
-    deployment.app._pool.apply({endpoint.address: EndpointSpec(endpoint.address) for endpoint in POOL})
-    try:
-        decision = deployment.decide([{"role": "user", "content": WORDS}])
-        other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
-        deployment.ended(decision, served=other, attempts=2, cause=Termination.RETRIED_ELSEWHERE)
-        text = (await deployment.app.metrics.page()).decode()
-        assert f'epp_outcomes_total{{endpoint="{other}",cause="retried-elsewhere",status="2xx"}} 1.0' in text
-        assert 'endpoint="gone"' not in text
-    finally:
-        await deployment.app.tasks.stop_all()
-
-
-def test_a_picker_without_a_secret_says_what_that_costs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Deployment(tmp_path)
-    assert "conversations move to other endpoints when it restarts" in caplog.text
-    assert "records" not in "".join(own_lines(caplog)), "nothing is recorded, so nothing is lost"
-    caplog.clear()
-    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
-    few = "listen: {max_connections: 1}"  # of more it may say that too few files may be open for them
-    config = parse_config(f"{few}\nprefix: {{secret_file: secret}}", "epp.yaml")
-    App(config, tmp_path, "epp.yaml", Clock())
-    assert not own_lines(caplog)
-
-
 def test_an_endpoint_is_judged_by_headers_where_nothing_else_is_shown(deployment: Deployment) -> None:
     deployment.app.picker.set_pool(POOL[:1], deployment.clock.now_s)
     states = []
@@ -342,17 +261,6 @@ def test_an_endpoint_is_judged_by_headers_where_nothing_else_is_shown(deployment
         deployment.core.outcomes.expire()
         states.append(deployment.fleet.health.state(deployment.slot(POOL[0].address)))
     assert states == [State.HEALTHY] * 11 + [State.EJECTED], "five in a row"
-
-
-def test_a_report_that_comes_too_late_counts_no_failure_twice(deployment: Deployment) -> None:
-    decision = deployment.decide([{"role": "user", "content": WORDS}])
-    deployment.core.response_started(decision.id, 500)
-    deployment.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
-    deployment.clock.now_s += 3.0
-    deployment.core.outcomes.expire()
-    deployment.core.outcomes.finished(report(decision, status=500))
-    assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failures == {"outcome": 1}
-    assert shown(deployment.app.metrics, "epp_late_reports_total") == 1.0
 
 
 def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:

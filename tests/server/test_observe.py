@@ -14,7 +14,6 @@ from epp.config.schema import ObserveSection
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.records import Outcome, Source
 from epp.decide.weights import WeightBook
-from epp.errors import ConfigError
 from epp.extproc.types import Finish, Observe
 from epp.policies.registry import create
 from epp.prompt.usage import Usage
@@ -56,15 +55,6 @@ def test_the_configuration_has_a_short_form(text: str, mode: str, share: float) 
     assert (section.mode, share_of(section.mode)) == (mode, share)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["observe: some", "observe: sample:2", "observe: sample", "observe: {mode: 'sample:-1'}", "observe: 1"],
-)
-def test_other_words_are_errors(text: str) -> None:
-    with pytest.raises(ConfigError, match="observe"):
-        parse_config(text, "epp.yaml")
-
-
 def sampler(mode: str = "all", limit: float = 1000.0, **fields: Any) -> tuple[Sampler, ManualClock]:
     clock = ManualClock()
     section = ObserveSection(mode=mode, max_chunks_per_s=limit, **fields)
@@ -81,13 +71,6 @@ def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -
     assert low <= read.count(Observe.READ) <= high
     assert read == [other.choose(decision_id) for decision_id in IDS]
     assert set(read) <= {Observe.READ, Observe.END_STREAM_AFTER_PICK}
-
-
-def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
-    small, large = sampler("sample:0.1")[0], sampler("sample:0.4")[0]
-    for decision_id in IDS:
-        if small.choose(decision_id) is Observe.READ:
-            assert large.choose(decision_id) is Observe.READ
 
 
 def test_what_is_not_read_can_be_carried() -> None:
@@ -138,14 +121,6 @@ def test_it_rises_again_when_there_is_room_and_no_further() -> None:
     assert one.share == low, "a step up would fill more than there is room for"
     seconds(one, clock, 200, lambda: 100)
     assert one.share == 0.5
-
-
-def test_a_load_at_the_limit_does_not_swing() -> None:
-    one, clock = sampler(limit=1000.0)
-    seconds(one, clock, 20, lambda: 1500 * one.share)
-    settled = one.share
-    seconds(one, clock, 100, lambda: 1500 * one.share)
-    assert one.share == settled
 
 
 class Told:
@@ -273,21 +248,6 @@ def test_a_busy_engine_bears_a_lease_out_but_not_for_ever() -> None:
     assert bench.ledger == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("running", [0.0, 5.0])
-def test_another_endpoint_in_its_slot_tells_nothing_of_a_request(running: float) -> None:
-    bench = Bench()
-    decision_id = bench.decide()  # expected to end after 0.7 s
-    bench.wait(0.1)
-    bench.picker.set_pool([], bench.clock.mono_s())
-    bench.picker.set_pool([Endpoint("b:1", engine_class="x")], bench.clock.mono_s())
-    bench.clock.advance(0.5)
-    bench.scrape(running)
-    bench.leases.tick()
-    assert bench.told.ended == [], "that one is idle, not the one that has the request"
-    bench.wait(0.3)
-    assert bench.told.ended == [decision_id], "nor does it bear it out"
-
-
 def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench = Bench()
     decision_id = bench.decide()
@@ -296,37 +256,6 @@ def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench.told.tell(outcome)
     bench.wait(5.0)
     assert (bench.told.ended, len(bench.leases)) == ([], 0)
-
-
-def test_it_learns_from_what_was_seen() -> None:
-    bench = Bench()
-    before = bench.expected()
-    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
-    after = bench.expected()
-    assert after.first_token_s > 3 * before.first_token_s
-    assert after.end_s - after.first_token_s > 3 * (before.end_s - before.first_token_s)
-    assert len(bench.leases._sent) == 0, "what has ended is forgotten"
-
-
-def test_a_predicted_end_is_no_measurement() -> None:
-    bench = Bench()
-    before = bench.expected()
-    bench.decide()
-    bench.wait(2.0)
-    assert bench.told.ended
-    bench.picker.fleet.index.forget(0)
-    assert bench.expected() == before
-
-
-def test_an_endpoint_that_left_takes_what_it_taught_with_it() -> None:
-    bench = Bench()
-    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
-    bench.picker.set_pool([], 0.0)
-    bench.picker.set_pool([Endpoint("b:1", engine_class="y")], 0.0)
-    bench.picker.fleet.assume_rtt("b:1", 100.0)
-    other = bench.expected()
-    assert other.first_token_s < 1.0
-    assert other.end_s - other.first_token_s < 1.0
 
 
 @pytest.mark.parametrize("cut", [True, False])

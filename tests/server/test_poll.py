@@ -13,23 +13,20 @@ from aiohttp import web
 
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Config, Probe, Scrape
+from epp.config.schema import Probe, Scrape
 from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
-from epp.server.listed import ListedModel, parse_models
+from epp.server.listed import ListedModel
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     BEATS,
     PROBES_AT,
-    SHORTEST_PAUSE_S,
     TOGETHER,
     Beat,
     Poller,
     Target,
-    new_beats,
-    own_pause_s,
     target_of,
 )
 from epp.server.tasks import Tasks
@@ -212,23 +209,6 @@ async def test_names_are_held_against_those_that_the_engine_lists() -> None:
             ]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"ok",
-        b"[]",
-        b'{"data": null}',
-        b'{"data": [5]}',
-        b'{"data": [{"id": 5}]}',
-        b"\xff",
-        b"[" * 100_000,
-    ],
-)
-def test_a_list_of_models_that_is_none_says_nothing(body: bytes) -> None:
-    assert parse_models(body) == {}
-
-
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     fleet, metrics = Fleet(PrefixIndex()), Metrics()
     fleet.apply([Endpoint("a:1")], 0.0)
@@ -248,21 +228,6 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     assert mismatch() is None
 
 
-def test_lists_of_endpoints_that_left_are_forgotten() -> None:
-    fleet = Fleet(PrefixIndex())
-    feed = SignalFeed(fleet, Metrics())
-    for number in range(20):
-        fleet.apply([Endpoint(f"10.0.0.{number}:1"), Endpoint("a:1")], float(number))
-        feed.models_listed(f"10.0.0.{number}:1", frozenset({"m"}), {})
-    assert len(feed._unknown) <= len(fleet)
-
-
-def test_a_manual_clock_does_not_run_backwards() -> None:
-    clock = ManualClock(5.0, wall_s=100.0)
-    clock.advance(2.5)
-    assert (clock.mono_s(), clock.wall_s()) == (7.5, 102.5)
-
-
 @pytest.mark.parametrize(("endpoints", "moments"), [(1, BEATS), (100, BEATS), (1000, 1000 / TOGETHER)])
 @pytest.mark.parametrize("share", [0.0, PROBES_AT])
 def test_they_begin_a_few_at_a_time_and_keep_their_interval(
@@ -279,45 +244,6 @@ def test_they_begin_a_few_at_a_time_and_keep_their_interval(
         now_s = answered_s + beat.pause_s(answered_s, 2.0 - (answered_s - started_s))
     assert now_s - first_s == pytest.approx(100.0)
     assert now_s / beat.period_s - share == pytest.approx(round(now_s / beat.period_s - share))
-
-
-@pytest.mark.parametrize("held_up_s", [0.0, 0.3, 1.2, 3600.0])
-def test_endpoints_that_are_late_together_go_back_to_moments_of_their_own(held_up_s: float) -> None:
-    shares, interval_s = [at / 10 for at in range(10)], 2.0
-    asked_s = dict.fromkeys(shares, 0.0)
-    for _ in range(3):  # everyone at once at start; then at moments of their own
-        asked_s = {
-            at: now + 0.01 + own_pause_s(now, now + 0.01, interval_s, at) for at, now in asked_s.items()
-        }
-    woken_s = max(asked_s.values()) + held_up_s
-    asked_s = {at: max(now, woken_s) for at, now in asked_s.items()}
-    for _ in range(2):
-        before_s, asked_s = (
-            asked_s,
-            {at: now + 0.01 + own_pause_s(now, now + 0.01, interval_s, at) for at, now in asked_s.items()},
-        )
-        for at, now in asked_s.items():
-            assert interval_s / 2 <= now - before_s[at] <= interval_s * 1.5 + 1e-9
-    assert len({round(now % interval_s, 6) for now in asked_s.values()}) == len(shares)
-
-
-def test_an_answer_that_takes_longer_than_the_interval_is_asked_for_again_soon() -> None:
-    assert own_pause_s(10.0, 17.3, 2.0, 0.0) == SHORTEST_PAUSE_S
-    assert own_pause_s(10.0, 10.3, 2.0, 0.0) == pytest.approx(1.7)
-    assert own_pause_s(10.0, 10.3, 2.0, 0.25) == pytest.approx(2.2)
-
-
-@pytest.mark.parametrize("endpoints", [1, 100, 1000])
-def test_probes_and_scrapes_begin_at_moments_of_their_own(endpoints: int) -> None:
-    default = Config()
-    probe, scrape = new_beats()
-    probe.share(default.probe.interval_s, endpoints)
-    scrape.share(default.scrape.interval_s, endpoints)
-    for at in range(50):
-        begins_s = 100.0 + at * 0.317
-        begins_s += probe.pause_s(begins_s, 0.2)
-        away_s = abs(begins_s - round(begins_s / scrape.period_s) * scrape.period_s)
-        assert away_s > 0.2 * scrape.period_s
 
 
 async def test_a_round_trip_ends_where_the_answer_comes_not_where_it_is_looked_at() -> None:
@@ -349,10 +275,3 @@ async def test_a_round_trip_ends_where_the_answer_comes_not_where_it_is_looked_a
     await seen.until("rtts", 1)
     task.cancel()
     assert seen.rtts == [pytest.approx(4.0)]
-
-
-def test_a_beat_ends_no_pause_before_it_began() -> None:
-    beat = Beat()
-    beat.share(1.0, 10)
-    for at in range(100):
-        assert 0.0 < beat.pause_s(at * 0.0137, 0.01) <= beat.period_s * 1.5

@@ -12,9 +12,7 @@ from epp.config.pool import EndpointSpec
 from epp.server import pool as pools
 from epp.server.app import App
 from epp.server.doctor.command import load
-from epp.server.listed import ListedModel
 from epp.server.poll import target_of
-from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,23 +69,6 @@ async def test_a_pool_with_an_entry_that_cannot_be_taken_changes_nothing(
         app._pool.apply({"b.example:1": EndpointSpec("b.example:1")})
         assert in_force(app)["tasks"] == ["poll b.example:1"]
         assert app._pool.size == 1
-    finally:
-        await app.tasks.stop_all()
-
-
-async def test_an_endpoint_of_which_no_names_are_asked_any_more_is_not_found_wrong(tmp_path: Path) -> None:
-    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-
-    def mismatch() -> float | None:
-        return shown(app.metrics, "epp_endpoint_model_mismatch", endpoint="a:1")
-
-    try:
-        app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"])})
-        app._pool._sink.models_listed("a:1", frozenset({"chat"}), {"served": ListedModel()})
-        app._pool.apply({"a:1": EndpointSpec("a:1", models=["chat"]), "b:1": EndpointSpec("b:1")})
-        assert mismatch() == 1, "nothing has changed for it"
-        app._pool.apply({"a:1": EndpointSpec("a:1")})
-        assert mismatch() is None, "nobody would ever look again"
     finally:
         await app.tasks.stop_all()
 

@@ -44,10 +44,6 @@ def through(relays: RelayPaths, decided: Decided, allowed: frozenset[str] | None
     return pick.metadata.get(RELAYS_KEY, "").split(",")
 
 
-def test_without_relays_a_pick_stays_as_it_is() -> None:
-    assert through(RelayPaths(Relays()), Decided(0)) == [""]
-
-
 @pytest.mark.parametrize(
     ("decided", "allowed", "wanted"),
     [
@@ -68,16 +64,6 @@ def test_connections_take_turns() -> None:
     relays = paths(3, near="192.0.2.1:8443", far="192.0.2.9:8443")
     first = [through(relays, Decided(0))[0] for _ in range(6)]
     assert first == ["192.0.2.1:8443", "192.0.2.1:8444", "192.0.2.1:8445"] * 2
-
-
-def test_turns_of_regions_do_not_fall_into_step() -> None:
-    """Requests that alternate between regions use all connections of each."""
-    relays = paths(2, near="192.0.2.1:8443", far="192.0.2.9:8443")
-    near = set()
-    for _ in range(4):
-        near.add(through(relays, Decided(0))[0])
-        through(relays, Decided(2))
-    assert near == {"192.0.2.1:8443", "192.0.2.1:8444"}
 
 
 async def test_relays_by_name_are_named_by_address() -> None:

@@ -116,14 +116,6 @@ def test_a_bad_file_changes_nothing_and_says_so(
     assert metrics(made)["epp_file_ok", "model"] == 1.0
 
 
-def test_a_file_that_is_gone_withdraws_the_model(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    write(made, tmp_path, FAR)
-    write(made, tmp_path, None)
-    assert reason(ask(made)) == "no-model"
-    assert not [name for name, *_ in metrics(made) if name.startswith("epp_reward")]
-
-
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=NOW_S)
     policy = {"name": "lodestar", "model_file": "reward.json", "model_max_age_s": 60}
@@ -178,38 +170,8 @@ def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
     assert found["epp_learned_decisions_total", "model"] == 2.0
 
 
-def test_exploration_is_counted_as_such(tmp_path: Path) -> None:
-    policy = {"name": "lodestar", "model_file": "reward.json", "params": {"explore": 1.0}}
-    made = app(tmp_path, policy=policy)
-    write(made, tmp_path, linear_model({"rtt_ms": 1.0}, low={"rtt_ms": 5.0}, high={"rtt_ms": 60.0}))
-    for _ in range(4):
-        ask(made)
-    found = metrics(made)
-    assert found["epp_learned_decisions_total", "explored"] == 4.0
-
-
-def test_without_lodestar_there_is_nothing_of_it(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "gorgo"})
-    ask(made)
-    assert not [name for name, *_ in metrics(made) if name.startswith(("epp_learned", "epp_reward"))]
-
-
 def test_a_model_file_that_nobody_reads_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no policy uses a model") as caught:
         app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"})
     assert caught.value.key == "policy.model_file"
     app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"}, shadow=["lodestar"])
-
-
-def test_lodestar_without_a_file_says_that_it_cannot_learn(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        app(tmp_path, policy={"name": "lodestar"})
-    assert "policy.model_file is not set" in caplog.text
-
-
-def test_a_picker_takes_no_other_policy_than_its_own(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "gorgo"})
-    with pytest.raises(ValueError, match="those of gorgo"):
-        made.picker.replace_policy(app(tmp_path).picker.policy)

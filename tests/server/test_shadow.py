@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from epp.decide.rerun import rerun
-from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
 from epp.policies.registry import create
-from epp.server.shadow import Shadow, quiet, shadows
+from epp.server.shadow import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
@@ -42,16 +41,6 @@ def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
 def difference_s(scoring: Shadow, policy: str, judge: str) -> float:
     (found,) = (account.difference_s for account in scoring.accounts if account.policy.name == policy)
     return found[judge]
-
-
-def test_the_policy_that_decides_agrees_with_itself() -> None:
-    scoring = shadow("gorgo", "random")
-    for decision, _ in decided(60, "gorgo"):
-        scoring.score(decision)
-    assert counts(scoring, "gorgo") == (60, 0, 0)
-    assert difference_s(scoring, "gorgo", "gorgo-ms") == 0.0
-    assert 0 < counts(scoring, "random")[0] < 60
-    assert difference_s(scoring, "random", "gorgo-ms") > 0.0
 
 
 @pytest.mark.parametrize("live", ["gorgo", "least-request"])
@@ -108,15 +97,6 @@ def test_a_policy_that_fails_is_counted_and_told_once(
     assert "".join(own_lines(caplog)).count("Traceback") == 1
 
 
-def test_a_judge_that_fails_spoils_no_score() -> None:
-    def broken() -> None:
-        raise ZeroDivisionError
-
-    scoring = shadow("gorgo", model=broken)
-    scoring.score(decided(1)[0][0])
-    assert counts(scoring, "gorgo")[0] == 1
-
-
 async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -135,25 +115,6 @@ async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert sum(counts(scoring, "gorgo")) == 8
-
-
-def test_exploration_is_nobodys_opinion() -> None:
-    scoring = shadow("gorgo")
-    picker = picker_of("lodestar")
-    picker.replace_policy(Lodestar(explore=1.0))
-    scoring.decided(picker.pick(ask_of(1), 0.0, 0.0))
-    assert not scoring._waiting
-    assert quiet(Lodestar()) == Lodestar(explore=0.0)
-    assert quiet(create("gorgo")) == create("gorgo")
-
-
-@pytest.mark.parametrize(
-    ("names", "key"), [(["gorgo", "gorg"], "shadow[1]"), (["gorgo", "random", "gorgo"], "shadow[2]")]
-)
-def test_a_list_that_cannot_be_is_refused_by_its_place(names: list[str], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        shadows(names, "epp.yaml")
-    assert (caught.value.source, caught.value.key) == ("epp.yaml", key)
 
 
 def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
