@@ -129,12 +129,7 @@ class Picker:
         return decision_id in self._in_flight
 
     def pick(self, request: RequestView, now_s: float, wall_s: float) -> Decision:
-        """Choose an endpoint and reserve it.
-
-        Args:
-            request: as its body and headers describe it; what this picker knows is filled in.
-            now_s: monotonic time.
-            wall_s: Unix time.
+        """Choose an endpoint for a request and reserve it; fill in what this picker knows of the request.
 
         Raises:
             NoEndpointError: nobody is eligible.
