@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from epp.apis.error_bodies import openai_error
+from epp.apis.registry import error_words, find_parser, is_upgrade
+from epp.apis.tried import task_of, tried_models
 from epp.config.schema import Protocol
-from epp.decide.eligibility import allowed_regions
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import HttpRequest, PickAt, Refusal
 from epp.policies.base import Need
-from epp.prompt.error_bodies import openai_error
-from epp.prompt.registry import error_words, find_parser, is_upgrade
-from epp.prompt.tried import task_of, tried_models
+from epp.schedule.filters import allowed_regions
 from epp.server.gateway import Gateway, set_models
 from epp.server.outcomes import Outcomes
 from epp.server.rewrite import rewrite_bodies
 from epp.server.unobserved import UnobservedLeases
 from epp.signals.duration import foretell
-from epp.view import RequestView
+from epp.types import RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.clock import Clock
     from epp.config.schema import RegionRule
-    from epp.decide.picker import Picker
-    from epp.decide.recorder import Recorder
-    from epp.decide.records import Decision
-    from epp.decide.saturation import Admit
     from epp.extproc.types import Pick
-    from epp.prompt.blocks import BlockHasher
-    from epp.prompt.tokens import EstimateCounter
-    from epp.prompt.types import ParsedRequest, TokenCount
+    from epp.prefix_cache.blocks import BlockHasher
+    from epp.records.recorder import Recorder
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
+    from epp.schedule.saturation import Admit
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
     from epp.server.tokenizers import Count, Tokenizers
+    from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
 RECENT_DECISIONS, RECENT_BYTES = 1000, 16_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from epp.decide.records import Source
+from epp.apis.answer import WATCH_BYTES, AnswerWatch
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
@@ -22,16 +22,16 @@ from epp.extproc.types import (
     ResponseData,
     ResponseStarted,
 )
-from epp.prompt.answer import WATCH_BYTES, AnswerWatch
+from epp.schedule.decision import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.modes import Modes
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import BodyRewriter, Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-    from epp.prompt.types import ParsedRequest, TokenCount
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.observe import Sampler

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from epp.decide.retry import untried_models
-from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
+from epp.schedule.retry import untried_models
+from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.rewrite import SERVED_KEY
 
 if TYPE_CHECKING:
     from epp.config.schema import Protocol
-    from epp.decide.picker import Picker
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
     from epp.server.resolve import Resolver
 
 #: The conformance suite names endpoints by this header, in the order in which they are to be tried.
@@ -27,9 +27,9 @@ STEERING_HEADER = "test-epp-endpoint-selection"
 #: Its echo server answers with the headers that this one lists.
 ECHO_HEADER = "x-echo-set-header"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
-#: to go on with another one (`epp.prompt.tried`); nothing is kept between attempts.
+#: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
-#: Response header: how many models are left that are worth a further attempt (`epp.decide.retry`).
+#: Response header: how many models are left that are worth a further attempt (`epp.schedule.retry`).
 UNTRIED_HEADER = "x-epp-untried-models"
 UNTRIED_KEY = "models_untried"
 """Field of the decision's metadata from which Envoy fills `UNTRIED_HEADER` (`epp.envoy.retry`)."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from epp.apis.rewrite import rewrite
+from epp.apis.rewrite_answer import restorer
 from epp.errors import ClientError
-from epp.prompt.rewrite import rewrite
-from epp.prompt.rewrite_answer import restorer
 
 if TYPE_CHECKING:
-    from epp.decide.records import Decision
     from epp.extproc.types import HttpRequest, Pick
+    from epp.schedule.decision import Decision
 
 #: APIs with ``stream_options.include_usage``; the others tell the usage of event streams unasked.
 USAGE_APIS = frozenset({"openai-chat", "openai-completions"})

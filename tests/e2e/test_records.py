@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.decide import record_verify
+from epp.records import verify as record_verify
 from tests.kit.picker import CHAT, Serving
 from tests.kit.records import command, ended
 from tests.kit.replicas import MODEL

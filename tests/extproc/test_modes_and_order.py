@@ -105,5 +105,3 @@ def test_a_mode_from_the_future_is_named() -> None:
     abort = Conversation().send(message)[-1]
     assert isinstance(abort, Abort)
     assert "17" in abort.detail
-
-

@@ -7,19 +7,19 @@ import contextlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from epp.apis.usage import Usage
 from epp.config.schema import Records
-from epp.decide.picker import Picker, PickerSettings
-from epp.decide.record_files import read_records
-from epp.decide.record_schema import join
-from epp.decide.recorder import FILE_BYTES, FileRecorder
-from epp.decide.records import Outcome
-from epp.decide.weights import WeightBook
 from epp.policies.registry import create
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.usage import Usage
+from epp.prefix_cache.blocks import BlockHasher
+from epp.prefix_cache.index import PrefixIndex
+from epp.records.files import read_records
+from epp.records.recorder import FILE_BYTES, FileRecorder
+from epp.records.schema import join
+from epp.schedule.decision import Outcome
+from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from epp.decide.records import Decision
-    from epp.view import RequestView
+    from epp.schedule.decision import Decision
+    from epp.types import RequestView
 
 HASHER = BlockHasher(b"the secret of the tests")
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from epp.extproc.types import Pick, Refusal
-from epp.view import RequestView
+from epp.types import RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.decide.records import Decision
     from epp.extproc.types import HttpRequest
+    from epp.schedule.decision import Decision
     from epp.server.core import Core
 
 

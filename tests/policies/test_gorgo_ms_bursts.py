@@ -11,7 +11,7 @@ from tests.kit.records import POOL, WALL_S, picker_of
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
-    from epp.view import RequestView
+    from epp.types import RequestView
 
 _WEIGHT = GorgoMs.weight_specs["prefill_weight"].default
 BLOCK_TOKENS, CONTEXT, TASK, SIBLINGS = 64, 112, 2, 8

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.decide.picker import Picker, PickerSettings
-from epp.decide.records import Outcome
-from epp.decide.weights import WeightBook
+from epp.apis.usage import Usage
+from epp.learn.tuner.plan import Plan, Switchback, render_plan
 from epp.policies.registry import create
-from epp.prompt.usage import Usage
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.decision import Outcome
+from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.server.metrics import Histogram, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_STRANGE_MODELS
@@ -26,8 +28,6 @@ from epp.signals.duration import foretell, network_ms
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.prefix_index import PrefixIndex
-from epp.tuner.plan import Plan, Switchback, render_plan
 from tests.kit.replicas import metric
 from tests.kit.requests import asked, measured
 from tools.gen_metrics_docs import PAGE, page

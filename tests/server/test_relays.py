@@ -9,10 +9,10 @@ import pytest
 from epp.config.relays import Relays
 from epp.extproc.types import Pick
 from epp.server.relays import RELAYS_KEY, RelayPaths
-from epp.view import RequestView
+from epp.types import RequestView
 
 if TYPE_CHECKING:
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
 
 
 class Fleet:

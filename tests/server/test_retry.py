@@ -11,10 +11,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from epp.config.load import parse_config
-from epp.decide import feedback_command
-from epp.decide.record_files import read_records
-from epp.decide.recorder import FileRecorder
 from epp.extproc.types import HttpRequest
+from epp.ops import feedback as feedback_command
+from epp.records.files import read_records
+from epp.records.recorder import FileRecorder
 from epp.server.app import App
 from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app

@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from epp.prefix_cache.index import PrefixIndex
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
 from tests.kit.requests import measured
 
 if TYPE_CHECKING:
-    from epp.view import RequestView
+    from epp.types import RequestView
 
 
 def blocks(random: Random, count: int) -> list[int]:

@@ -1,0 +1,77 @@
+"""The canonical request: what every API's body becomes before anything is counted, hashed or priced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+#: Arguments that a template puts before the chat, each with values that say the same as none.
+FirstArguments = Mapping[str, Collection[str | float | bool | None]]
+
+
+class ParsedRequest(Struct, frozen=True):
+    """One API request in canonical form.
+
+    Attributes:
+        api: name of the parser, e.g. ``openai-chat``.
+        model: public model name, ``""`` when absent and allowed to be.
+        canonical: the prompt as bytes - tools, system, messages in order - such that two requests whose
+            engines would see a common token prefix share a common byte prefix. Lives only as long as the
+            request; nothing keeps it.
+        stream: whether the client asked for server-sent events.
+        max_output_tokens: the client's output limit, None when it sets none.
+        session: session hint from body or headers, ``""`` when there is none.
+        cache_salt: the client's cache salt; prompts with different salts share nothing.
+        include_usage: whether a streamed answer will carry ``usage``.
+        template_arguments: what the client gives the model's chat template beside the chat.
+        text_only: there is no media in it and it is not given as token ids; False where nobody looked.
+        choices: how many answers to the one prompt the client asks for.
+    """
+
+    api: str
+    model: str
+    canonical: bytes
+    stream: bool
+    max_output_tokens: int | None
+    session: str
+    cache_salt: str
+    include_usage: bool
+    template_arguments: TemplateArguments = ()
+    text_only: bool = False
+    choices: int = 1
+
+
+class Parser(Protocol):
+    """One API: how its bodies read, how its errors look; `epp.apis.registry` knows its paths."""
+
+    @property
+    def name(self) -> str:
+        """Name in records and metrics."""
+        ...
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Body and lower-cased headers to canonical form.
+
+        Raises:
+            ClientError: the body is not what this API accepts.
+        """
+        ...
+
+    def error_body(self, status: int, message: str, param: str | None = None) -> bytes:
+        """An error as this API's clients expect it (JSON bytes)."""
+        ...
+
+
+#: What a tokenizer says of a prompt: its tokens, and those up to the end of each whole block of canonical
+#: bytes, empty when not known.
+TokenCount = tuple[int, "Sequence[float]"]
+
+
+class NotCountableError(Exception):
+    """A prompt that its model's tokenizer cannot count, and why in one word."""
