@@ -18,7 +18,7 @@ from epp.policies.registry import POLICIES, create
 from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
-from epp.server.secret import hash_secret
+from epp.server.process import hash_secret
 from epp.server.shadow import shadows
 from epp.server.tls import http_context, rpc_context
 from epp.server.tokenizers import load_models

@@ -22,10 +22,9 @@ from epp.llmd.settings import log_settings, translate
 from epp.server.accepting import allow_files
 from epp.server.app import App
 from epp.server.check import all_errors
-from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
-from epp.server.stopping import stop_signals
+from epp.server.process import SystemClock, stop_signals
 
 if TYPE_CHECKING:
     import argparse

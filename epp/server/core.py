@@ -13,15 +13,13 @@ from msgspec.structs import replace
 from epp.apis.error_bodies import openai_error
 from epp.apis.registry import error_words, find_parser, is_upgrade
 from epp.apis.tried import task_of, tried_models
-from epp.config.schema import Protocol
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import HttpRequest, PickAt, Refusal
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
-from epp.server.gateway import Gateway, set_models
+from epp.server.gateway import Gateway, rewrite_bodies, set_models
 from epp.server.outcomes import Outcomes
-from epp.server.rewrite import rewrite_bodies
-from epp.server.unobserved import UnobservedLeases
+from epp.server.response_sampling import EstimatedLeases
 from epp.signals.duration import foretell
 from epp.types import RequestView
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.clock import Clock
-    from epp.config.schema import RegionRule
+    from epp.config.schema import Config
     from epp.extproc.types import Pick
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import Recorder
@@ -86,67 +84,62 @@ class Core:
     """Decides requests and takes reports on them.
 
     Args:
+        config: regions, headers, bodies and the options of the endpoint picker protocol.
         picker: decides.
         counter: counts prompt tokens.
         hasher: hashes prompts into blocks.
-        regions: region rules.
-        tenant_header: header that separates cache namespaces, none when empty.
-        inject_usage: ask engines for the usage of event streams whose clients do not.
-        tell_model: name the model that answers in response headers.
         metrics: counted into.
         recorder: decisions and outcomes go there.
         clock: the time.
         resolver: host names to what Envoy knows.
-        protocol: options of the endpoint picker protocol.
-        max_body_bytes: longest body that is read, for the words of a 413.
         admission: refuses requests before they are read, nobody when None.
         tokenizers: count where a model has its own; the counter counts all when None.
         relays: the way to each region, where there are relays.
         observers: called with every decision; they take note and do no work.
-        read_bodies: read them even where neither the policy nor the pool, nor a rule, asks what is in them.
     """
 
     def __init__(
         self,
+        config: Config,
         *,
         picker: Picker,
         counter: EstimateCounter,
         hasher: BlockHasher,
-        regions: Sequence[RegionRule],
-        tenant_header: str,
-        inject_usage: bool = False,
-        tell_model: bool = False,
         metrics: Metrics,
         recorder: Recorder,
         clock: Clock,
         resolver: Resolver,
-        protocol: Protocol | None = None,
-        max_body_bytes: int = 0,
         admission: Admit | None = None,
         tokenizers: Tokenizers | None = None,
         relays: RelayPaths | None = None,
         observers: Sequence[Callable[[Decision], None]] = (),
-        read_bodies: bool = True,
     ) -> None:
         self.picker = picker
         self._observers = observers
-        self._bodies_wanted = read_bodies or inject_usage or any(rule.model for rule in regions)
+        asked = config.request
+        self._inject_usage, self._max_body_bytes = asked.inject_usage == "always", asked.max_body_bytes
+        self._regions, self._tenant_header = config.regions, asked.tenant_header.lower()
+        self._tell_model = config.capability.tell_model
+        self._bodies_wanted = (
+            asked.read_bodies == "always"
+            or bool(config.records.folder)
+            or self._inject_usage
+            or any(rule.model for rule in config.regions)
+        )
         self._tokenizers = tokenizers
-        self._admission, self._max_body_bytes = admission, max_body_bytes
+        self._admission = admission
         self._relays = relays
-        self.gateway = Gateway(protocol or Protocol(), picker, resolver)
+        self.gateway = Gateway(config.protocol, picker, resolver)
         self.resolver = resolver
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
-        self._regions, self._tenant_header = regions, tenant_header.lower()
-        self._inject_usage, self._tell_model = inject_usage, tell_model
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
         )
-        self.leases = UnobservedLeases(picker, self.outcomes, clock)
+        self.leases = EstimatedLeases(picker, self.outcomes, clock)
 
     def pick_at(self, request: HttpRequest) -> PickAt:
         """What the pick of a request waits for, by its headers."""

@@ -25,16 +25,16 @@ from epp.extproc.types import (
 from epp.schedule.decision import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.modes import Modes
     from epp.extproc.stream import Output, Stream
-    from epp.extproc.types import BodyRewriter, Event, Pick
+    from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
     from epp.server.core import Core
     from epp.server.metrics import Metrics
-    from epp.server.observe import Sampler
+    from epp.server.response_sampling import Sampler
     from epp.server.tokenizers import Count
 
 #: What to send, in order, and how the stream then ends, if it does.
@@ -60,7 +60,6 @@ class Exchange:
 
     def __init__(self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler) -> None:
         self._stream, self._core, self._metrics, self._sampler = stream, core, metrics, sampler
-        self._restored: _Restored | None = None
         self._picked_s = self._since_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
@@ -189,9 +188,6 @@ class Exchange:
 
     def _handle_response(self, pick: Pick, modes: Modes) -> None:
         """Choose what becomes of a pick's response, which the proxy shows."""
-        if pick.rewrite_response is not None and not modes.observing:
-            self._restored = _Restored(self._metrics, pick.rewrite_response)
-            pick.rewrite_response = self._restored
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
             if self._stream.bodies.take_spare(WATCH_BYTES, half=True):
@@ -210,12 +206,10 @@ class Exchange:
         decision_id, self._decision_id = self._decision_id, ""
         watch = self._watch
         self._watch_over()
-        if self._restored is not None:
-            self._restored.ended()
         at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S
         if cause is Cause.UNOBSERVED or (cause is Cause.STREAM_END and self._stream.released and at_once):
             self._left_id = decision_id
-            self._core.leases.left(decision_id)
+            self._core.leases.stream_ended(decision_id)
             return
         if cause is Cause.CUT_OFF and watch is not None and watch.has_last_event():
             cause = Cause.COMPLETED  # its client has all that it wanted
@@ -231,46 +225,3 @@ class Exchange:
                 streamed=watch.streamed,
             )
         self._core.outcomes.stream_ended(decision_id, cause.value)
-
-
-class _Restored:
-    """Puts the model's public name back into one answer, and counts once what came of it.
-
-    Args:
-        metrics: counted into.
-        make: from the answer's headers to what changes its body.
-    """
-
-    def __init__(self, metrics: Metrics, make: Callable[[Mapping[str, str]], BodyRewriter | None]) -> None:
-        self._metrics, self._make = metrics, make
-        self._inner: BodyRewriter | None = None
-        self._counted = False
-
-    def __call__(self, headers: Mapping[str, str]) -> BodyRewriter | None:
-        """Return what changes this answer's body, None for one that stays as it is."""
-        self._inner = self._make(headers)
-        if self._inner is None:
-            encoding = headers.get("content-encoding", "").strip().lower()
-            self._count("content-type" if encoding in ("", "identity") else "encoded")
-            return None
-        return self
-
-    def feed(self, data: bytes) -> bytes:
-        """Return what goes on instead of the next piece."""
-        if self._inner is None:
-            return data
-        changed = self._inner.feed(data)
-        if changed != data:
-            self._count("restored")
-        return changed
-
-    def ended(self) -> None:
-        """End the answer."""
-        if self._inner is not None:
-            self._count("no-name")
-        self._inner = None
-
-    def _count(self, result: str) -> None:
-        if not self._counted:
-            self._counted = True
-            self._metrics.value("epp_response_model_names_total", result).inc()

@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from epp.errors import ConfigError
 from epp.threads import in_daemon_thread
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from epp.server.metrics import Metrics
+
+_Value = TypeVar("_Value")
+
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 #: Time after which a read that has not returned is reported.
 HANG_S = 10.0
 MAX_FILE_BYTES = 16 * 1024 * 1024
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}
 
 
 def read_file(path: Path) -> bytes | None:
@@ -47,9 +45,8 @@ def read_file(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-        if kind != stat.S_IFREG:
-            raise OSError(f"{path} is {_KINDS.get(kind, 'no regular file')}, and only regular files are read")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return _bounded(file, path)
     finally:
@@ -170,6 +167,39 @@ class WatchedFile(WatchedFiles):
     ) -> None:
         super().__init__((path,), lambda contents: on_content(contents[0]), on_fault)
         self.path = path
+
+
+def applying(
+    path: Path,
+    label: str,
+    metrics: Metrics,
+    *,
+    parse: Callable[[bytes | None], _Value],
+    apply: Callable[[_Value], None],
+    kept: str,
+) -> WatchedFile:
+    """Watch a file whose good contents are put in force, and whose bad ones change nothing.
+
+    Args:
+        path: the file.
+        label: its name in `epp_file_ok`.
+        metrics: shows whether its content is in force.
+        parse: reads a content, None for a file that does not exist; raises ConfigError.
+        apply: puts in force what was read.
+        kept: what stays in force when the content is bad, for the log.
+    """
+
+    def take(text: bytes | None) -> None:
+        try:
+            value = parse(text)
+        except ConfigError as error:
+            metrics.file_failed(label)
+            log.error("%s; %s in force", error, kept)  # noqa: TRY400
+            return
+        metrics.file_good(label, there=text is not None)
+        apply(value)
+
+    return WatchedFile(path, take, partial(metrics.file_failed, label))
 
 
 async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from epp.server.accepting import Acceptor
-    from epp.server.report import Reports
+    from epp.server.access_log import Reports
     from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)

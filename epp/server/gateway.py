@@ -1,26 +1,33 @@
-"""What a gateway asks for and is told beside the pick, in its own words: the endpoint picker protocol.
+"""What a gateway asks for and gets beside the pick, and what a request's body becomes.
 
-Owns the protocol's options: the subset hint, scores, the conformance suite's steering, and the words of
-refusals. Decides nothing. Sources: endpoint picker protocol (proposal 004); llm-d's error texts [E].
+Owns the protocol's options: the subset hint, scores, the conformance suite's steering, the words of refusals
+(proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
+rewritten: where the picked engine has its own name for the model, or a streaming client does not ask for the
+usage. Decides nothing.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
+from epp.apis.rewrite import rewrite
+from epp.apis.rewrite_answer import restorer
+from epp.errors import ClientError
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
-from epp.server.rewrite import SERVED_KEY
 
 if TYPE_CHECKING:
     from epp.config.schema import Protocol
+    from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
     from epp.server.resolve import Resolver
+
 
 #: The conformance suite names endpoints by this header, in the order in which they are to be tried.
 STEERING_HEADER = "test-epp-endpoint-selection"
@@ -143,3 +150,38 @@ def set_models(pick: Pick, decision: Decision) -> None:
     untried = str(len(untried_models(decision)))
     pick.metadata |= {SERVED_KEY: model, UNTRIED_KEY: untried}
     pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}
+
+
+#: APIs with ``stream_options.include_usage``; the others tell the usage of event streams unasked.
+USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
+#: Fields of the decision's metadata; `epp/envoy/restore_model.lua` acts on the first.
+PUBLIC_KEY, SERVED_KEY = "model_public", "model_served"
+
+
+def rewrite_bodies(
+    pick: Pick, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
+) -> None:
+    """Let a pick carry the body that its engine understands.
+
+    With another model name the answer must come uncompressed, so that the public name can be put back.
+
+    Args:
+        pick: the destination; changed.
+        request: as it came.
+        decision: what was decided of it.
+        inject_usage: ask for the usage of event streams.
+    """
+    info, served = decision.request, decision.served_model
+    renamed = bool(info.model) and served != info.model
+    usage = inject_usage and info.stream and info.api in USAGE_APIS
+    if not request.body or not (renamed or usage):
+        return
+    try:
+        pick.body = rewrite(request.body, model=served if renamed else None, include_usage=usage)
+    except ClientError:
+        return  # bytes that are no text, where no parser of ours looks: the engine refuses them
+    if renamed:
+        if "accept-encoding" in request.headers:
+            pick.set_headers["accept-encoding"] = "identity"
+        pick.metadata |= {PUBLIC_KEY: info.model, SERVED_KEY: served}
+        pick.rewrite_response = partial(restorer, info.model)

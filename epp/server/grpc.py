@@ -15,7 +15,7 @@ from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.modes import ASSUMED, BodyMode, Modes
 from epp.extproc.stream import Stream
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS
 from epp.server.health import HealthNames, HealthState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.server.core import Core
     from epp.server.metrics import Metrics
-    from epp.server.observation import Observation
+    from epp.server.response_sampling import Sampler
     from epp.server.tls import Follow
     from epp.transport.messages import Room
 
@@ -62,7 +62,7 @@ class GrpcServer:
         core: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
-        observation: what is seen of responses.
+        sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
         follow: takes the TLS files that are to be watched.
 
@@ -78,12 +78,12 @@ class GrpcServer:
         metrics: Metrics,
         source: str,
         *,
-        observation: Observation,
+        sampler: Sampler,
         max_connections: int,
         follow: Follow,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._sampler = observation.sampler
+        self._sampler = sampler
         self._max_body_bytes = config.request.max_body_bytes
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         longest = min(longest, LONGEST_MESSAGE_BYTES)
@@ -105,7 +105,7 @@ class GrpcServer:
             HealthNames(self._health, any_name=False),
             self._new_exchange,
             self.access_log,
-            may_leave=self._sampler.may_leave,
+            may_leave=self._sampler.may_end_streams,
         )
         self._watchers = services.watchers
         self._listener = self._listen(services, base)

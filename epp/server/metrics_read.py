@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed
-    from epp.server.observe import Sampler
-    from epp.server.served_tokenizers import ServedTokenizers
+    from epp.server.response_sampling import Sampler
     from epp.server.shadow import Shadow
+    from epp.server.tokenizers import ServedTokenizers
     from epp.signals.fleet import Fleet
 
     Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -228,6 +228,4 @@ def shadowed(shadow: Shadow) -> Samples:
 
 def differences(shadow: Shadow) -> Samples:
     """Read mean differences by policy in shadow."""
-    for account in shadow.accounts:
-        for judge, mean_s in account.difference_s.items():
-            yield (account.policy.name, judge), mean_s
+    return [((account.policy.name,), account.difference_s) for account in shadow.accounts]

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from epp.apis.usage import NO_USAGE
 from epp.extproc.types import Cause
 from epp.schedule.decision import Outcome, Source, itl_of, usage_sources
-from epp.server.report import Termination
+from epp.server.access_log import Termination
 from epp.signals.paths import Travelled
 from epp.signals.retry_after import STATUSES, retry_after_s
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.records.recorder import Recorder
     from epp.schedule.picker import Picker
+    from epp.server.access_log import Report
     from epp.server.metrics import Metrics
-    from epp.server.report import Report
     from epp.server.resolve import Resolver
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Outcomes:
         #: Endpoints whose last pick Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
-        self.told: list[Callable[[Outcome], None]] = []
+        self.listeners: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """The first piece of the answer came; the end of a short one, or its report, may be here before.
@@ -354,7 +354,7 @@ class Outcomes:
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.requests.finished(outcome)
         self._recorder.outcome(outcome, self._clock.wall_s())
-        for listener in self.told:
+        for listener in self.listeners:
             listener(outcome)
 
 

@@ -19,7 +19,7 @@ from epp.keyed_uniform import keyed_uniform
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
 from epp.server.listed import ListedModel, parse_models
-from epp.server.through_relay import RelayedConnection, Through, relay_to
+from epp.server.relays import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
 

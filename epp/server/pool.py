@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.config.relays import Relays
-    from epp.config.schema import Pool, Probe, Scrape
+    from epp.config.schema import Config
     from epp.schedule.picker import Picker
+    from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
-    from epp.server.resolve import Resolver
-    from epp.server.tasks import Tasks
+    from epp.server.process import Tasks
     from epp.signals.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -39,48 +38,43 @@ class PoolFeed:
     """Applies contents of the endpoints file.
 
     Args:
-        picker: told of every change.
+        config: where the endpoints come from and go to, probes, scrapes, relays.
+        core: its resolver follows the addresses.
+        picker: gets every change.
         sink: where the pollers' results go.
         tasks: runs the pollers.
-        probe: the probes' settings.
-        scrape: the scrapes' settings.
         metrics: counted into.
         clock: the time.
-        settings: where the endpoints come from, and where they are written for Envoy.
-        base: folder that paths in them are relative to.
-        resolver: told of the addresses.
-        relays: the way to each region.
+        base: folder that paths in the configuration are relative to.
     """
 
     def __init__(
         self,
+        config: Config,
         *,
+        core: Core,
         picker: Picker,
         sink: Sink,
         tasks: Tasks,
-        probe: Probe,
-        scrape: Scrape,
         metrics: Metrics,
         clock: Clock,
-        settings: Pool,
         base: Path,
-        resolver: Resolver,
-        relays: Relays | None = None,
     ) -> None:
-        self._resolver, self._relays = resolver, relays
+        settings, relays = config.pool, config.relays
+        self._resolver, self._relays = core.resolver, relays
         self._source = str(base / settings.file)
         self._picker, self._sink, self._tasks = picker, sink, tasks
-        self._probe, self._scrape = probe, scrape
+        self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
         self._endpoints: list[Endpoint] = []
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
-        if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
+        if settings.eds_file and settings.kubernetes is None and not relays.regions:
             self._eds = EdsFile(
                 base / settings.eds_file,
                 delay_s=settings.eds_delay_s,
-                resolver=resolver,
+                resolver=core.resolver,
                 metrics=metrics,
                 on_known=self._offer,
             )

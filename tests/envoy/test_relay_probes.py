@@ -13,7 +13,7 @@ from epp.config.pool import EndpointSpec
 from epp.config.schema import Scrape
 from epp.envoy.process import EnvoyProcess
 from epp.server.poll import target_of
-from epp.server.through_relay import RelayedConnection
+from epp.server.relays import RelayedConnection
 from epp.signals.endpoint import Endpoint
 from tests.kit.envoy import Replica, require_envoy, settings
 from tests.kit.relays import certificates, relays

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE, Usage
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.server.als import AccessLogReceiver
-from epp.server.report import Termination, decode
+from epp.server.access_log import AccessLogReceiver, Termination, decode
 from tests.observe.entries import START, entry, wire
 
 if TYPE_CHECKING:
-    from epp.server.report import Report
+    from epp.server.access_log import Report
 
 FIRST_US = START.timestamp() * 1e6 + 120_500
 

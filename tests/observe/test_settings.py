@@ -15,8 +15,8 @@ from epp.envoy.examples import ENDPOINTS
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.extproc import messages
-from epp.server import report
-from epp.server.report import Termination
+from epp.server import access_log
+from epp.server.access_log import Termination
 from tests.observe import answers
 from tests.observe.conftest import running
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.envoy
 
 
 def test_both_sides_use_the_same_names() -> None:
-    assert observe.OBSERVED_NAMESPACE == report.OBSERVED_NAMESPACE
+    assert observe.OBSERVED_NAMESPACE == access_log.OBSERVED_NAMESPACE
     assert filters.DECISION_NAMESPACE == messages.DECISION_NAMESPACE
     assert clusters.DESTINATION_KEY == messages.DESTINATION_HEADER
 

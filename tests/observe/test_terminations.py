@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.apis.usage import NO_USAGE
-from epp.server.report import Report, Termination
+from epp.server.access_log import Report, Termination
 from epp.signals.endpoint import Endpoint
 from tests.kit.envoy import ScriptedUpstream
 from tests.observe import answers

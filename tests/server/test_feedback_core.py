@@ -14,8 +14,8 @@ from epp.config.load import parse_config
 from epp.extproc.types import Cause, HttpRequest, Refusal
 from epp.ops.explain import explain
 from epp.schedule.decision import Source, to_record
+from epp.server.access_log import Report, Termination
 from epp.server.app import App
-from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from epp.signals.health import State
 from tests.kit.logs import own_lines
@@ -199,7 +199,7 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
 
 async def test_a_stream_that_ends_behind_its_own_report_is_no_late_report(deployment: Deployment) -> None:
     told: list[Outcome] = []
-    deployment.core.outcomes.told.append(told.append)
+    deployment.core.outcomes.listeners.append(told.append)
     decision = deployment.decide([{"role": "user", "content": "hello"}])
     deployment.core.outcomes.finished(report(decision))
     deployment.core.outcomes.observed(decision.id, chunks=7)
@@ -237,7 +237,7 @@ async def test_how_long_a_client_takes_to_send_its_request_is_no_engines_time(tm
 
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
     told: list[Outcome] = []
-    deployment.core.outcomes.told.append(told.append)
+    deployment.core.outcomes.listeners.append(told.append)
     decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
     other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
     deployment.ended(
@@ -267,7 +267,7 @@ def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment
     """Else short answers alone would be learned from, and answers be foretold ever shorter."""
     told: list[Outcome] = []
     outcomes, ledger = deployment.core.outcomes, deployment.fleet.ledger
-    outcomes.told.append(told.append)
+    outcomes.listeners.append(told.append)
     deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))  # Envoy reports
     decision = deployment.decide([{"role": "user", "content": WORDS}], stream=True)
     before = deployment.fleet.answers.expected("m")
@@ -293,7 +293,7 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     outcomes = deployment.core.outcomes
     if reporting:
         deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))
-    outcomes.told.append(told.append)
+    outcomes.listeners.append(told.append)
     foretold, seen = (deployment.decide([{"role": "user", "content": WORDS}]) for _ in range(2))
     outcomes.stream_ended(foretold.id, Cause.UNOBSERVED.value, predicted=True)
     outcomes.stream_ended(seen.id, Cause.STREAM_END.value)

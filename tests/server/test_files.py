@@ -12,7 +12,7 @@ from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.server.app import App
 from epp.server.files import WatchedFile, read_file, replace_file, watch
-from epp.server.tasks import Tasks
+from epp.server.process import Tasks
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 from tests.kit.waiting import until
@@ -77,12 +77,12 @@ def test_each_fault_of_a_file_is_reported_once_and_its_last_content_stays(
 
     become(lambda: path.write_text("good"), 0)
     become(path.mkdir, 1)
-    become(lambda: os.mkfifo(path), 2)
-    assert f"{path} is a FIFO" in own_lines(caplog)[-1]
+    become(lambda: os.mkfifo(path), 1)
+    assert f"{path} is no regular file" in own_lines(caplog)[-1]
     assert seen == [b"good"]
-    become(lambda: path.write_text("good"), 2)
-    become(path.mkdir, 3)
-    become(lambda: path.write_text("better"), 3)
+    become(lambda: path.write_text("good"), 1)
+    become(path.mkdir, 2)
+    become(lambda: path.write_text("better"), 2)
     assert seen == [b"good", b"good", b"better"]
 
 

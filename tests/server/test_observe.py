@@ -19,8 +19,7 @@ from epp.schedule.decision import Outcome, Source
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.server.app import App
-from epp.server.observe import Sampler, section_of, share_of
-from epp.server.unobserved import LONGEST, UnobservedLeases
+from epp.server.response_sampling import LONGEST, EstimatedLeases, Sampler, section_of, share_of
 from epp.signals.duration import foretell
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
@@ -76,9 +75,9 @@ def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -
 def test_what_is_not_read_can_be_carried() -> None:
     one, _ = sampler("none", unobserved="carry")
     assert one.choose("d") is Observe.CARRY
-    assert not one.may_leave
-    assert not sampler("all", limit=0.0)[0].may_leave
-    assert sampler("all")[0].may_leave
+    assert not one.may_end_streams
+    assert not sampler("all", limit=0.0)[0].may_end_streams
+    assert sampler("all")[0].may_end_streams
 
 
 def seconds(one: Sampler, clock: ManualClock, number: int, rate: Callable[[], float]) -> None:
@@ -127,7 +126,7 @@ class Told:
     """Outcomes, as far as leases need them."""
 
     def __init__(self, picker: Picker, clock: ManualClock) -> None:
-        self.told: list[Callable[[Outcome], None]] = []
+        self.listeners: list[Callable[[Outcome], None]] = []
         self.ended: list[str] = []
         self._picker, self._clock = picker, clock
 
@@ -139,7 +138,7 @@ class Told:
         self.tell(outcome)
 
     def tell(self, outcome: Outcome) -> None:
-        for listener in self.told:
+        for listener in self.listeners:
             listener(outcome)
 
 
@@ -162,7 +161,7 @@ class Bench:
         self.picker.set_pool([Endpoint("a:1", engine_class="x")], 0.0)
         self.picker.fleet.assume_rtt("a:1", 100.0)
         self.told = Told(self.picker, self.clock)
-        self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
+        self.leases = EstimatedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
 
     def decide(self, *, left: bool = True) -> str:
         prompt = measured(0, 1000, list(range(1, 16)), 64.0)
@@ -170,13 +169,13 @@ class Bench:
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
         self.leases.decided(decision, foretell(decision.request, decision.fleet, decision.chosen))
         if left:
-            self.leases.left(decision.id)
+            self.leases.stream_ended(decision.id)
         return decision.id
 
     def expected(self) -> Duration:
         """How long the next request is expected to take; it is given back at once."""
         decision_id = self.decide(left=False)
-        expected = self.leases._sent[decision_id].expected
+        expected = self.leases._open[decision_id].expected
         outcome = self.picker.end(decision_id, "client-gone", self.clock.mono_s())
         assert outcome is not None
         self.told.tell(outcome)
@@ -271,4 +270,4 @@ async def test_a_pick_that_did_not_reach_the_proxy_holds_nothing(tmp_path: Path,
     assert ledger.running_requests[0] == 1.0
     exchange.closed(cut=cut)
     assert ledger.running_requests[0] == (0.0 if cut else 1.0)
-    assert len(made._observation.leases) == (0 if cut else 1)
+    assert len(made.core.leases) == (0 if cut else 1)

@@ -16,7 +16,6 @@ from epp.config.pool import EndpointSpec
 from epp.config.schema import Probe, Scrape
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.client_credentials import TokenFile
-from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
 from epp.server.listed import ListedModel
@@ -30,7 +29,7 @@ from epp.server.poll import (
     Target,
     target_of,
 )
-from epp.server.tasks import Tasks
+from epp.server.process import SystemClock, Tasks
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample

@@ -16,9 +16,9 @@ from epp.ops import feedback as feedback_command
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.server.app import App
-from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
 from epp.server.metrics import Metrics
+from epp.server.process import DecisionIds
 from epp.signals.endpoint import Endpoint
 from tests.kit.records import command, decided, recorder_to
 from tests.kit.requests import Decided, decide

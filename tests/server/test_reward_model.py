@@ -81,9 +81,9 @@ def metrics(made: App) -> dict[tuple[str, ...], float]:
 
 
 def check(made: App) -> None:
-    feed = made._learning.feed
-    assert feed is not None
-    feed.check()
+    assert made._learning is not None
+    assert made._learning.feed is not None
+    made._learning.feed.check()
 
 
 def test_a_good_file_decides_from_the_next_request_on_and_is_named_in_it(tmp_path: Path) -> None:

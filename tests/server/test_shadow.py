@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
 from epp.policies.registry import create
 from epp.schedule.rerun import rerun
@@ -38,11 +37,6 @@ def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
     return found["agreed"], found["differed"], found["failed"]
 
 
-def difference_s(scoring: Shadow, policy: str, judge: str) -> float:
-    (found,) = (account.difference_s for account in scoring.accounts if account.policy.name == policy)
-    return found[judge]
-
-
 @pytest.mark.parametrize("live", ["gorgo", "least-request"])
 @pytest.mark.parametrize("name", ["gorgo", "laar", "llm-d", "lmetric", "mooncake"])
 def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str) -> None:
@@ -54,24 +48,6 @@ def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str
         }
         again = rerun(decisions[live], create(name), 1.0)
         assert (again.chosen, again.tie_band) == (decisions[name].chosen, decisions[name].tie_band)
-
-
-def test_the_reward_model_judges_where_it_knows_both() -> None:
-    model = linear_model({"rtt_ms": 2.0}, low={"rtt_ms": 10.0}, high={"rtt_ms": 42.0})
-    far = linear_model({"rtt_ms": -1.0})
-    decision = picker_of("gorgo").pick(ask_of(1), 0.0, 0.0)
-    assert decision.chosen == 0  # 20 ms away
-    for judge, policy, seconds in (
-        ("model", Lodestar(linear_model({"rtt_ms": -1.0}, high={"rtt_ms": 42.0}, low={"rtt_ms": 0.0})), 0.04),
-        ("gorgo-ms", Lodestar(far), None),
-    ):
-        scoring = Shadow([policy], lambda: model)
-        scoring.score(decision)
-        difference = difference_s(scoring, "lodestar", judge)
-        if seconds is not None:
-            assert difference == pytest.approx(seconds)
-        else:
-            assert difference > 0.0  # 60 ms away: the model does not know such a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +97,11 @@ def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
     decision = ask(made)
     assert decision.policy == "gorgo"
+    assert made._learning is not None
     shadowing = made._learning._shadow
     assert shadowing._tie_band == 0.01
     shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0
-    # By the model's own word its pick, 200 ms away, is 190 ms faster than the one 10 ms away.
-    difference = found["epp_shadow_estimated_difference_seconds", "lodestar", "model"]
-    assert difference == pytest.approx(-0.19)
-    assert np.isfinite(found["epp_shadow_estimated_difference_seconds", "prefix-cache-and-load", "model"])
+    assert found["epp_shadow_estimated_difference_seconds", "lodestar"] > 0.1, "its pick is 190 ms farther"
+    assert np.isfinite(found["epp_shadow_estimated_difference_seconds", "prefix-cache-and-load"])

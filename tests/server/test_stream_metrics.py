@@ -10,7 +10,7 @@ import pytest
 
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.health import EXT_PROC, HealthNames, HealthState
 from epp.server.metrics import Metrics
 from epp.server.services import Services

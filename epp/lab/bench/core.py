@@ -18,7 +18,7 @@ from epp.extproc.types import Pick, Refusal
 from epp.lab.bench.prompts import conversation
 from epp.lab.bench.reports import first_token_call, log_message
 from epp.lab.bench.rig import Rig, recorded, request
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epp.apis.registry import find_parser
 from epp.clock import ManualClock
-from epp.config.schema import PolicySection, Records
+from epp.config.schema import Config, PolicySection, Records
 from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.lab.bench.prompts import opening
@@ -90,11 +90,10 @@ class Rig:
             name_block=self.hasher.export_id,
         )
         self.core = Core(
+            Config(),
             picker=self.picker,
             counter=self.counter,
             hasher=self.hasher,
-            regions=(),
-            tenant_header="",
             metrics=Metrics(),
             recorder=recorder or NoRecorder(),
             clock=self.clock,

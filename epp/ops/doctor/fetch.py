@@ -33,8 +33,8 @@ from epp.records.files import DAMAGED, record_files
 from epp.server.client_credentials import client_tls
 from epp.server.listed import parse_models
 from epp.server.poll import target_of
+from epp.server.relays import check_served
 from epp.server.resolve import Resolver
-from epp.server.through_relay import check_served
 
 if TYPE_CHECKING:
     import ssl

@@ -1,26 +1,115 @@
-"""A finished request as Envoy's access log reports it, decoded into one plain value.
+"""Envoy's gRPC access log: one report for each finished request.
 
-Owns the meaning of the log's fields, flags and metadata, no socket. A report is about facts that Envoy saw;
-which decision it belongs to is told by the picker's own id, which only ext_proc can write: no header of a
-client is read.
+Serves `envoy.service.accesslog.v3.AccessLogService` beside ext_proc, to be reached by Envoy alone: whoever
+reaches it could report anything about a decision whose id it knows. A report is about facts that Envoy saw;
+its decision is named by the picker's own id, which only ext_proc can write: no header of a client is read.
+
+An entry that cannot be read is counted and dropped, and so is one that its receiver fails on; Envoy never
+sees an error. A message longer than those that Envoy sends is dropped, and so are entries beyond a limit, so
+that no message keeps the event loop for long.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from epp.apis.usage import NO_USAGE, Usage, UsageReader, parse_usage
-from epp.extproc.messages import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER, LB_NAMESPACE
+from epp.extproc.messages import (
+    DECISION_KEY,
+    DECISION_NAMESPACE,
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    MAX_BODILESS_BYTES,
+)
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.struct_pb2 import Struct
 
     from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
+    from epp.transport.messages import Message
+
+
+log = logging.getLogger(__name__)
+
+
+SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+METHOD = "StreamAccessLogs"
+#: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
+#: takes some hundred bytes.
+_MAX_ENTRIES = 1000
+
+
+class Sending(Protocol):
+    """An open stream of the log."""
+
+    def end(self) -> None:
+        """End it with status OK."""
+
+
+class AccessLogReceiver:
+    """Decodes the log's streams, one for each Envoy worker, and hands reports on.
+
+    Args:
+        reports: told of every finished request.
+
+    Attributes:
+        received: reports handed on.
+        malformed: messages that could not be decoded, and entries beyond a message's limit.
+        failed: reports that their receiver raised on.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._streams: set[Sending] = set()
+        self.received = 0
+        self.malformed = 0
+        self.failed = 0
+
+    def opened(self, stream: Sending) -> None:
+        """A stream has begun."""
+        self._streams.add(stream)
+
+    def closed(self, stream: Sending) -> None:
+        """It is over."""
+        self._streams.discard(stream)
+
+    def take(self, message: Message) -> None:
+        """One message of a stream."""
+        if len(message) > MAX_BODILESS_BYTES:
+            self.malformed += 1
+            return
+        try:
+            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry  # type: ignore[arg-type]  # stubs know bytes alone
+        except DecodeError:
+            self.malformed += 1
+            return
+        self.malformed += max(0, len(entries) - _MAX_ENTRIES)
+        for entry in entries[:_MAX_ENTRIES]:
+            try:
+                self._reports.finished(decode(entry))
+            except Exception:
+                self.failed += 1
+                log.exception("a report was lost", extra=REPEATED)
+            else:
+                self.received += 1
+
+    def end_streams(self) -> None:
+        """End the open streams with status OK; Envoy opens another for its next report.
+
+        They have no end of their own, so without this a graceful stop of the server waits for them in vain.
+        """
+        for stream in list(self._streams):
+            stream.end()
+
 
 OBSERVED_NAMESPACE = "epp.observe"
 RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
