@@ -131,16 +131,17 @@ class App:
         self._certificates: list[WatchedFiles] = []
         self._sampler = Sampler(section_of(config.observe), seed=config.policy.seed, clock=clock)
         self._build_listeners()
-        kubernetes = config.pool.kubernetes
+        self._show_state(shedding, served)
+
+    def _show_state(self, shedding: Shedding, served: ServedTokenizers) -> None:
+        """Let Prometheus read the state of the parts."""
+        kubernetes = self._config.pool.kubernetes
         pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
-        state = PickerState(self.picker, clock.mono_s, pool, shedding.saturation)
-        for name, shown in (
-            ("picker", state),
-            ("tokenizers", served),
-            ("sampler", self._sampler),
-            ("leases", self.core.leases),
-        ):
-            self.metrics.show(name, shown)
+        state = PickerState(self.picker, self._clock.mono_s, pool, shedding.saturation)
+        self.metrics.show("picker", state)
+        self.metrics.show("tokenizers", served)
+        self.metrics.show("sampler", self._sampler)
+        self.metrics.show("leases", self.core.leases)
 
     def _build_listeners(self) -> None:
         config, follow = self._config, self._certificates.append
