@@ -67,22 +67,6 @@ class Recorder(Protocol):
         """Nothing more comes."""
 
 
-class NoRecorder:
-    """Records nothing."""
-
-    def decision(self, decision: Decision) -> None:
-        """Ignored."""
-
-    def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
-        """Ignored."""
-
-    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
-        """Ignored."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
 #: Size at which a new file is begun.
 FILE_BYTES = 64 * 1024 * 1024
 

@@ -17,7 +17,6 @@ from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.records.recorder import FileRecorder, NoRecorder
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.schema import Config
+    from epp.records.recorder import FileRecorder
     from epp.server.cluster import ClusterFeed
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
@@ -96,7 +96,7 @@ class App:
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
         shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
-        self._relays = RelayPaths(config.relays)
+        self._relays = RelayPaths(config.relays) if config.relays.regions else None
         self._learning = self._build_learning()
         self.core = Core(
             config,
@@ -221,10 +221,12 @@ class App:
             learn=counter.observe,
         )
 
-    def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | NoRecorder:
+    def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | None:
         records = self._config.records
         if not records.folder:
-            return NoRecorder()
+            return None
+        from epp.records.recorder import FileRecorder  # noqa: PLC0415  # only where it is configured
+
         return FileRecorder(
             self._base / records.folder,
             settings=records,
@@ -315,7 +317,7 @@ class App:
             metrics=self.metrics,
             decision=self.core.recent.get,
             decided=self._decision_ids.__contains__,
-            verdict=self._recorder.verdict if self._config.records.folder else None,
+            verdict=None if self._recorder is None else self._recorder.verdict,
         )
         self.http_address, self.health_address = await self._health.start(routes, on_stall)
         self.grpc_address = await self._grpc.start()
@@ -325,7 +327,7 @@ class App:
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
-        if self._relays.resolver.any_names:
+        if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())
@@ -369,4 +371,5 @@ class App:
         await self._health.stop()
         await self.tasks.stop_all()
         self._tokenizers.close()
-        self._recorder.close()
+        if self._recorder is not None:
+            self._recorder.close()

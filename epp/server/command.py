@@ -21,14 +21,13 @@ from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.server.accepting import allow_files
 from epp.server.app import App
-from epp.server.check import all_errors
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
 from epp.server.process import SystemClock, stop_signals
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epp.config.schema import Config
     from epp.llmd.settings import LogSettings
@@ -106,7 +105,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), str(path))
         base = path.resolve().parent
         if errors:
-            raise_all(all_errors(config, base, str(path), errors))
+            _raise_all(config, base, str(path), errors)
         setup = Setup(
             config,
             base,
@@ -137,10 +136,17 @@ def run(arguments: argparse.Namespace) -> int:
         app = App(setup.config, setup.base, setup.source, SystemClock())
         uvloop.run(serve(app, arguments.ready_file))
     except ConfigError as error:
-        raise_all(all_errors(setup.config, setup.base, setup.source, error.errors))
+        _raise_all(setup.config, setup.base, setup.source, error.errors)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _raise_all(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> None:
+    """Raise these errors, and all that a start would come to after them."""
+    from epp.server.check import all_errors  # noqa: PLC0415  # only once a start has failed
+
+    raise_all(all_errors(config, base, source, found))
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

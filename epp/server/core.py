@@ -89,7 +89,7 @@ class Core:
         counter: counts prompt tokens.
         hasher: hashes prompts into blocks.
         metrics: counted into.
-        recorder: decisions and outcomes go there.
+        recorder: decisions and outcomes go there, if anywhere.
         clock: the time.
         resolver: host names to what Envoy knows.
         admission: refuses requests before they are read, nobody when None.
@@ -106,7 +106,7 @@ class Core:
         counter: EstimateCounter,
         hasher: BlockHasher,
         metrics: Metrics,
-        recorder: Recorder,
+        recorder: Recorder | None,
         clock: Clock,
         resolver: Resolver,
         admission: Admit | None = None,
@@ -212,7 +212,8 @@ class Core:
         self._metrics.requests.decided(decision, expected, priority=self._priority(request))
         self.leases.decided(decision, expected)
         self.recent.add(decision)
-        self._recorder.decision(decision)
+        if self._recorder is not None:
+            self._recorder.decision(decision)
         for observe in self._observers:
             observe(decision)
         return self._pick(request, decision)

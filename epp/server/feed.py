@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.server.listed import ListedModel
     from epp.server.metrics import Metrics
+    from epp.server.poll import ListedModel
     from epp.signals.engine_sample import EngineSample
     from epp.signals.fleet import Fleet
 

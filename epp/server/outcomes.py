@@ -60,13 +60,13 @@ class Outcomes:
     Args:
         picker: holds the requests in flight.
         metrics: counted into.
-        recorder: outcomes go there.
+        recorder: outcomes go there, if anywhere.
         clock: the time.
         resolver: what Envoy calls an endpoint, back to its name.
     """
 
     def __init__(
-        self, *, picker: Picker, metrics: Metrics, recorder: Recorder, clock: Clock, resolver: Resolver
+        self, *, picker: Picker, metrics: Metrics, recorder: Recorder | None, clock: Clock, resolver: Resolver
     ) -> None:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
@@ -353,7 +353,8 @@ class Outcomes:
 
     def _tell(self, outcome: Outcome) -> None:
         self._metrics.requests.finished(outcome)
-        self._recorder.outcome(outcome, self._clock.wall_s())
+        if self._recorder is not None:
+            self._recorder.outcome(outcome, self._clock.wall_s())
         for listener in self.listeners:
             listener(outcome)
 

@@ -15,7 +15,7 @@ from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
 from epp.server.client_credentials import TokenFile
 from epp.server.eds import EdsFile
-from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
+from epp.server.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 from epp.signals.rtt import check_assumed
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class PoolFeed:
             )
         self._pollers: dict[str, Target] = {}
         self._tokens: dict[str, TokenFile] = {}
-        self._beats = new_beats()
+        self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
+        self._scrapes = PollSchedule(self._scrape.interval_s)
 
     @property
     def size(self) -> int:
@@ -158,10 +159,8 @@ class PoolFeed:
         self._picker.set_pool(endpoints, self._clock.mono_s())
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
-        for beat, interval_s in zip(
-            self._beats, (self._probe.interval_s, self._scrape.interval_s), strict=True
-        ):
-            beat.share(interval_s, len(self._specs))
+        self._probes.spread(len(self._specs))
+        self._scrapes.spread(len(self._specs))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
             # Of other names, or of none: what was found of these says nothing any more.
@@ -174,10 +173,11 @@ class PoolFeed:
                     target,
                     probe=self._probe,
                     scrape=self._scrape,
+                    probes=self._probes,
+                    scrapes=self._scrapes,
                     sink=self._sink,
                     clock=self._clock,
                     token=self._tokens.get(target.bearer_token_file),
-                    beats=self._beats,
                     known_as=self._resolver.known_as,
                 )
                 self._tasks.start(_task_name(address), poller.run())

@@ -35,7 +35,7 @@ class RelayPaths:
     """The way to each region.
 
     Args:
-        relays: as configured; without regions every pick stays as it is.
+        relays: as configured, with regions.
     """
 
     def __init__(self, relays: Relays) -> None:
@@ -50,8 +50,6 @@ class RelayPaths:
         Each region comes once, with the connection whose turn it is: a relay that cannot be reached on one
         is not likely to be on the next, so a retry goes elsewhere.
         """
-        if not self._addresses:
-            return
         regions, allowed = decision.fleet.regions, decision.request.regions
         wanted = dict.fromkeys(regions[index] for index in (decision.chosen, *decision.fallbacks))
         wanted |= dict.fromkeys(region for region in self._addresses if allowed is None or region in allowed)

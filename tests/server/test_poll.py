@@ -18,14 +18,14 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.server.client_credentials import TokenFile
 from epp.server.feed import SignalFeed
 from epp.server.keep_alive import Answer
-from epp.server.listed import ListedModel
 from epp.server.metrics import Metrics
 from epp.server.poll import (
-    BEATS,
+    MAX_PER_SLOT,
     PROBES_AT,
-    TOGETHER,
-    Beat,
+    SLOTS,
+    ListedModel,
     Poller,
+    PollSchedule,
     Target,
     target_of,
 )
@@ -227,22 +227,21 @@ def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.L
     assert mismatch() is None
 
 
-@pytest.mark.parametrize(("endpoints", "moments"), [(1, BEATS), (100, BEATS), (1000, 1000 / TOGETHER)])
-@pytest.mark.parametrize("share", [0.0, PROBES_AT])
+@pytest.mark.parametrize(("endpoints", "moments"), [(1, SLOTS), (100, SLOTS), (1000, 1000 / MAX_PER_SLOT)])
+@pytest.mark.parametrize("offset", [0.0, PROBES_AT])
 def test_they_begin_a_few_at_a_time_and_keep_their_interval(
-    endpoints: int, moments: float, share: float
+    endpoints: int, moments: float, offset: float
 ) -> None:
-    beat = Beat(share)
-    assert beat.pause_s(3.21, 0.77) == 0.77, "alone, any moment will do"
-    beat.share(2.0, endpoints)
-    assert beat.period_s == pytest.approx(2.0 / moments)
-    first_s = now_s = 7.0 + beat.pause_s(7.0, 0.6)
+    schedule = PollSchedule(2.0, offset)
+    schedule.spread(endpoints)
+    slot_s = 2.0 / moments
+    assert schedule.slot_s == pytest.approx(slot_s)
+    first_s = now_s = 7.0 + schedule.pause_s(6.0, 7.0, 0.3)
     for _ in range(50):  # answers take their time, timers are late
-        started_s = now_s + beat.period_s * 0.1
-        answered_s = started_s + beat.period_s * 0.3
-        now_s = answered_s + beat.pause_s(answered_s, 2.0 - (answered_s - started_s))
-    assert now_s - first_s == pytest.approx(100.0)
-    assert now_s / beat.period_s - share == pytest.approx(round(now_s / beat.period_s - share))
+        started_s, answered_s = now_s + slot_s * 0.1, now_s + slot_s * 0.4
+        now_s = answered_s + schedule.pause_s(started_s, answered_s, 0.3)
+        assert now_s / slot_s - offset == pytest.approx(round(now_s / slot_s - offset))
+    assert now_s - first_s == pytest.approx(100.0, abs=slot_s)
 
 
 async def test_a_round_trip_ends_where_the_answer_comes_not_where_it_is_looked_at() -> None:

@@ -13,8 +13,8 @@ from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
 from epp.server import tokenizers as served_tokenizers
 from epp.server.feed import SignalFeed
-from epp.server.listed import parse_models
 from epp.server.metrics import Metrics
+from epp.server.poll import parse_models
 from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet

@@ -17,7 +17,7 @@ from epp.lab.bench.prompts import opening
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.index import PrefixIndex
-from epp.records.recorder import FileRecorder, NoRecorder
+from epp.records.recorder import FileRecorder
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.server.core import Core
@@ -95,7 +95,7 @@ class Rig:
             counter=self.counter,
             hasher=self.hasher,
             metrics=Metrics(),
-            recorder=recorder or NoRecorder(),
+            recorder=recorder,
             clock=self.clock,
             resolver=Resolver(),
             tokenizers=tokenizers,

@@ -31,8 +31,7 @@ from epp.ops.doctor.traffic import measure
 from epp.records.check import whole_records
 from epp.records.files import DAMAGED, record_files
 from epp.server.client_credentials import client_tls
-from epp.server.listed import parse_models
-from epp.server.poll import target_of
+from epp.server.poll import parse_models, target_of
 from epp.server.relays import check_served
 from epp.server.resolve import Resolver
 
