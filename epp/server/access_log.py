@@ -158,19 +158,15 @@ class Report(msgspec.Struct, frozen=True):
         decision_id: the picker's own id; ``""`` for a request that Envoy served without a decision.
         status: HTTP status sent to the client, 0 when none was.
         cause: why it ended.
-        flags: Envoy's response flags that are set, by their names in the API.
-        details: Envoy's response code details.
         picked: the endpoints that the picker named, in its order.
         served: address of the endpoint that really answered, or was tried last, as its relay tells it where
             there is one; of a relay that was not reached, the relay's own.
         relayed: a relay told who served: it may have tried others before.
         attempts: tries on endpoints; 0 when none was tried.
-        request_bytes: body bytes received from the client.
         response_bytes: body bytes sent to the client.
-        started_wall_s: Unix time at which the request came.
-        ttft_ms: from then to the first body chunk of a 2xx answer (of an event stream the first that is no
-            comment).
-        e2e_ms: from then to the end.
+        ttft_ms: from the request's arrival to the first body chunk of a 2xx answer (of an event stream the
+            first that is no comment).
+        e2e_ms: from the request's arrival to the end.
         received_ms: from then to the last byte of the request.
         sent_ms: from then to the first byte sent to an endpoint; less `received_ms` it is the picker's share.
         headers_ms: from then to the first byte of the endpoint's answer.
@@ -187,15 +183,11 @@ class Report(msgspec.Struct, frozen=True):
     decision_id: str
     status: int
     cause: Termination
-    flags: tuple[str, ...]
-    details: str
     picked: tuple[str, ...]
     served: str
     relayed: bool
     attempts: int
-    request_bytes: int
     response_bytes: int
-    started_wall_s: float
     ttft_ms: float
     e2e_ms: float
     received_ms: float
@@ -271,20 +263,15 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     ended = chunks is not None and streamed is True
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
-    start = common.start_time
     return Report(
         decision_id=_text(ours, DECISION_KEY),
         status=response.response_code.value,
         cause=_cause(flags, ended=ended, picked=picked, served=served),
-        flags=flags,
-        details=response.response_code_details,
         picked=picked,
         served=served,
         relayed=bool(told),
         attempts=common.upstream_request_attempt_count,
-        request_bytes=entry.request.request_body_bytes,
         response_bytes=response.response_body_bytes,
-        started_wall_s=start.seconds + start.nanos / 1e9,
         ttft_ms=_ttft_ms(common, _scalar(seen, "first_us"), e2e_ms),
         e2e_ms=e2e_ms,
         received_ms=_ms(common, "time_to_last_rx_byte"),

@@ -292,7 +292,7 @@ class Core:
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)
         else:
-            self._metrics.value("epp_late_reports_total").inc()
+            self.outcomes.late(decision_id)
 
 
 def announced_bytes(headers: Mapping[str, str]) -> int:

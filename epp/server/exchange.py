@@ -216,7 +216,7 @@ class Exchange:
         if watch is not None and (watch.chunks or cause is Cause.COMPLETED):
             if watch.encoded:
                 self._metrics.value("epp_compressed_answers_total").inc()
-            self._core.outcomes.observed(
+            known = self._core.picker.observed(
                 decision_id,
                 usage=watch.usage(),
                 chunks=watch.chunks,
@@ -224,4 +224,6 @@ class Exchange:
                 last_chunk_s=math.nan if math.isnan(watch.first_s) else watch.last_s,
                 streamed=watch.streamed,
             )
+            if not known:
+                self._core.outcomes.late(decision_id)
         self._core.outcomes.stream_ended(decision_id, cause.value)

@@ -29,8 +29,6 @@ _Value = TypeVar("_Value")
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-#: Time after which a read that has not returned is reported.
-HANG_S = 10.0
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
@@ -208,21 +206,12 @@ async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
 
 
 async def _watch(file: WatchedFiles, poll_s: float) -> None:
-    def report_hang() -> None:
-        report = file.fault(f"no answer within {HANG_S:g} s")
-        if report is not None:
-            report()
-
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(poll_s)
-        hang = loop.call_later(HANG_S, report_hang)
         try:
             change = await in_daemon_thread(file.look)
         except OSError as error:  # no thread
             change = file.fault(str(error))
-        finally:
-            hang.cancel()
         if change is not None:
             change()
 

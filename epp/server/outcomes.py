@@ -91,7 +91,7 @@ class Outcomes:
         self._picker.fleet.retry_after.answered(decision_id)
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
         if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
-            self._late(decision_id)
+            self.late(decision_id)
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
         """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
@@ -113,27 +113,6 @@ class Outcomes:
         elif 0 < status < _SERVER_ERROR:
             pauses.answered(decision_id)
 
-    def observed(
-        self,
-        decision_id: str,
-        *,
-        usage: Usage = NO_USAGE,
-        chunks: int | None = None,
-        response_bytes: int | None = None,
-        last_chunk_s: float = math.nan,
-        streamed: bool | None = None,
-    ) -> None:
-        """What the ext_proc stream showed of the answer, told before its end; see `Picker.observed`."""
-        if not self._picker.observed(
-            decision_id,
-            usage=usage,
-            chunks=chunks,
-            response_bytes=response_bytes,
-            last_chunk_s=last_chunk_s,
-            streamed=streamed,
-        ):
-            self._late(decision_id)
-
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
         """The ext_proc stream is over: the lease ends now, the outcome when its report is here.
 
@@ -145,7 +124,7 @@ class Outcomes:
         if outcome is not None and predicted:
             outcome = replace(outcome, sources={**outcome.sources, "e2e_ms": Source.PREDICTED})
         if outcome is None:
-            self._late(decision_id)
+            self.late(decision_id)
         elif blind:
             wait_s = FORETOLD_WAIT_S if predicted and self._reporting else REPORT_WAIT_S
             self._waiting[decision_id] = outcome
@@ -194,11 +173,11 @@ class Outcomes:
         self._picker.settle(outcome)
         self._tell(outcome)
 
-    def _late(self, decision_id: str) -> None:
-        """The stream or a first token tells of a request that is not in flight.
+    def late(self, decision_id: str) -> None:
+        """Count what the stream or a first token reports of a request that is not in flight.
 
-        In order where it was told just now: the others come on connections of their own, and an entry that
-        fills Envoy's buffer is written before its stream ends.
+        In order where its outcome is new: reports come on connections of their own, and an entry that fills
+        Envoy's buffer is written before its stream ends.
         """
         if decision_id not in self._finished:
             self._late_reports.value += 1.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from epp.server.command import STALLED
 from tests.kit.hanging import HANGING
@@ -133,33 +132,3 @@ async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
         async with asyncio.timeout(20):
             while (await serving.chat("after"))[0] != 200:
                 await asyncio.sleep(0.1)
-
-
-async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        picker, specs = serving.picker, [EndpointSpec(address=r.address) for r in serving.replicas]
-        file = tmp_path / "endpoints.yaml"
-        file.write_text("endpoints: [{address: nonsense}]")
-        await picker.until_metric("epp_file_ok", lambda value: value == 0, file="endpoints")
-        assert (await serving.chat())[0] == 200, "a broken file keeps the last good pool"
-        assert f"{file}: endpoints[0].address: " in picker.log()
-        file.write_text("")
-        assert (await serving.chat())[0] == 200, "so does a file cut to nothing"
-        file.write_text("endpoints: []")
-        await picker.until_metric("epp_file_ok", lambda value: value == 1, file="endpoints")
-        status, body = await serving.chat()
-        assert status == 503
-        assert "no endpoints" in body["error"]["message"]
-        await picker.until_ready(503)
-        serving.write_pool(specs[:1])
-        await picker.until_metric(
-            "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=specs[0].address
-        )
-        await picker.until_metric(
-            "epp_endpoint_unavailable", lambda value: value == 0, endpoint=specs[0].address, reason="draining"
-        )  # until Envoy knows it
-        before = serving.replicas[0].requests
-        for _ in range(5):
-            assert (await serving.chat())[0] == 200
-        assert serving.replicas[0].requests >= before + 5
-        await picker.until_ready()

@@ -190,13 +190,3 @@ async def test_above_the_chunk_limit_answers_pass_unread_and_no_body_is_replaced
         outcome = await gateway.outcome(count + 1)
         assert (outcome["cause"], outcome["status"]) == ("completed", 200)
         assert outcome["sources"]["e2e_ms"] == "stream", "its end was seen, not predicted"
-
-
-async def test_a_sample_is_read_and_the_rest_left(tmp_path: Path) -> None:
-    answer = b"".join(TOKENS)
-    async with Gateway(tmp_path, plays(*TOKENS, pause_s=0.0), observe="sample:0.5") as gateway:
-        assert await lost(gateway, None, answer, 100) == {"whole": 100}
-        read = await gateway.picker.metric("epp_response_sampling_total", observe="read")
-        left = await gateway.picker.metric("epp_response_sampling_total", observe="leave")
-        assert (read + left, 20 < read < 80) == (100, True)
-        assert await gateway.picker.metric("epp_response_sampling_share") == 0.5

@@ -160,17 +160,6 @@ async def test_bodies_that_nobody_asks_about_are_not_buffered(
         assert await engines.seen() == {"unread": 4}
 
 
-@pytest.mark.parametrize("request_section", [{"read_bodies": "always"}, {"inject_usage": "always"}])
-async def test_bodies_are_read_where_anything_asks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_section: dict[str, str]
-) -> None:
-    speaking(monkeypatch, SPEECHES["buffered"])
-    async with TwoEngines(tmp_path, policy={"name": "round-robin"}, request=request_section) as engines:
-        async with engines.http.post(engines.url + CHAT, data=chat(10), headers=JSON) as answer:
-            assert answer.status == 200
-        assert await engines.seen() == {"whole": 1}
-
-
 async def test_in_observability_mode_all_is_decided_and_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.cli import main
-from epp.server.command import STALLED, _end_stalled, serve
+from epp.server.command import serve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,17 +52,6 @@ class Steady:
 
     async def stop(self) -> None:
         self.stopped.set()
-
-
-def test_a_log_that_nobody_reads_does_not_keep_a_stalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses: list[int] = []
-    read = threading.Event()
-    monkeypatch.setattr("epp.server.command._LAST_ENTRY_S", 0.01)
-    monkeypatch.setattr("epp.server.command.log.critical", lambda *_: read.wait())
-    monkeypatch.setattr("os._exit", statuses.append)
-    _end_stalled(5.0, "a stack")
-    assert statuses == [STALLED]
-    read.set()
 
 
 async def test_a_terminal_that_closes_is_drained_for() -> None:

@@ -3,19 +3,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.clock import ManualClock
-from epp.config.load import parse_config
-from epp.server.app import App
-from epp.server.files import WatchedFile, read_file, replace_file, watch
+from epp.server.files import WatchedFile, read_file, replace_file
 from epp.server.process import Tasks
 from tests.kit.logs import own_lines
-from tests.kit.shown import shown
-from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,57 +85,6 @@ def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "big").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than"):
         read_file(tmp_path / "big")
-
-
-async def test_a_file_that_hangs_is_reported_and_delays_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers = threading.Event()
-    hanging, other = tmp_path / "hanging", tmp_path / "other"
-    hanging.write_text("late")
-
-    def read(path: Path) -> bytes | None:
-        if path == hanging:
-            answers.wait()
-        return read_file(path)
-
-    monkeypatch.setattr("epp.server.files.read_file", read)
-    monkeypatch.setattr("epp.server.files.HANG_S", 0.05)
-    (one, late), (two, seen) = watched(hanging), watched(other)
-    tasks = Tasks()
-    tasks.start("watch files", watch([one, two], poll_s=0.01))
-    for number in range(3):
-        replace_file(other, str(number).encode())
-        await until(lambda: seen[-1:] == [str(number).encode()])  # noqa: B023  # awaited at once
-    await until(lambda: own_lines(caplog))
-    assert not late
-    answers.set()
-    await until(lambda: late == [b"late"])
-    (line,) = own_lines(caplog)
-    assert f"cannot read {hanging}: no answer within" in line
-    await tasks.stop_all()
-
-
-def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> None:
-    text = "policy: {name: gorgo}\nweights_file: w.yaml\noverrides_file: o.yaml\ncapability: {file: c.json}"
-    app = App(parse_config(text, "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-
-    def states() -> dict[str, float]:
-        names = ("endpoints", "weights", "overrides", "capability")
-        found = {name: shown(app.metrics, "epp_file_ok", file=name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
-
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0}
-    (tmp_path / "o.yaml").write_text("weights: {queue_weight: 0.5}")
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0, "overrides": 1.0}
-    (tmp_path / "o.yaml").unlink()
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0}
 
 
 async def test_a_task_that_dies_is_known_by_name() -> None:

@@ -11,12 +11,6 @@ from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
 from epp.signals.endpoint import Endpoint
-from tests.kit.conversation import (
-    DUPLEX,
-    request_body,
-    request_headers,
-    with_modes,
-)
 from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
@@ -143,26 +137,6 @@ def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, st
     refusal = app(tmp_path, errors=errors).core.refuse_unread(bodyless(), 413)
     assert refusal.status == 413
     assert refusal.body.startswith(start)
-
-
-async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_path: Path) -> None:
-    config = json.dumps({"request": {"max_body_bytes": 10_000, "max_held_body_bytes": 15_000}})
-    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
-    first, second = made._grpc._new_exchange(), made._grpc._new_exchange()
-    for exchange in (first, second):
-        await exchange.receive(with_modes(request_headers(), DUPLEX))
-    assert await first.receive(request_body(bytes(10_000))) == ([], None)
-    assert "epp_held_body_bytes 1" in (await made.metrics.page()).decode()
-    ((reply,), _) = await second.receive(request_body(bytes(5000)))
-    assert reply.immediate_response.status.code == 503
-    assert b"wait for their rest" in reply.immediate_response.body
-    dropped = reply.immediate_response.headers.set_headers
-    assert (REASON, b"rejected-saturated") in {(one.header.key, one.header.raw_value) for one in dropped}
-    second.closed(cut=False)
-    first.closed(cut=True)
-    text = (await made.metrics.page()).decode()
-    assert "epp_held_body_bytes 0.0" in text
-    assert 'epp_refusals_total{status="503",rule="held-bodies"} 1.0' in text
 
 
 def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:

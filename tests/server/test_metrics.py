@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from epp.apis.usage import Usage
 from epp.learn.tuner.plan import Plan, Switchback, render_plan
@@ -20,7 +16,7 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.metrics import Histogram, Metrics
+from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
@@ -120,29 +116,6 @@ def test_a_request_is_counted_from_its_decision_to_its_end() -> None:
     assert read("epp_usage_total", known="nothing") == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "cause", "code"),
-    [
-        (429, "completed", "ResourceExhausted"),
-        (503, "unreachable", "ServiceUnavailable"),
-        (418, "completed", "418"),
-        (99999, "completed", "Internal"),
-        (200, "upstream-reset", "UpstreamReset"),
-        (None, "timed-out", "TimedOut"),
-        (200, "client-gone", None),
-        (200, "completed", None),
-        (None, "expired", None),
-    ],
-)
-def test_errors_are_named_as_llm_d_names_them(status: int | None, cause: str, code: str | None) -> None:
-    bench = Bench()
-    bench.end(*bench.decide(), status=status, cause=cause)
-    text = bench.page()
-    assert ("llm_d_epp_request_error_total{" in text) is (code is not None)
-    if code:
-        assert bench.read("llm_d_epp_request_error_total", error_code=code, model_name="m") == 1
-
-
 def test_a_refusal_is_a_request_and_an_error() -> None:
     bench = Bench()
     bench.metrics.requests.refused(503, "pool-empty", "m")
@@ -178,20 +151,6 @@ def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     assert "xxxxx" not in page
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == 10_001, "none is lost"
     assert len(page) < 1_500_000
-
-
-def test_hostile_names_leave_the_page_readable() -> None:
-    bench = Bench()
-    names = ['q"uote', "back\\slash", "new\nline", "}", "\x00", "ünï"]
-    for name in names:
-        bench.decide(name)
-    read = {
-        sample.labels["model_name"]
-        for family in text_string_to_metric_families(bench.page())
-        for sample in family.samples
-        if sample.name == "llm_d_epp_request_total"
-    }
-    assert read == set(names)
 
 
 def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
@@ -236,17 +195,6 @@ def test_ttft_is_predicted_and_the_ratio_counted() -> None:
     assert bench.read("epp_ttft_prediction_ratio_count") == 39, "whole answers have no first token"
 
 
-@given(st.lists(st.floats(0, 100)))
-def test_a_histogram_counts_everything_up_to_each_bound(values: list[float]) -> None:
-    histogram = Histogram((1, 5, 50))
-    for value in values:
-        histogram.observe(value)
-    assert list(accumulate(histogram.counts)) == [
-        sum(value <= bound for value in values) for bound in (1, 5, 50, math.inf)
-    ]
-    assert histogram.sum == pytest.approx(sum(values))
-
-
 def test_llm_ds_gauges_of_the_pool() -> None:
     bench = Bench()
     fleet = bench.picker.fleet
@@ -277,21 +225,6 @@ def test_every_metric_that_code_names_is_one_of_the_table() -> None:
         named |= set(re.findall(r'"((?:llm_d_)?epp_\w+(?:_total|_seconds|_ratio))"', file.read_text()))
     shown = {row.name for row in TABLE}
     assert named <= shown | {f"{name}_count" for name in shown}
-
-
-async def test_the_page_lets_others_in_while_it_is_written() -> None:
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.ensure_future(other())
-    await Bench().metrics.page()
-    task.cancel()
-    assert turns > 40
 
 
 def trial_of(trial: Switchback | None) -> Bench:

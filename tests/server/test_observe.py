@@ -12,26 +12,23 @@ from epp.apis.usage import Usage
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
-from epp.extproc.types import Finish, Observe
+from epp.extproc.types import Observe
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome, Source
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.app import App
 from epp.server.response_sampling import LONGEST, EstimatedLeases, Sampler, section_of, share_of
 from epp.signals.duration import foretell
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates, RateTable
-from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from epp.signals.duration import Duration
 
@@ -70,14 +67,6 @@ def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -
     assert low <= read.count(Observe.READ) <= high
     assert read == [other.choose(decision_id) for decision_id in IDS]
     assert set(read) <= {Observe.READ, Observe.END_STREAM_AFTER_PICK}
-
-
-def test_what_is_not_read_can_be_carried() -> None:
-    one, _ = sampler("none", unobserved="carry")
-    assert one.choose("d") is Observe.CARRY
-    assert not one.may_end_streams
-    assert not sampler("all", limit=0.0)[0].may_end_streams
-    assert sampler("all")[0].may_end_streams
 
 
 def seconds(one: Sampler, clock: ManualClock, number: int, rate: Callable[[], float]) -> None:
@@ -255,19 +244,3 @@ def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench.told.tell(outcome)
     bench.wait(5.0)
     assert (bench.told.ended, len(bench.leases)) == ([], 0)
-
-
-@pytest.mark.parametrize("cut", [True, False])
-async def test_a_pick_that_did_not_reach_the_proxy_holds_nothing(tmp_path: Path, cut: bool) -> None:
-    """It was too long to send, or found no room: no engine has the request."""
-    made = App(parse_config("observe: {mode: none}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-    made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
-    exchange, ledger = made._grpc._new_exchange(), made.picker.fleet.ledger
-    await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    _, marker = await exchange.receive(request_body(body, end=True))
-    assert isinstance(marker, Finish)
-    assert ledger.running_requests[0] == 1.0
-    exchange.closed(cut=cut)
-    assert ledger.running_requests[0] == (0.0 if cut else 1.0)
-    assert len(made.core.leases) == (0 if cut else 1)

@@ -125,7 +125,7 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     expected = deployment.fleet.answers.expected("m")
     decision = deployment.decide(QUESTION)
     if by_stream:
-        deployment.core.outcomes.observed(decision.id, usage=usage, response_bytes=300)
+        deployment.core.picker.observed(decision.id, usage=usage, response_bytes=300)
         deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     else:
         deployment.ended(decision, usage=usage, chunks=None)
@@ -148,7 +148,7 @@ def answered_empty(
     outcomes = deployment.core.outcomes
     if by_stream:
         deployment.core.response_started(decision.id, 200)
-        outcomes.observed(
+        deployment.core.picker.observed(
             decision.id, usage=facts["usage"], chunks=1, response_bytes=facts["response_bytes"], streamed=True
         )
         outcomes.stream_ended(decision.id, Cause.COMPLETED.value)

@@ -96,18 +96,6 @@ def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: 
         assert ("model_served" in found.pick.metadata) is bool(headers)
 
 
-def test_models_that_are_not_worth_the_time_are_not_told_as_left(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "laar", "fallbacks": 0, "params": {"patience_s": 5.0}})
-    write(made, tmp_path, CAPABILITY)
-    first = ask(made, x_epp_tried_models="large")
-    assert first.decision.served_model == "small"  # whoever asks is answered
-    hopeless = {"large": CAPABILITY["models"]["large"]}
-    hopeless["small"] = [{"language": "en", "bucket_tokens": 1024, "success": 0.01}]
-    write(made, tmp_path, {"models": hopeless})
-    assert ask(made).pick.response_headers["x-epp-untried-models"] == "0"
-    assert ask(made, x_epp_tried_models="large").decision.served_model == "small"
-
-
 def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: Path) -> None:
     made = app(tmp_path)
     write(made, tmp_path, CAPABILITY)

@@ -6,7 +6,6 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,9 +16,7 @@ from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
 from epp.schedule.decision import to_record
-from epp.schedule.model_watch import WINDOW
 from epp.server.app import App
-from epp.server.learned import PER_CHECK
 from epp.signals.endpoint import Endpoint
 from tests.kit.requests import Decided, decide
 from tests.kit.reward_models import linear_model
@@ -132,29 +129,6 @@ def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path)
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + 60.0))
     fresh = ask(made)
     assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
-
-
-def test_a_model_of_other_data_is_withdrawn_and_comes_back_with_its_data(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    elsewhere = linear_model(
-        {"rtt_ms": 1.0, "body_bytes": 0.0}, low={"rtt_ms": 900.0}, high={"rtt_ms": 1100.0},
-        mean=np.array([1000.0, 0.0]), std=np.array([30.0, 1.0]),
-    )  # fmt: skip
-    write(made, tmp_path, elsewhere)
-    for _ in range(WINDOW // 2 // PER_CHECK):
-        assert reason(ask(made)) == "out-of-distribution"
-        for _ in range(PER_CHECK):
-            ask(made)
-        check(made)
-    assert reason(ask(made)) == "mismatch"
-    assert ("epp_reward_model_age_seconds", elsewhere.version, "mismatch") in metrics(made)
-    for address in POOL:
-        made.picker.fleet.assume_rtt(address, 1000.0)
-    for _ in range(WINDOW // PER_CHECK):
-        for _ in range(PER_CHECK):
-            ask(made)
-        check(made)
-    assert reason(ask(made)) == ""
 
 
 def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
