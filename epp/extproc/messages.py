@@ -93,10 +93,12 @@ def plain_bytes(value: object) -> int:
     """Measure the memory of plain values: of a dict or a list with all that is in it."""
     size = getsizeof(value)
     if isinstance(value, dict):
-        size += sum(map(getsizeof, value)) + sum(map(plain_bytes, value.values()))
-    elif isinstance(value, list):
-        size += sum(map(plain_bytes, value))
-    return size
+        size += sum(map(getsizeof, value))
+        value = list(value.values())
+    if not isinstance(value, list):
+        return size
+    nested = [one for one in value if isinstance(one, dict | list)]
+    return size + sum(map(getsizeof, value)) + sum(map(plain_bytes, nested)) - sum(map(getsizeof, nested))
 
 
 def plain_struct(struct: Struct) -> dict[str, object]:

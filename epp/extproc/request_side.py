@@ -287,19 +287,15 @@ class RequestSide:
         self._taken_bytes += size
 
     def without_body(self) -> HttpRequest:
-        """The request as its headers tell it."""
+        """Describe the request by its headers alone."""
         return self._request(None, whole=False)
 
     def _request(self, body: bytes | None, *, whole: bool) -> HttpRequest:
-        headers = self._headers
-        return HttpRequest(
-            headers.get(":method", ""),
-            headers.get(":path", ""),
-            headers,
-            body,
-            {namespace: dict(fields) for namespace, fields in self._metadata.items()},
-            whole,
-        )
+        headers, metadata = self._headers, self._metadata
+        if metadata:  # its fields may still change
+            metadata = {namespace: dict(fields) for namespace, fields in metadata.items()}
+        method, path = headers.get(":method", ""), headers.get(":path", "")
+        return HttpRequest(method, path, headers, body, metadata, whole)
 
     def _take_body(self) -> bytes:
         self.body = bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)

@@ -113,15 +113,19 @@ class Stream:
 
     def receive(self, message: ProcessingRequest) -> list[Output]:
         """Take a message; what comes of it, in the order it is due."""
-        return self._audible(self._receive(message))
-
-    def _receive(self, message: ProcessingRequest) -> list[Output]:
         if self._mute:
             return []
         try:
-            request, response = self._sides(message)
+            request, response = self._request, self._response
+            if request is None or response is None:
+                request, response = self._sides(message)
         except ViolationError as violation:
             return self._violated(violation)
+        return self._audible(self._receive(message, request, response))
+
+    def _receive(
+        self, message: ProcessingRequest, request: RequestSide, response: ResponseSide
+    ) -> list[Output]:
         try:
             outputs = self._take(message, request, response)
         except BodyTooLargeError:
@@ -217,9 +221,7 @@ class Stream:
         return outputs
 
     def _sides(self, message: ProcessingRequest) -> tuple[RequestSide, ResponseSide]:
-        """The two halves; the first message decides how they speak."""
-        if self._request is not None and self._response is not None:
-            return self._request, self._response
+        """Make the two halves; the first message decides how they speak."""
         modes = detect(message, self._assumed)
         response = ResponseSide(modes.response, tell_served=self._tell_served)
         request = RequestSide(modes, self._max_body_bytes, self._pick_at, self.bodies)
@@ -246,7 +248,7 @@ class Stream:
         if self._ended:
             return []
         self._ended = True
-        if self._request is not None:
+        if self._request is not None and self._request.phase is not RequestPhase.ANSWERED:
             self._request.release()
         return [ExchangeEnded(cause, detail)]
 

@@ -96,8 +96,8 @@ class Exchange:
 
     def _counts(self, parsed: ParsedRequest) -> bool:
         """Begin to count a prompt's tokens where its model has a tokenizer and the prompt finds room."""
-        self._count = self._core.count(parsed)
-        if self._count is None:
+        self._count = count = self._core.count(parsed)
+        if count is None:
             return False
         if not self._stream.bodies.take_spare(len(parsed.canonical)):
             self._count_over(cancel=True)
@@ -132,7 +132,8 @@ class Exchange:
         if self._count is not None:
             self._count_over(cancel=True)
         self._act(self._stream.closed(cut), [])
-        self._watch_over()
+        if self._watch is not None:
+            self._watch_over()
         if cut:
             self.unsent()
 

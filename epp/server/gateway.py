@@ -22,6 +22,8 @@ from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from epp.config.schema import Protocol
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Decision
@@ -61,18 +63,21 @@ class Gateway:
 
         Under the conformance switch the first endpoint of the steering header is the only one.
         """
-        hint = self._hint(request)
-        steered = self._steered(request, hint)
-        if steered is not None:
-            return steered[:1]
-        return None if hint is None else self._picker.addresses(hint)
+        hint = subset_hint(request.metadata) if self._settings.subset_hint else None
+        allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+        if self._settings.conformance and (named := request.headers.get(STEERING_HEADER)):
+            return self._steered(named, allowed)[:1]
+        return allowed
 
     def pick(self, decision: Decision, destination: str, request: HttpRequest) -> Pick:
         """The answer that tells of a decision."""
-        settings, others = self._settings, self._other_addresses(request)
-        if settings.conformance and request.headers.get(STEERING_HEADER):
-            steered = self._steered(request, self._hint(request)) or ()
-            destination = ",".join(self._resolver.known_as(address) for address in steered)
+        settings, others = self._settings, dict[str, str]()
+        if self._resolver.any_aliases and settings.subset_hint:
+            others = self._other_addresses(request)
+        if settings.conformance and (named := request.headers.get(STEERING_HEADER)):
+            hint = subset_hint(request.metadata) if settings.subset_hint else None
+            allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+            destination = ",".join(map(self._resolver.known_as, self._steered(named, allowed)))
         if others:
             destination = ",".join(others.get(address, address) for address in destination.split(","))
         pick = Pick(destination, decision.id)
@@ -100,21 +105,12 @@ class Gateway:
         text = error_text(status, message, rule)
         return Refusal(status=status, body=text, content_type=PLAIN_TEXT, headers=headers, details=rule)
 
-    def _hint(self, request: HttpRequest) -> Subset | None:
-        hint = self._listed(request)
-        return None if hint is None else self._understood(hint)
-
-    def _listed(self, request: HttpRequest) -> Subset | None:
-        """The hint as the gateway wrote it, None when there is none or it is not to be obeyed."""
-        return subset_hint(request.metadata) if self._settings.subset_hint else None
-
     def _other_addresses(self, request: HttpRequest) -> dict[str, str]:
-        """Endpoints that the hint lists by a further address alone: the gateway knows them by that one."""
-        hint = self._listed(request) if self._resolver.any_aliases else None
+        """Map endpoints that the hint lists by a further address alone to it: the gateway knows no other."""
+        hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others = self._resolver.aliases_in(hint)
-        own = set(self._picker.addresses(hint)) if others else set()
+        others, own = self._resolver.aliases_in(hint), set(self._picker.addresses(hint))
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -126,16 +122,10 @@ class Gateway:
             names += resolver.aliases_in(subset)
         return Subset((*subset.entries, *map(Entry.of, names))) if names else subset
 
-    def _steered(self, request: HttpRequest, hint: Subset | None) -> tuple[str, ...] | None:
-        """Endpoints of the pool that the steering header names, None when it does not steer."""
-        named = request.headers.get(STEERING_HEADER, "")
-        if not (self._settings.conformance and named):
-            return None
+    def _steered(self, named: str, allowed: Collection[str] | None) -> tuple[str, ...]:
+        """List the endpoints of the pool that the steering header names."""
         steered = self._picker.addresses(self._understood(parse_entries((named,))))
-        if hint is None:
-            return steered
-        allowed = set(self._picker.addresses(hint))
-        return tuple(address for address in steered if address in allowed)
+        return tuple(address for address in steered if allowed is None or address in allowed)
 
 
 def set_models(pick: Pick, decision: Decision) -> None:

@@ -39,6 +39,8 @@ class Resolver:
         self._failing: set[str] = set()
         self._under_way: set[str] = set()
         self._wake = asyncio.Event()
+        #: Whether any endpoint is a host name, and whether any has further addresses.
+        self.any_names = self.any_aliases = False
         #: Called when a name resolves to something else, and when it first does not.
         self.on_change: Callable[[], None] = lambda: None
 
@@ -46,6 +48,7 @@ class Resolver:
         """The endpoints now in the pool; host names among them are resolved soon."""
         wanted = {address: split_address(address) for address in addresses}
         self._names = {address: pair for address, pair in wanted.items() if not is_ip(pair[0])}
+        self.any_names = bool(self._names)
         self._known = {address: ip for address, ip in self._known.items() if address in self._names}
         self._failing &= self._names.keys()
         self._wake.set()
@@ -53,6 +56,7 @@ class Resolver:
     def set_aliases(self, aliases: Mapping[str, str]) -> None:
         """Further addresses of endpoints, to their own: the other family of a dual-stack pod."""
         self._aliases = dict(aliases)
+        self.any_aliases = bool(aliases)
         self._alias_hosts = hosts_of(self._aliases)
 
     def known_as(self, address: str) -> str:
@@ -90,16 +94,6 @@ class Resolver:
         for alias in hint.addresses(self._alias_hosts):
             found.setdefault(self._aliases[alias], alias)
         return found
-
-    @property
-    def any_aliases(self) -> bool:
-        """Whether any endpoint has further addresses."""
-        return bool(self._aliases)
-
-    @property
-    def any_names(self) -> bool:
-        """Whether any endpoint is a host name."""
-        return bool(self._names)
 
     async def run(self) -> None:
         """Resolve for ever: at once when the pool changes, else every few seconds."""

@@ -71,13 +71,14 @@ class Sampler:
         clock: the time.
 
     Attributes:
+        now_s: the monotonic time.
         share: the share in force.
         counts: responses by what became of them.
         may_end_streams: whether any stream may end with its pick.
     """
 
     def __init__(self, settings: ObserveSection, *, seed: int, clock: Clock) -> None:
-        self._seed, self._clock = seed, clock
+        self._seed, self.now_s = seed, clock.mono_s
         self._configured = self.share = share_of(settings.mode)
         self._limit = settings.max_chunks_per_s
         ends = settings.unobserved == "end"
@@ -86,10 +87,6 @@ class Sampler:
         self._window_begun_s = self._changed_s = clock.mono_s()
         self._in_window = 0
         self.counts = dict.fromkeys(Observe, 0)
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-        return self._clock.mono_s()
 
     def choose(self, decision_id: str, *, duplex: bool = False) -> Observe:
         """Choose what becomes of the response to a decision, whose request came in full ``duplex`` or not."""
@@ -111,7 +108,7 @@ class Sampler:
 
     def tick(self) -> None:
         """Measure, and adjust the share; acts about once per `WINDOW_S`."""
-        now_s = self._clock.mono_s()
+        now_s = self.now_s()
         passed_s = now_s - self._window_begun_s
         if passed_s < WINDOW_S:
             return
