@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,29 +165,6 @@ def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
     talk.close(cut=False)
     talk.close(cut=True)
     assert bodies.held_bytes == HEAD + 9
-
-
-@pytest.mark.parametrize("sizes", [(2,), (0, 1), (1, 511, 512, 513, 3), (600, 2, 2, 600), (0, 600, 0)])
-def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(sizes: tuple[int, ...]) -> None:
-    """Objects of their own would take twenty times what short ones say."""
-    bodies = budget()
-    talk = Conversation(Stream(bodies=bodies))
-    talk.send(with_modes(request_headers(), DUPLEX))
-    pieces = [
-        bytes((at % 256,)) * size for at, size in zip(range(20_000), itertools.cycle(sizes), strict=False)
-    ]
-    messages = [request_body(piece) for piece in pieces]
-    tracemalloc.start()
-    try:
-        for told in messages:
-            talk.stream.receive(told)
-        taken_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert bodies.held_bytes == HEAD + sum(map(len, pieces))
-    assert taken_bytes < bodies.held_bytes * 1.5 + 5000
-    talk.send(request_body(b"last", end=True))
-    assert talk.asked().body == b"".join(pieces) + b"last"
 
 
 def test_who_holds_the_most_gives_way_to_who_holds_little() -> None:

@@ -11,9 +11,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Pick
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
-from tests.kit.conversation import Conversation, request_body, request_headers, with_modes
 from tools import gen_protos
 
 with warnings.catch_warnings():
@@ -122,45 +120,6 @@ def test_our_messages_clash_with_no_definition_of_envoys() -> None:
     for ours, _ in PAIRS:
         assert not ours.DESCRIPTOR.name.startswith("envoy/")
         assert not ours.DESCRIPTOR.package.startswith("envoy")
-
-
-def read_theirs(message: ext_proc_pb2.ProcessingResponse) -> their_ext_proc.ProcessingResponse:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # their message classes warn of their own fields
-        return their_ext_proc.ProcessingResponse.parse(message.SerializeToString())
-
-
-def replies(mode: BodyMode, pick: Pick) -> list[their_ext_proc.ProcessingResponse]:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), mode))
-    talk.send(request_body(b"hello", end=True))
-    talk.pick(pick)
-    return [read_theirs(o) for o in talk.outputs if isinstance(o, ext_proc_pb2.ProcessingResponse)]
-
-
-def test_an_independent_reader_reads_a_buffered_answer() -> None:
-    pick = Pick("10.0.0.1:8000,10.0.0.2:8000", "d-7", {"x-more": "ü"}, body=b"changed")
-    first, second = replies(BodyMode.BUFFERED, pick)
-    assert first.request_headers is not None
-    assert first.request_headers.response == their_ext_proc.CommonResponse()
-    assert second.request_body is not None
-    common = second.request_body.response
-    assert common is not None
-    assert common.clear_route_cache
-    assert common.body_mutation is not None
-    assert common.body_mutation.body == b"changed"
-    assert common.header_mutation is not None
-    headers = {o.header.key: o.header.raw_value for o in common.header_mutation.set_headers if o.header}
-    assert headers == {
-        "x-more": "ü".encode(),
-        "content-length": b"7",
-        "x-gateway-destination-endpoint": b"10.0.0.1:8000,10.0.0.2:8000",
-    }
-    assert second.dynamic_metadata is not None
-    assert second.dynamic_metadata.to_dict() == {
-        "envoy.lb": {"x-gateway-destination-endpoint": "10.0.0.1:8000,10.0.0.2:8000"},
-        "epp": {"decision_id": "d-7"},
-    }
 
 
 needs_protoc = pytest.mark.skipif(
