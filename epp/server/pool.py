@@ -10,13 +10,11 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
 from epp.server.client_credentials import TokenFile
 from epp.server.eds import EdsFile
 from epp.server.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
-from epp.signals.rtt import check_assumed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,20 +104,11 @@ class PoolFeed:
         self.apply({address: with_credentials_of(spec, self._base) for address, spec in specs.items()})
 
     def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
-        """Make these the pool; ``aliases`` are further addresses of them, to their own.
-
-        Raises:
-            ValueError: an entry that no source of entries lets pass; nothing is changed.
-        """
-        # All that an entry can fail in comes before the first change: no half pool is ever in force.
+        """Make these the pool; ``aliases`` are further addresses of them, to their own."""
         endpoints = [spec.endpoint() for spec in specs.values()]
         targets = {
             address: target_of(address, spec, self._scrape, self._relays) for address, spec in specs.items()
         }
-        for spec in specs.values():
-            check_assumed(spec.rtt_ms)
-        for address in (*specs, *(aliases or ())):
-            split_address(address)
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
         self._endpoints = endpoints
