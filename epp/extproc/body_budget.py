@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _no_reclaim(_needed: Callable[[], bool]) -> None:
-    """There is no connection whose calls could end."""
+    """End no calls: there is no connection."""
 
 
 class BodyBudget:

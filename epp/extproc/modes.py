@@ -117,7 +117,7 @@ def detect(first: ProcessingRequest, assumed: Modes) -> Modes:
 
 
 def contradiction(modes: Modes, headers: Mapping[str, str], body_bytes: int) -> str:
-    """Why a first body piece without end of stream cannot be a whole BUFFERED body; empty when it can.
+    """Say why a first body piece without end of stream cannot be a whole BUFFERED body; empty when it can.
 
     Envoy sends a buffered body in one message, flagged as not the end when trailers follow; so only a piece
     shorter than the announced content-length gives the wrong assumption away.
@@ -298,7 +298,7 @@ def request_mode(modes: Modes) -> RequestMode:
 
 
 def _override(response: BodyMode) -> ProcessingMode:
-    """No request body; of the response what was shown.
+    """Build an override that shows no request body, and of the response what was shown.
 
     An override replaces all modes, and of headers we are not told which are shown: it is taken that those of
     responses are where bodies are. Trailers of responses are asked for, because Envoy ends a stream at once

@@ -126,7 +126,7 @@ class RequestSide:
                 self._take_metadata()
 
     def on_headers(self, message: HttpHeaders) -> list[ProcessingResponse | HttpRequest]:
-        """Request headers.
+        """Take the request headers.
 
         Raises:
             NoRoomError: with them all requests are over their limit.
@@ -152,7 +152,7 @@ class RequestSide:
         return list(self._mode.at_headers)
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | HttpRequest]:
-        """A piece of the request body.
+        """Take a piece of the request body.
 
         Raises:
             BodyTooLargeError: with it the body is over its limit.
@@ -249,7 +249,7 @@ class RequestSide:
         return [*replies]
 
     def _append(self, piece: bytes) -> None:
-        """Behind what has come. Short ones are joined: objects would take many times what is counted."""
+        """Keep a piece. Short ones are joined: objects would take many times what is counted."""
         self.body_messages += 1
         chunks = self._chunks
         if not chunks or len(piece) > _SHORT_BYTES:

@@ -74,7 +74,7 @@ class ResponseSide:
     def on_headers(
         self, message: HttpHeaders, metadata: Metadata | None
     ) -> list[ProcessingResponse | ResponseStarted]:
-        """Response headers, with the metadata that came along."""
+        """Take the response headers, with the metadata that came along."""
         if self.phase is not ResponsePhase.WAITING:
             raise ViolationError(f"response_headers in phase {self.phase.value}")
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
@@ -111,7 +111,7 @@ class ResponseSide:
         ]
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:
-        """A piece of the response body."""
+        """Take a piece of the response body."""
         if self.phase is ResponsePhase.OVER:
             return []
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
@@ -136,7 +136,7 @@ class ResponseSide:
         return [reply]
 
     def on_trailers(self) -> list[ProcessingResponse]:
-        """Response trailers."""
+        """Take the response trailers."""
         if self._trailers_seen:
             raise ViolationError("response_trailers a second time")
         self._trailers_seen = True

@@ -177,7 +177,7 @@ class Stream:
         return [*self._audible(self._refuse(self._refusal_of(request.without_body(), 503))), Finish()]
 
     def closed(self, cut: bool) -> list[Event]:
-        """The gRPC stream is over.
+        """End the exchange with its gRPC stream.
 
         Args:
             cut: it was reset (the client left, or Envoy died) rather than closed.

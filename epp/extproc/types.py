@@ -77,7 +77,7 @@ class BodyRewriter(Protocol):
     """Changes a body that comes in pieces; holds nothing back, so that it needs no end."""
 
     def feed(self, data: bytes) -> bytes:
-        """What goes on instead of the next piece."""
+        """Return what goes on instead of the next piece."""
         ...
 
 

@@ -75,15 +75,15 @@ class AccessLogReceiver:
         self.failed = 0
 
     def opened(self, stream: Sending) -> None:
-        """A stream has begun."""
+        """Note an open stream."""
         self._streams.add(stream)
 
     def closed(self, stream: Sending) -> None:
-        """It is over."""
+        """Forget a stream."""
         self._streams.discard(stream)
 
     def take(self, message: Message) -> None:
-        """One message of a stream."""
+        """Take one message of a stream."""
         if len(message) > MAX_BODILESS_BYTES:
             self.malformed += 1
             return
@@ -231,14 +231,14 @@ class Reports(Protocol):
     """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""
 
     def first_token(self, decision_id: str) -> None:
-        """The first chunk of a streamed answer has just passed Envoy."""
+        """Note that the first chunk of a streamed answer has just passed Envoy."""
 
     def finished(self, report: Report) -> None:
-        """A request has ended; for one that the picker did not decide the id is empty."""
+        """Take the end of a request; for one that the picker did not decide the id is empty."""
 
 
 def decode(entry: HTTPAccessLogEntry) -> Report:
-    """One log entry as a report; nothing that is missing or odd in it raises."""
+    """Decode one log entry; nothing that is missing or odd in it raises."""
     common, response = entry.common_properties, entry.response
     namespaces = common.metadata.filter_metadata
     # By `get`: looking a key up in a message map by brackets would create it.
@@ -290,7 +290,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
 
 
 def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:
-    """The flags tell; of several the one that ended the request, which is the first in this order."""
+    """Choose why a request ended: of several flags the first in this order ended it."""
     if flags and not ended:
         for names, cause in (
             (_GONE, Termination.CLIENT_GONE),
@@ -308,7 +308,7 @@ def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], serv
 
 
 def _scalar(struct: Struct | None, name: str) -> str | float | bool | None:
-    """A field of a struct; lists and objects are none of ours."""
+    """Read a scalar field of a struct."""
     if struct is None or name not in struct.fields:
         return None
     value = struct.fields[name]
@@ -333,7 +333,7 @@ def _count(struct: Struct | None, name: str) -> int | None:
 
 
 def _usage(text: str) -> Usage:
-    """The objects as they stood in the answer, names included; of an older filter the last one alone."""
+    """Read the usage objects as they stood in the answer; of an older filter the last one alone."""
     if text.startswith("{"):
         return parse_usage(text)
     reader = UsageReader()
@@ -349,7 +349,7 @@ def _ms(common: AccessLogCommon, field: str) -> float:
 
 
 def _tag_ms(common: AccessLogCommon, tag: str) -> float:
-    """A duration in a custom tag, microseconds in decimal; ``-`` where Envoy has none."""
+    """Read a duration in a custom tag, microseconds in decimal; ``-`` where Envoy has none."""
     if tag not in common.custom_tags:
         return math.nan
     text = common.custom_tags[tag]
@@ -358,7 +358,7 @@ def _tag_ms(common: AccessLogCommon, tag: str) -> float:
 
 
 def _ttft_ms(common: AccessLogCommon, first_us: object, e2e_ms: float) -> float:
-    """Both moments are Envoy's wall clock; when that was set in between the difference makes no sense."""
+    """Subtract two moments of Envoy's wall clock; NaN where that was set in between."""
     if not isinstance(first_us, float) or not math.isfinite(first_us) or not common.HasField("start_time"):
         return math.nan
     start = common.start_time

@@ -283,7 +283,7 @@ class App:
         return files if self._learning is None else files + self._learning.files()
 
     def not_ready(self) -> str:
-        """Why requests should not come here, ``""`` when they should."""
+        """Say why requests should not come here, ``""`` when they should."""
         if self._draining:
             return "draining"
         if self.tasks.failed:

@@ -44,7 +44,7 @@ _DEST = "llm-d "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command: ours, and llm-d's."""
+    """Add the flags of the command: ours, and llm-d's."""
     parser.allow_abbrev = False
     parser.usage = "%(prog)s --config FILE [options]\n       %(prog)s [llm-d's flags]"
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file, e.g. epp.yaml")
@@ -87,7 +87,7 @@ class Setup:
 
 
 def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Setup:
-    """The two ways to call the command: ``--config``, or llm-d's flags.
+    """Read ``--config``, or llm-d's flags.
 
     Raises:
         ConfigError: naming the file or flag, the key and the fix of each error.

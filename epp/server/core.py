@@ -70,7 +70,7 @@ class RecentDecisions:
             self._bytes -= _bytes_of(decisions.popitem(last=False)[1])
 
     def get(self, decision_id: str) -> Decision | None:
-        """A decision by id, the newest for ``"last"``."""
+        """Return a decision by id, the newest for ``"last"``."""
         if decision_id == "last":
             return next(reversed(self._decisions.values()), None)
         return self._decisions.get(decision_id)
@@ -142,7 +142,7 @@ class Core:
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
 
     def pick_at(self, request: HttpRequest) -> PickAt:
-        """What the pick of a request waits for, by its headers."""
+        """Choose what the pick of a request waits for, by its headers."""
         if is_upgrade(request.method, request.headers):
             return PickAt.UPGRADE
         if find_parser(request.method, request.path, request.headers) is None:
@@ -229,7 +229,7 @@ class Core:
         return pick
 
     def _destination(self, decision: Decision) -> str:
-        """The pick and its fallbacks as Envoy knows them."""
+        """Name the pick and its fallbacks as Envoy knows them."""
         if not self.resolver.any_names:
             return decision.destination
         return ",".join(self.resolver.known_as(name) for name in decision.destination.split(","))
@@ -286,7 +286,7 @@ class Core:
     def response_started(
         self, decision_id: str, status: int, served: str = "", retry_after: str = ""
     ) -> None:
-        """Response headers came, of the endpoint ``served`` where the proxy tells it."""
+        """Take response headers, of the endpoint ``served`` where the proxy names it."""
         known = self.resolver.endpoint_of(served) if served else ""
         where = self.picker.response_started(decision_id, status, known)
         if where:
@@ -296,6 +296,6 @@ class Core:
 
 
 def announced_bytes(headers: Mapping[str, str]) -> int:
-    """The body's length as the headers tell it, 0 when they do not."""
+    """Read the body's length from the headers, 0 when they do not say."""
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) <= 18 else 0

@@ -70,12 +70,12 @@ class Exchange:
 
     @property
     def decided(self) -> bool:
-        """Whether it carries a decision whose end has not been told."""
+        """Whether it carries a decision that has not ended."""
         return bool(self._decision_id)
 
     @property
     def left(self) -> bool:
-        """Whether its request was left with the pick, which may not have gone out."""
+        """Whether its stream ended with the pick, which may not have gone out."""
         return bool(self._left_id)
 
     async def receive(self, message: ProcessingRequest) -> Answer:
@@ -84,7 +84,7 @@ class Exchange:
         return answer if isinstance(answer, tuple) else await answer
 
     def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Answer]:
-        """The same, at once wherever nothing has to be waited for."""
+        """Take a message, and answer at once wherever nothing has to be waited for."""
         outputs = self._stream.receive(message)
         for output in outputs:
             if isinstance(output, HttpRequest):
@@ -124,11 +124,11 @@ class Exchange:
         return replies, self._act(outputs, replies)
 
     def no_room(self) -> Answer:
-        """What comes next finds no room; what to send, and how the stream then ends."""
+        """Answer where what comes next finds no room."""
         return self._answer(self._stream.no_room())
 
     def closed(self, *, cut: bool) -> None:
-        """The gRPC stream is over; ``cut`` when it was reset."""
+        """End with the gRPC stream; ``cut`` when it was reset."""
         if self._count is not None:
             self._count_over(cancel=True)
         self._act(self._stream.closed(cut), [])
@@ -138,7 +138,7 @@ class Exchange:
             self.unsent()
 
     def unsent(self) -> None:
-        """The last answer did not go out; nobody has a pick that it carried for a request that was left."""
+        """Release a request whose pick did not go out."""
         if self._left_id:
             self._core.leases.unsent(self._left_id)
 

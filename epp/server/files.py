@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def read_file(path: Path) -> bytes | None:
-    """Content of a regular file; None when it does not exist. Does not wait for the writer of a FIFO.
+    """Read a regular file; None when it does not exist. Does not wait for the writer of a FIFO.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than 16 MiB.
@@ -52,7 +52,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def required_file(path: Path, fix: str = "") -> bytes:
-    """Content of a file, or of a pipe such as ``/dev/stdin``, that a command was given.
+    """Read a file, or a pipe such as ``/dev/stdin``, that a command was given.
 
     Raises:
         ConfigError: it does not exist, cannot be read, or is larger than 16 MiB; ``fix`` says what to do.
@@ -127,7 +127,7 @@ class WatchedFiles:
         return partial(self._apply, contents)
 
     def fault(self, problem: str) -> Callable[[], None] | None:
-        """What reports a fault, None when the last look had the same."""
+        """Return what reports a fault, None when the last look had the same."""
         if problem == self._problem:
             return None
         self._problem = problem

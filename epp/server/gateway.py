@@ -70,7 +70,7 @@ class Gateway:
         return allowed
 
     def pick(self, decision: Decision, destination: str, request: HttpRequest) -> Pick:
-        """The answer that tells of a decision."""
+        """Build the answer that carries a decision."""
         settings, others = self._settings, dict[str, str]()
         if self._resolver.any_aliases and settings.subset_hint:
             others = self._other_addresses(request)
@@ -90,7 +90,7 @@ class Gateway:
         return pick
 
     def refusal(self, status: int, body: bytes, message: str, rule: str) -> Refusal:
-        """A refusal in the words asked for, with the reason where a request is dropped for want of capacity.
+        """Build a refusal in the words asked for, with the reason where capacity is short.
 
         Args:
             status: HTTP status.
@@ -114,7 +114,7 @@ class Gateway:
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
-        """A subset with our endpoints that it lists by what their names resolve to, or by another address."""
+        """Add our endpoints that a subset lists by what their names resolve to, or by another address."""
         resolver, names = self._resolver, list[str]()
         if resolver.any_names:
             names += [name for entry in subset.entries for name in resolver.names_of(entry.host, entry.port)]

@@ -84,9 +84,9 @@ class Outcomes:
         self.listeners: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
-        """The first piece of the answer came; the end of a short one, or its report, may be here before.
+        """Note the first piece of an answer; the end of a short one, or its report, may be here before.
 
-        Where the stream shows answers and Envoy calls as well, the second of them tells nothing new.
+        Where the stream shows answers and Envoy calls as well, the second says nothing new.
         """
         self._picker.fleet.retry_after.answered(decision_id)
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
@@ -114,7 +114,7 @@ class Outcomes:
             pauses.answered(decision_id)
 
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
-        """The ext_proc stream is over: the lease ends now, the outcome when its report is here.
+        """End the lease with its ext_proc stream; the outcome waits for its report.
 
         ``predicted`` where nobody saw the end, and now is when it was to be expected.
         """
@@ -131,10 +131,10 @@ class Outcomes:
             heapq.heappush(self._due, (now_s + wait_s, decision_id))
         else:
             _remember(self._finished, decision_id, self._judge_stream(outcome))
-            self._tell(_told_by_stream(outcome))
+            self._publish(_as_streamed(outcome))
 
     def finished(self, report: Report) -> None:
-        """Envoy's account of a finished request."""
+        """Take Envoy's report of a finished request."""
         if not report.decision_id:
             return  # served without a decision: while the picker was away, or by the fallback
         before = self._finished.get(report.decision_id, _NOTHING)
@@ -171,7 +171,7 @@ class Outcomes:
         _remember(self._finished, report.decision_id, _REPORTED)
         self._count_honoured(outcome)
         self._picker.settle(outcome)
-        self._tell(outcome)
+        self._publish(outcome)
 
     def late(self, decision_id: str) -> None:
         """Count what the stream or a first token reports of a request that is not in flight.
@@ -187,7 +187,7 @@ class Outcomes:
         now_s = self._clock.mono_s()
         for outcome in self._picker.expire(now_s):
             self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
-            self._tell(outcome)
+            self._publish(outcome)
         while self._due and self._due[0][0] <= now_s:
             _, decision_id = heapq.heappop(self._due)
             self._settle(decision_id)
@@ -198,7 +198,7 @@ class Outcomes:
             self._settle(decision_id)
 
     def _settle(self, decision_id: str) -> None:
-        """No report came: what the stream showed is all that will be known."""
+        """Finish a request whose report did not come."""
         outcome = self._waiting.pop(decision_id, None)
         if outcome is None:
             return
@@ -206,10 +206,10 @@ class Outcomes:
         if counted != _NOTHING:
             _remember(self._unreported, decision_id, counted)
         self._picker.settle(outcome)
-        self._tell(outcome)
+        self._publish(outcome)
 
     def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
-        """What Envoy saw goes before what the stream told; ``reported`` is its usage unless refused."""
+        """Merge an outcome with its report, which goes first; ``reported`` is its usage unless refused."""
         # Field by field: `replace` costs ten times as much, and every request comes by here.
         envoy, sources = Source.ENVOY, {**outcome.sources, "cause": Source.ENVOY}
         served, attempts = outcome.served, outcome.attempts
@@ -272,7 +272,7 @@ class Outcomes:
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
     def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
-        """What it says of whom, and how it failed, for the log."""
+        """List what a report says of which endpoint, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
         picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
@@ -291,7 +291,7 @@ class Outcomes:
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
-        """The same of a response that passed through the stream, or its headers alone; what was counted."""
+        """Count what a response that the stream showed says of its endpoint; what was counted."""
         where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
         if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
@@ -319,7 +319,7 @@ class Outcomes:
             )
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
-        """An endpoint failed a request, or did not; addresses outside the pool are nobody's."""
+        """Count for an endpoint whether it failed a request; addresses outside the pool are ignored."""
         slot, health = self._picker.fleet.slot_of(address), self._picker.fleet.health
         if slot is None:
             return
@@ -330,7 +330,7 @@ class Outcomes:
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _publish(self, outcome: Outcome) -> None:
         self._metrics.requests.finished(outcome)
         if self._recorder is not None:
             self._recorder.outcome(outcome, self._clock.wall_s())
@@ -338,14 +338,14 @@ class Outcomes:
             listener(outcome)
 
 
-def _remember(told: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
-    told[decision_id] = counted
-    if len(told) > _REMEMBERED:
-        del told[next(iter(told))]
+def _remember(known: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
+    known[decision_id] = counted
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
-def _told_by_stream(outcome: Outcome) -> Outcome:
-    """An answer that the stream showed to its end, of another endpoint than the one picked."""
+def _as_streamed(outcome: Outcome) -> Outcome:
+    """Mark an answer of another endpoint than the one picked, which the stream showed to its end."""
     if outcome.cause == Cause.COMPLETED.value and outcome.where != outcome.endpoint:
         return replace(outcome, cause=Termination.RETRIED_ELSEWHERE.value)
     return outcome

@@ -87,14 +87,14 @@ class Target:
 
 
 def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
-    """The scrape section, or an endpoint's entry, with the paths of its files relative to a folder."""
+    """Resolve the files of the scrape section, or of an endpoint's entry, relative to a folder."""
     files = {name: getattr(section, name) for name in ("ca_file", "bearer_token_file")}
     beside = {name: str(base / file) for name, file in files.items() if file}
     return msgspec.structs.replace(section, **beside)
 
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
-    """The endpoint's own credentials, else those of the scrape section; through its relay if configured."""
+    """Describe an endpoint to poll: its own credentials, else the scrape section's; its relay, if any."""
     endpoint, through = spec.endpoint(), None
     if relays is not None and relays.regions:
         from epp.server.relays import relay_to  # noqa: PLC0415
@@ -134,7 +134,7 @@ class PollSchedule:
         self.slot_s = self.interval_s * min(1.0 / SLOTS, MAX_PER_SLOT / max(endpoints, 1))
 
     def pause_s(self, started_s: float, now_s: float, place: float) -> float:
-        """How long until an endpoint's next turn.
+        """Compute the pause until an endpoint's next turn.
 
         All are asked at once at start, and all are late together where the process was held up; each returns
         to its own place. What was asked within half an interval before its turn is asked at the next.
@@ -225,7 +225,7 @@ class Poller:
         return {} if self._token is None else self._token.headers()
 
     async def _connected(self) -> Connection:
-        """A connection, as soon as the certificates that it needs can be read."""
+        """Make a connection, as soon as the certificates that it needs can be read."""
         plain = self._target.through is None and not self._target.base_url.startswith("https")
         while True:
             try:
@@ -300,7 +300,7 @@ class Poller:
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
     async def _listed(self, connection: Connection) -> dict[str, ListedModel] | None:
-        """Models that the engine lists, none when it does not tell; None when it is not up."""
+        """Ask for the engine's models, none when it does not list them; None when it is not up."""
         try:
             answer = await connection.get("/v1/models", self._headers(), self._scrape.timeout_s)
         except (OSError, TimeoutError, ValueError):

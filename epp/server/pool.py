@@ -93,7 +93,7 @@ class PoolFeed:
             self._tasks.start("write the EDS file", self._eds.run())
 
     def content(self, text: bytes | None) -> None:
-        """New content of the file; None when it is gone."""
+        """Take the content of the endpoints file; None when it is gone."""
         try:
             specs = parse_pool(text, self._source)
         except ConfigError as error:

@@ -83,7 +83,7 @@ class Through:
     key_file: str
 
     def tls(self) -> ssl.SSLContext:
-        """What a connection to it is opened with.
+        """Make the context of connections to it.
 
         Raises:
             ValueError: a certificate or the key cannot be used.
@@ -92,7 +92,7 @@ class Through:
 
 
 def relay_to(region: str, relays: Relays) -> Through | None:
-    """The relay that a region's endpoints are asked through, None where they are asked directly."""
+    """Choose the relay that a region's endpoints are asked through, None for directly."""
     if relays.probes != "relay" or region not in relays.regions:
         return None
     return Through(

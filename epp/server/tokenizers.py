@@ -50,7 +50,7 @@ class Counting(Protocol):
     first_arguments: FirstArguments
 
     def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
-        """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
+        """Count the tokens of a prompt, rendered with these arguments, and their spread over its blocks."""
         ...
 
 
@@ -74,7 +74,7 @@ class Count:
         return self._wait(self._job).__await__()
 
     def cancel(self) -> None:
-        """Nobody waits, or will: a count that has not begun never does."""
+        """Give the count up: one that has not begun never does."""
         self._job.cancel()
 
 
@@ -106,7 +106,7 @@ class Tokenizers:
         self._failed: set[str] = set()
 
     def with_first(self, request: ParsedRequest) -> ParsedRequest:
-        """The request, told apart by arguments that its model's template puts before the chat."""
+        """Mark a request by the arguments that its model's template puts before the chat."""
         model = self._models.get(request.model)
         return request if model is None else with_first(request, model.first_arguments)
 
@@ -273,7 +273,7 @@ class ServedTokenizers:
             log.info("tokens of %s are estimated: %s", name, reason)
 
     def _model(self, name: str, root: str) -> Counting:
-        """The tokenizer of a model, shared by all that are served from one root."""
+        """Load the tokenizer of a model, shared by all that are served from one root."""
         known = self._by_root.get(root)
         if known is not None:
             log.info("tokens of %s are counted by the tokenizer of %s", name, root)
