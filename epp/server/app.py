@@ -118,7 +118,6 @@ class App:
         self._pool = PoolFeed(
             config,
             core=self.core,
-            picker=self.picker,
             sink=sink,
             tasks=self.tasks,
             metrics=self.metrics,

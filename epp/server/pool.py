@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.schema import Config
-    from epp.schedule.picker import Picker
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
@@ -37,8 +36,7 @@ class PoolFeed:
 
     Args:
         config: where the endpoints come from and go to, probes, scrapes, relays.
-        core: its resolver follows the addresses.
-        picker: gets every change.
+        core: its picker and its resolver follow the pool.
         sink: where the pollers' results go.
         tasks: runs the pollers.
         metrics: counted into.
@@ -51,7 +49,6 @@ class PoolFeed:
         config: Config,
         *,
         core: Core,
-        picker: Picker,
         sink: Sink,
         tasks: Tasks,
         metrics: Metrics,
@@ -61,7 +58,7 @@ class PoolFeed:
         settings, relays = config.pool, config.relays
         self._resolver, self._relays = core.resolver, relays
         self._source = str(base / settings.file)
-        self._picker, self._sink, self._tasks = picker, sink, tasks
+        self._picker, self._sink, self._tasks = core.picker, sink, tasks
         self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
