@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -122,10 +122,12 @@ RTT_SOURCES = ("", "assumed", "probe", "connect")
 
 
 class RequestView(Struct, frozen=True):
-    """What a policy may know of the request.
+    """What filters and policies may know of the request, its prompt reduced to numbers.
+
+    Prompts are safe to keep in this form, and impossible to read back.
 
     Attributes:
-        decision_id: key of every draw made for this request.
+        decision_id: key of every draw made for this request; the picker's.
         model: public model name, ``""`` when the body names none.
         prompt_tokens: estimated or counted tokens of the prompt; 0 for a request without a prompt.
         body_bytes: size of the request body on the wire.
@@ -143,9 +145,23 @@ class RequestView(Struct, frozen=True):
         language: of the prompt, by its script (`epp.apis.language`); ``""`` when not known.
         task: what kind of work it is, by a name of the capability file; ``""`` for none in particular.
         tried_models: of `Snapshot.models` those that the client says have answered it wrongly, sorted.
+        api: parser name, ``""`` for a request that was not parsed.
+        opaque: the body was not understood, so the prompt cannot be priced.
+        stream: the client asked for an event stream.
+        session: the client's session as it may be recorded, ``""`` when it names none.
+        choices: how many answers to the prompt it asks for.
+        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
+            or no ratio can be learned from it (`epp.apis.canonical.text_bytes`).
+        regions: regions allowed, None for any.
+        subset: addresses of the endpoints that the gateway allows, None for any.
+        namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
+        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
+        block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
+        token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
+            is all that is known.
     """
 
-    decision_id: str
+    decision_id: str = ""
     model: str = ""
     prompt_tokens: int = 0
     body_bytes: int = 0
@@ -159,6 +175,24 @@ class RequestView(Struct, frozen=True):
     language: str = ""
     task: str = ""
     tried_models: tuple[str, ...] = ()
+    api: str = ""
+    opaque: bool = False
+    stream: bool = False
+    session: str = ""
+    choices: int = 1
+    text_bytes: int = 0
+    regions: frozenset[str] | None = None
+    subset: Collection[str] | None = None
+    namespace: int = 0
+    blocks: Sequence[int] = ()
+    block_tokens: float = 0.0
+    token_offsets: Sequence[float] = ()
+
+    def tokens_before(self, blocks: int) -> float:
+        """Count the tokens in so many of the first blocks."""
+        if 0 < blocks <= len(self.token_offsets):
+            return self.token_offsets[blocks - 1]
+        return blocks * self.block_tokens
 
 
 _T = TypeVar("_T")

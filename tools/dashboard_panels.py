@@ -265,8 +265,8 @@ LEARNED = (
         "s",
         (
             (
-                f"avg by (policy, judge) (epp_shadow_estimated_difference_seconds{WHO})",
-                "{{policy}} by {{judge}}",
+                f"avg by (policy) (epp_shadow_estimated_difference_seconds{WHO})",
+                "{{policy}}",
             ),
         ),
         "Below 0 it would have been faster, by estimate; it met the queues of another policy.",

@@ -20,7 +20,7 @@ from epp.config.load import parse_config
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.pb.processing_mode_pb2 import ProcessingMode
 from epp.server.app import App
-from epp.server.clock import SystemClock
+from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -1,4 +1,4 @@
-"""Which parser reads a request, which need no body to be picked, and the key of session affinity.
+"""Which parser reads a request, and which requests need no body to be picked.
 
 Owns the table of routes. Versioned paths (``/v1/…``) are matched at the end of a path, because gateways put
 prefixes before them; a bare path (``/score``) must be the whole path, because many other APIs end alike.
@@ -21,7 +21,7 @@ from epp.apis.types import Parser
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.apis.types import ErrorBody, MeasuredPrompt, ParsedRequest
+    from epp.apis.types import ErrorBody
 
 
 def _pooling(name: str, error_body: ErrorBody, *paths: str) -> Parser:
@@ -44,8 +44,6 @@ PARSERS: tuple[Parser, ...] = (
 )
 _BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
-#: Blocks that name a conversation which gives no session: about a thousand tokens.
-AFFINITY_BLOCKS = 16
 
 
 def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
@@ -73,15 +71,6 @@ def error_words(path: str) -> ErrorBody | None:
     """
     parser = _parser_of(path)
     return None if parser is None else parser.error_body
-
-
-def affinity_key(request: ParsedRequest, prompt: MeasuredPrompt) -> str:
-    """Return what session affinity keys on: the session hint, else the prompt's first blocks."""
-    if request.session:
-        return request.session
-    if not prompt.blocks:
-        return ""
-    return f"{prompt.blocks[min(AFFINITY_BLOCKS, len(prompt.blocks)) - 1]:016x}"
 
 
 def _parser_of(path: str) -> Parser | None:

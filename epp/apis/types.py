@@ -70,41 +70,9 @@ class Parser(Struct, frozen=True):
     methods: frozenset[str] = frozenset({"POST"})
 
 
-class MeasuredPrompt(Struct, frozen=True):
-    """A prompt reduced to numbers: safe to keep, impossible to read back.
-
-    Attributes:
-        namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
-        prompt_tokens: counted or estimated tokens.
-        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
-        block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
-        token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
-            is all that is known.
-    """
-
-    namespace: int
-    prompt_tokens: int
-    blocks: Sequence[int]
-    block_tokens: float
-    token_offsets: Sequence[float] = ()
-
-    def tokens_before(self, blocks: int) -> float:
-        """Return the tokens in so many of the first blocks."""
-        if 0 < blocks <= len(self.token_offsets):
-            return self.token_offsets[blocks - 1]
-        return blocks * self.block_tokens
-
-
-class CountedPrompt(Struct, frozen=True):
-    """What a tokenizer says of a prompt.
-
-    Attributes:
-        tokens: prompt tokens.
-        token_offsets: tokens up to the end of each whole block of canonical bytes, empty when not known.
-    """
-
-    tokens: int
-    token_offsets: Sequence[float]
+#: What a tokenizer says of a prompt: its tokens, and those up to the end of each whole block of canonical
+#: bytes, empty when not known.
+TokenCount = tuple[int, "Sequence[float]"]
 
 
 class NotCountableError(Exception):

@@ -124,6 +124,15 @@ def _check(entry: ChanceEntry, source: str, key: str, seen: set[Cell]) -> None:
     seen.add(cell)
 
 
+def read_chances(text: bytes | None, source: str) -> Mapping[str, Mapping[Cell, float]]:
+    """Read a capability file's chances by model; none of a file that does not exist.
+
+    Raises:
+        ConfigError: as `parse_capability`.
+    """
+    return {} if text is None else chances_of(parse_capability(text, source))
+
+
 def chances_of(parsed: CapabilityFile) -> Mapping[str, Mapping[Cell, float]]:
     """What `epp.signals.capability.Capability.replace` takes."""
     return {

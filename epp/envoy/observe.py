@@ -1,7 +1,8 @@
 """The filter that watches responses for the picker, and the cluster that it tells first tokens to.
 
 Owns the script's parameters and the names under which its findings travel. The picker's receivers
-(`epp.server.als`, `epp.server.first_token`) use the same names; a test with a real Envoy holds both together.
+(`epp.server.access_log`, `epp.server.first_token`) use the same names; a test with a real Envoy holds both
+together.
 """
 
 from __future__ import annotations

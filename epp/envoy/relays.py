@@ -39,7 +39,7 @@ RELAYS_KEY = "relays"
 """Field of the decision's metadata that the picker writes (`epp.server.relays`)."""
 
 RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
-"""Where the access log finds the endpoint served (`epp.server.report`)."""
+"""Where the access log finds the endpoint served (`epp.server.access_log`)."""
 
 SERVED_HEADER = SERVED_KEY
 """Response header of a relay: the endpoint that served."""

@@ -18,25 +18,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.extproc.types import Refusal
-
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from epp.extproc.types import HttpRequest
 
     #: Ends calls of a connection while its argument says so.
     Reclaim = Callable[[Callable[[], bool]], None]
 
 
 def _no_reclaim(_needed: Callable[[], bool]) -> None:
-    """There is no connection whose calls could end."""
-
-
-def plain_no_room(_request: HttpRequest) -> Refusal:
-    """A 503 in the error format that most inference APIs share."""
-    body = b'{"error":{"message":"too many requests wait for their rest","type":"server_error"}}'
-    return Refusal(503, body, details="held-bodies")
+    """End no calls: there is no connection."""
 
 
 class BodyBudget:
@@ -44,8 +34,6 @@ class BodyBudget:
 
     Args:
         max_bytes: that may be held.
-        refusal: from a request, without its body, to what its client is told where there is no room, so that
-            the shell can word it as the request's API does.
         beside_bytes: that all but bodies may hold beyond it. With the longest message's length one that
             comes alone always finds room, though it is longer than the body in it.
 
@@ -53,20 +41,13 @@ class BodyBudget:
         held_bytes: that are held now.
         max_bytes: as given.
         max_with_parts_bytes: the same and ``beside_bytes``.
-        refusal: as given.
         shares: those that hold something.
     """
 
-    __slots__ = ("_reclaims", "held_bytes", "max_bytes", "max_with_parts_bytes", "refusal", "shares")
+    __slots__ = ("_reclaims", "held_bytes", "max_bytes", "max_with_parts_bytes", "shares")
 
-    def __init__(
-        self,
-        max_bytes: int = 1 << 30,
-        refusal: Callable[[HttpRequest], Refusal] = plain_no_room,
-        *,
-        beside_bytes: int = 0,
-    ) -> None:
-        self.max_bytes, self.refusal = max_bytes, refusal
+    def __init__(self, max_bytes: int = 1 << 30, *, beside_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
         self.max_with_parts_bytes = max_bytes + beside_bytes
         self.held_bytes = 0
         self.shares: set[Share] = set()
@@ -98,13 +79,12 @@ class Share:
 
     Attributes:
         held_bytes: that are held now.
-        refusal: the budget's.
     """
 
-    __slots__ = ("_budget", "held_bytes", "reclaim", "refusal")
+    __slots__ = ("_budget", "held_bytes", "reclaim")
 
     def __init__(self, budget: BodyBudget, reclaim: Reclaim) -> None:
-        self._budget, self.reclaim, self.refusal = budget, reclaim, budget.refusal
+        self._budget, self.reclaim = budget, reclaim
         self.held_bytes = 0
 
     def take(self, size: int, *, last: bool) -> bool:

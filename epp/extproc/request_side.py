@@ -8,9 +8,9 @@ mode shows none in time, or where `pick_at` says so.
 | phase    | headers                    | body                               | trailers             |
 |----------|----------------------------|------------------------------------|----------------------|
 | HEADERS  | end, or early:             | violation                          | violation            |
-|          | PickNeeded, DECIDING       |                                    |                      |
+|          | HttpRequest, DECIDING       |                                    |                      |
 |          | else: mode's reply, BODY   |                                    |                      |
-| BODY     | violation                  | all there is: PickNeeded, DECIDING | PickNeeded, DECIDING |
+| BODY     | violation                  | all there is: HttpRequest, DECIDING | HttpRequest, DECIDING |
 |          |                            | else: kept, BODY                   |                      |
 |          |                            | over the limit: BodyTooLargeError  |                      |
 |          |                            | over all streams': NoRoomError     |                      |
@@ -19,8 +19,8 @@ mode shows none in time, or where `pick_at` says so.
 | ANSWERED | violation                  | after the end: ignored             | empty reply, once    |
 |          |                            | early: forwarded                   |                      |
 
-A body that may not be held for long (`RequestMode.held_bytes`) is let go when that much has come; the pick is
-early from then on. A body message before the end was told, yet after what must have been the whole, is a
+A body that may not be held for long (`RequestMode.held_bytes`) is dropped when that much has come; the pick
+is early from then on. A body message before the end was told, yet after what must have been the whole, is a
 violation. Body after the end is ignored: Envoy >= 1.35 may deliver the last piece of a body of 1 MB or more
 twice in full duplex (envoyproxy/envoy 46237).
 """
@@ -30,22 +30,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from epp.extproc import mutate
-from epp.extproc.headers import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes
-from epp.extproc.modes import BodyMode, contradiction
-from epp.extproc.request_modes import Received, early_reply
-from epp.extproc.types import HttpRequest, PickAt, PickNeeded
-from epp.extproc.violation import ViolationError
+from epp.extproc import messages
+from epp.extproc.messages import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes
+from epp.extproc.modes import BodyMode, contradiction, early_reply, request_mode
+from epp.extproc.types import HttpRequest, PickAt, ViolationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.extproc.body_budget import Share
     from epp.extproc.modes import Modes
-    from epp.extproc.mutate import Change
-    from epp.extproc.request_modes import RequestMode
+    from epp.extproc.types import Pick
     from epp.pb.core_pb2 import Metadata
     from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders, ProcessingResponse
 
@@ -78,37 +73,43 @@ class RequestSide:
 
     Args:
         modes: the stream's body modes.
-        mode: how its request body mode is answered.
         max_body_bytes: largest body that is kept.
         pick_at: from a request's headers to what its pick waits for.
         bodies: what this body is held out of.
+
+    Attributes:
+        phase: how far it has come.
+        early: whether the pick did not wait for the body.
+        headers_only: whether its headers ended the stream.
+        body: the joined body.
+        body_messages: messages that brought it.
+        trailers: whether trailers ended it.
+
+    Raises:
+        ViolationError: the request body mode is not spoken.
     """
 
     def __init__(
         self,
         modes: Modes,
-        mode: RequestMode,
         max_body_bytes: int,
         pick_at: Callable[[HttpRequest], PickAt],
         bodies: Share,
     ) -> None:
-        self._modes, self._mode, self._max_body_bytes = modes, mode, max_body_bytes
-        self._held_bytes = None if modes.observing else mode.held_bytes
+        self._modes, self._mode, self._max_body_bytes = modes, request_mode(modes), max_body_bytes
+        self._held_bytes = None if modes.observing else self._mode.held_bytes
         self._pick_at = pick_at
         self.phase = RequestPhase.HEADERS
-        #: Whether the pick did not wait for the body.
-        self.early = False
-        self._upgrade = False
+        self.early = self.trailers = False
+        self.headers_only, self.body, self.body_messages = True, b"", 0
+        self._upgrade = self._body_ended = False
         self._headers: dict[str, str] = {}
         self._metadata: dict[str, dict[str, object]] = {}
         self._chunks: list[bytes | bytearray] = []
-        self._pieces = 0
         self._body_bytes = 0
         self._bodies, self._taken_bytes, self._metadata_bytes = bodies, 0, 0
-        self._received = Received(headers_only=True)
         #: What came of an early request while its pick was made.
         self._late: list[HttpBody] = []
-        self._body_ended = self._trailers_seen = False
 
     def on_metadata(self, metadata: Metadata) -> None:
         """Keep the subset hint of a request message; later fields replace earlier ones of the same name.
@@ -124,8 +125,8 @@ class RequestSide:
             if self.phase is RequestPhase.BODY:
                 self._take_metadata()
 
-    def on_headers(self, message: HttpHeaders) -> list[ProcessingResponse | PickNeeded]:
-        """Request headers.
+    def on_headers(self, message: HttpHeaders) -> list[ProcessingResponse | HttpRequest]:
+        """Take the request headers.
 
         Raises:
             NoRoomError: with them all requests are over their limit.
@@ -136,7 +137,7 @@ class RequestSide:
         if message.end_of_stream:
             self._body_ended = True
             return [self._ask()]
-        self._received = Received(headers_only=False)
+        self.headers_only = False
         at = self._pick_at(self.without_body())
         self._upgrade = at is PickAt.UPGRADE
         # Only what came whole can be left in full duplex: what nobody needs is waited for there.
@@ -150,8 +151,8 @@ class RequestSide:
             self._take_metadata()
         return list(self._mode.at_headers)
 
-    def on_body(self, message: HttpBody) -> list[ProcessingResponse | PickNeeded]:
-        """A piece of the request body.
+    def on_body(self, message: HttpBody) -> list[ProcessingResponse | HttpRequest]:
+        """Take a piece of the request body.
 
         Raises:
             BodyTooLargeError: with it the body is over its limit.
@@ -177,40 +178,37 @@ class RequestSide:
             return [self._ask(body, whole=message.end_of_stream or not self._mode.may_cut)]
         if self._held_bytes is not None and self._body_bytes > self._held_bytes:
             self.early = True
-            self._received = Received(headers_only=False, body_messages=self._pieces)
             self._chunks.clear()
             return [self._ask(whole=False)]
         return []
 
-    def on_trailers(self) -> list[ProcessingResponse | PickNeeded]:
-        """Request trailers: the end of a request that its body did not end."""
-        if self._trailers_seen or self._received.headers_only:
+    def on_trailers(self) -> list[ProcessingResponse | HttpRequest]:
+        """Take request trailers, the end of a request that its body did not end."""
+        if self.trailers or self.headers_only or (self.phase is RequestPhase.DECIDING and not self.early):
             raise ViolationError(f"request_trailers in phase {self.phase.value}")
+        self._body_ended = self.trailers = True
         if self.phase is RequestPhase.ANSWERED:
-            self._body_ended = self._trailers_seen = True
-            return [mutate.EMPTY_REQUEST_TRAILERS]
-        if self.phase is RequestPhase.DECIDING and not self.early:
-            raise ViolationError(f"request_trailers in phase {self.phase.value}")
-        self._body_ended = self._trailers_seen = True
-        if self.early:
-            self._received = replace(self._received, trailers=True)
-            return []
-        body = self._take_body()
-        self._received = replace(self._received, trailers=True)
-        return [self._ask(body)]
+            return [messages.EMPTY_REQUEST_TRAILERS]
+        return [] if self.early else [self._ask(self._take_body())]
 
-    def answer(self, change: Change, *, at_once: bool = False) -> list[ProcessingResponse]:
-        """The replies that carry a change, in a single one if asked; only in phase DECIDING."""
-        if self.early:
-            replies = self._answer_early(change)
+    def answer(self, pick: Pick, *, at_once: bool = False) -> list[ProcessingResponse]:
+        """Build the replies that carry a pick, in a single one if asked; only in phase DECIDING."""
+        mode = self._mode
+        if not self.early:
+            replies = (mode.at_once if at_once else mode.answer)(self, pick, pick.body)
+        elif self.body_messages:  # some of it had come: answered as what it is
+            replies = mode.answer(self, pick, None)
         else:
-            carry = self._mode.at_once if at_once else self._mode.answer
-            replies = carry(self._received, change)
+            replies = [early_reply(mode, self._modes, pick)]
+        for message in self._late:
+            replies += mode.forward(message)
+        if self.trailers and (self.early or not (at_once or mode.whole_in_one)):
+            replies.append(messages.EMPTY_REQUEST_TRAILERS)
         self.phase = RequestPhase.ANSWERED
-        self.let_go()
+        self.release()
         return replies
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop body, headers and metadata, which nothing reads any more; the exchange may last for minutes.
 
         Method and path stay, in whose API's words a later refusal is written.
@@ -222,12 +220,12 @@ class RequestSide:
         self._bodies.give_back(taken_bytes)
 
     def _drop_body(self) -> None:
-        self._received = Received(headers_only=self._received.headers_only)
+        self.body = b""
         self._chunks.clear()
         self._late.clear()
 
     @property
-    def may_leave(self) -> bool:
+    def may_end_stream(self) -> bool:
         """Whether the answer is one reply, after which nothing of the request need come back from us."""
         if self.early and self._mode.echoes:
             return self._upgrade and not self._late
@@ -238,18 +236,7 @@ class RequestSide:
         """Whether the body was left with Envoy."""
         return self.early and self._mode.releases and self.phase is RequestPhase.ANSWERED
 
-    def _answer_early(self, change: Change) -> list[ProcessingResponse]:
-        if self._received.body_messages:  # some of it had come: answered as what it is
-            replies = self._mode.answer(replace(self._received, trailers=False), change)
-        else:
-            replies = [early_reply(self._mode, self._modes, change)]
-        for message in self._late:
-            replies += self._mode.forward(message)
-        if self._received.trailers:
-            replies.append(mutate.EMPTY_REQUEST_TRAILERS)
-        return replies
-
-    def _on_late(self, message: HttpBody) -> list[ProcessingResponse | PickNeeded]:
+    def _on_late(self, message: HttpBody) -> list[ProcessingResponse | HttpRequest]:
         if self._modes.request is BodyMode.NONE:
             raise ViolationError("a request body in mode NONE")
         if self.phase is RequestPhase.DECIDING:
@@ -262,8 +249,8 @@ class RequestSide:
         return [*replies]
 
     def _append(self, piece: bytes) -> None:
-        """Behind what has come. Short ones are joined: objects would take many times what is counted."""
-        self._pieces += 1
+        """Keep a piece. Short ones are joined: objects would take many times what is counted."""
+        self.body_messages += 1
         chunks = self._chunks
         if not chunks or len(piece) > _SHORT_BYTES:
             chunks.append(piece)
@@ -300,26 +287,21 @@ class RequestSide:
         self._taken_bytes += size
 
     def without_body(self) -> HttpRequest:
-        """The request as its headers tell it."""
+        """Describe the request by its headers alone."""
         return self._request(None, whole=False)
 
     def _request(self, body: bytes | None, *, whole: bool) -> HttpRequest:
-        headers = self._headers
-        return HttpRequest(
-            headers.get(":method", ""),
-            headers.get(":path", ""),
-            headers,
-            body,
-            {namespace: dict(fields) for namespace, fields in self._metadata.items()},
-            whole,
-        )
+        headers, metadata = self._headers, self._metadata
+        if metadata:  # its fields may still change
+            metadata = {namespace: dict(fields) for namespace, fields in metadata.items()}
+        method, path = headers.get(":method", ""), headers.get(":path", "")
+        return HttpRequest(method, path, headers, body, metadata, whole)
 
     def _take_body(self) -> bytes:
-        body = bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._received = Received(headers_only=False, body=body, body_messages=self._pieces)
+        self.body = bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
-        return body
+        return self.body
 
-    def _ask(self, body: bytes | None = None, *, whole: bool = True) -> PickNeeded:
+    def _ask(self, body: bytes | None = None, *, whole: bool = True) -> HttpRequest:
         self.phase = RequestPhase.DECIDING
-        return PickNeeded(self._request(body, whole=whole))
+        return self._request(body, whole=whole)

@@ -19,24 +19,21 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from epp.extproc import mutate
-from epp.extproc.headers import (
-    LB_NAMESPACE,
-    header_values,
-    metadata_values,
-    served_endpoint,
-    served_verdict,
-)
-from epp.extproc.types import ResponseData, ResponseStarted
-from epp.extproc.violation import ViolationError
+from epp.extproc import messages
+from epp.extproc.messages import LB_NAMESPACE, header_values, metadata_values, served_endpoint, served_verdict
+from epp.extproc.modes import BodyMode
+from epp.extproc.types import ResponseData, ResponseStarted, ViolationError
+from epp.pb.ext_proc_pb2 import ProcessingResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.extproc.response_modes import ResponseMode
     from epp.extproc.types import BodyRewriter
     from epp.pb.core_pb2 import Metadata
-    from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders, ProcessingResponse
+    from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders
+
+#: Modes that show a body whole, so that it can be changed.
+CHANGEABLE = frozenset({BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED})
 
 
 class ResponsePhase(Enum):
@@ -51,12 +48,17 @@ class ResponseSide:
     """One response.
 
     Args:
-        mode: how its body messages are answered.
+        mode: how its body messages come; a proxy that shows none (NONE) sends none to answer.
         tell_served: say in a response header who served, for the conformance suite.
+
+    Raises:
+        ViolationError: the response body mode is not spoken.
     """
 
-    def __init__(self, mode: ResponseMode, *, tell_served: bool = False) -> None:
-        self._mode, self._tell_served = mode, tell_served
+    def __init__(self, mode: BodyMode, *, tell_served: bool = False) -> None:
+        if mode is BodyMode.GRPC:
+            raise ViolationError(f"response_body_mode {mode.name} is not supported", "UNIMPLEMENTED")
+        self._echoes, self._tell_served = mode is BodyMode.FULL_DUPLEX_STREAMED, tell_served
         #: Whether `ResponseData` is told; headers and the end always are.
         self.read = True
         #: From the response's headers to what changes its body; see `Pick.rewrite_response`.
@@ -72,7 +74,7 @@ class ResponseSide:
     def on_headers(
         self, message: HttpHeaders, metadata: Metadata | None
     ) -> list[ProcessingResponse | ResponseStarted]:
-        """Response headers, with the metadata that came along."""
+        """Take the response headers, with the metadata that came along."""
         if self.phase is not ResponsePhase.WAITING:
             raise ViolationError(f"response_headers in phase {self.phase.value}")
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
@@ -86,40 +88,57 @@ class ResponseSide:
         )
         remove = self._forged(headers)
         if self._tell_served:
-            return [mutate.response_headers({mutate.SERVED_HEADER: served_verdict(told)}, remove), started]
+            return [
+                messages.response_headers({messages.SERVED_HEADER: served_verdict(told)}, remove),
+                started,
+            ]
         if self.rewrite is not None and not message.end_of_stream:
             self._rewriter = self.rewrite(headers)
         if self._rewriter is not None:
             remove.append("content-length")  # a body that changes has another length than its headers say
         if self.add_headers or remove:
-            return [mutate.response_headers(self.add_headers, remove), started]
-        return [mutate.EMPTY_RESPONSE_HEADERS, started]
+            return [messages.response_headers(self.add_headers, remove), started]
+        return [messages.EMPTY_RESPONSE_HEADERS, started]
 
     def _forged(self, headers: Mapping[str, str]) -> list[str]:
         """List the reserved headers that neither the picker nor the proxy has set."""
         return [
             name
             for name, value in headers.items()
-            if name.startswith(mutate.RESERVED_PREFIXES)
+            if name.startswith(messages.RESERVED_PREFIXES)
             and name not in self.add_headers
-            and not (name == mutate.DECISION_HEADER and value == self.decision_id)
+            and not (name == messages.DECISION_HEADER and value == self.decision_id)
         ]
 
     def on_body(self, message: HttpBody) -> list[ProcessingResponse | ResponseData]:
-        """A piece of the response body."""
+        """Take a piece of the response body."""
         if self.phase is ResponsePhase.OVER:
             return []
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
         changed = None if self._rewriter is None else self._rewriter.feed(message.body)
-        if not self.read:
-            return [*self._mode(message, changed)]
-        # The bytes go on before anyone looks at them.
-        return [*self._mode(message, changed), ResponseData(message.body)]
+        outputs: list[ProcessingResponse | ResponseData] = [*self._body_replies(message, changed)]
+        if self.read:
+            outputs.append(ResponseData(message.body))  # the bytes go on before they are read
+        return outputs
+
+    def _body_replies(self, message: HttpBody, changed: bytes | None) -> list[ProcessingResponse]:
+        if self._echoes:  # in full duplex only what the reply carries reaches the client
+            data = message.body if changed is None else changed
+            return messages.streamed_body("response_body", data, ends_stream=message.end_of_stream)
+        if changed is None:
+            return [messages.EMPTY_RESPONSE_BODY]
+        reply = ProcessingResponse()
+        mutation = reply.response_body.response.body_mutation
+        if changed:
+            mutation.body = changed
+        else:
+            mutation.clear_body = True
+        return [reply]
 
     def on_trailers(self) -> list[ProcessingResponse]:
-        """Response trailers."""
+        """Take the response trailers."""
         if self._trailers_seen:
             raise ViolationError("response_trailers a second time")
         self._trailers_seen = True
         self.phase = ResponsePhase.OVER
-        return [mutate.EMPTY_RESPONSE_TRAILERS]
+        return [messages.EMPTY_RESPONSE_TRAILERS]

@@ -28,19 +28,13 @@ is one, last. Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from epp.extproc import mutate
+from epp.extproc import messages
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.modes import Assumption, BodyMode, Modes, UnknownModeError, detect
-from epp.extproc.mutate import Change
-from epp.extproc.request_modes import request_mode
+from epp.extproc.modes import ASSUMED, BodyMode, Modes, detect
 from epp.extproc.request_side import BodyTooLargeError, NoRoomError, RequestPhase, RequestSide
-from epp.extproc.response_modes import CHANGEABLE, RESPONSE_MODES
-from epp.extproc.response_side import ResponsePhase, ResponseSide
+from epp.extproc.response_side import CHANGEABLE, ResponsePhase, ResponseSide
 from epp.extproc.types import (
     Abort,
     Cause,
@@ -53,8 +47,9 @@ from epp.extproc.types import (
     Pick,
     PickAt,
     Refusal,
+    ViolationError,
+    plain_refusal,
 )
-from epp.extproc.violation import ViolationError
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 
 if TYPE_CHECKING:
@@ -68,67 +63,48 @@ Output = ProcessingResponse | Event | Marker
 #: is the end of the exchange. STREAMED keeps a piece in Envoy until it is acknowledged, so nothing is lost
 #: however late the end is noticed. FULL_DUPLEX_STREAMED keeps nothing: a piece sent to us before Envoy saw
 #: the end is gone, so there the end must come with the pick, in one message (docs/transport.md).
-_LEAVES_EARLY = {BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED}
+_ENDS_EARLY = {BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED}
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """What one stream may hold.
-
-    Attributes:
-        max_body_bytes: largest request body that is read; longer ones get a 413.
-    """
-
-    max_body_bytes: int = 32 * 1024 * 1024
-
-
-def plain_too_large(_request: HttpRequest, limit_bytes: int) -> Refusal:
-    """A 413 in the error format that most inference APIs share."""
-    message = f"request body is larger than {limit_bytes} bytes"
-    body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":413}}}}'
-    return Refusal(413, body.encode(), details="epp_body_too_large")
+#: Largest request body that is read unless configured.
+MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 class Stream:
     """One exchange.
 
     Args:
-        limits: what it may hold.
-        assume: body modes of a proxy that does not declare its own.
-        too_large: (the request without its body, the limit in bytes) -> the 413, so that the shell can word
-            it as the request's API does.
+        max_body_bytes: largest request body that is read; longer ones get a 413.
+        assumed: body modes of a proxy that does not declare its own.
+        refuse: from a request without its body and a status, 413 for its length or 503 for want of room, to
+            what its client gets, so that the shell can word it as the request's API does.
         pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
         tell_served: say in a response header who served, for the conformance suite.
         bodies: what all streams may hold together; this one has its own otherwise.
 
     Attributes:
         bodies: as given.
+        modes: the body modes, None before the first message.
     """
 
     def __init__(
         self,
-        limits: StreamLimits | None = None,
-        assume: Assumption | None = None,
-        too_large: Callable[[HttpRequest, int], Refusal] = plain_too_large,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        assumed: Modes = ASSUMED,
+        refuse: Callable[[HttpRequest, int], Refusal] = plain_refusal,
         *,
         pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
         tell_served: bool = False,
         bodies: Share | None = None,
     ) -> None:
-        self._tell_served = tell_served
-        self._limits, self._assume = limits or StreamLimits(), assume or Assumption()
-        self._too_large, self._pick_at = too_large, pick_at
+        self._tell_served, self._max_body_bytes, self._assumed = tell_served, max_body_bytes, assumed
+        self._refusal_of, self._pick_at = refuse, pick_at
         self.bodies = BodyBudget().share() if bodies is None else bodies
-        self._modes: Modes | None = None
+        self.modes: Modes | None = None
         self._request: RequestSide | None = None
         self._response: ResponseSide | None = None
         self._ended = False  # ExchangeEnded was said
         self._mute = False  # nothing goes out any more
-
-    @property
-    def modes(self) -> Modes | None:
-        """The body modes, None before the first message."""
-        return self._modes
 
     @property
     def released(self) -> bool:
@@ -137,62 +113,71 @@ class Stream:
 
     def receive(self, message: ProcessingRequest) -> list[Output]:
         """Take a message; what comes of it, in the order it is due."""
-        return self._spoken(self._receive(message))
-
-    def _receive(self, message: ProcessingRequest) -> list[Output]:
         if self._mute:
             return []
         try:
-            outputs = self._take(message)
-        except BodyTooLargeError:
-            assert self._request is not None  # noqa: S101  # it raised
-            return self._refuse(self._too_large(self._request.without_body(), self._limits.max_body_bytes))
-        except NoRoomError:
-            assert self._request is not None  # noqa: S101  # it raised
-            return self._refuse(self.bodies.refusal(self._request.without_body()))
+            request, response = self._request, self._response
+            if request is None or response is None:
+                request, response = self._sides(message)
         except ViolationError as violation:
-            return self._close(
-                Cause.PROTOCOL_ERROR, violation.detail, Abort(violation.status, violation.detail)
-            )
-        if self._response is not None and self._response.phase is ResponsePhase.OVER:
+            return self._violated(violation)
+        return self._audible(self._receive(message, request, response))
+
+    def _receive(
+        self, message: ProcessingRequest, request: RequestSide, response: ResponseSide
+    ) -> list[Output]:
+        try:
+            outputs = self._take(message, request, response)
+        except BodyTooLargeError:
+            return self._refuse(self._refusal_of(request.without_body(), 413))
+        except NoRoomError:
+            return self._refuse(self._refusal_of(request.without_body(), 503))
+        except ViolationError as violation:
+            return self._violated(violation)
+        if response.phase is ResponsePhase.OVER:
             outputs += self._end(Cause.COMPLETED)
         return outputs
 
     def picked(self, pick: Pick) -> list[Output]:
-        """Answer `PickNeeded` with a destination."""
-        observe = pick.observe_response
-        if self._response is not None:
-            self._response.decision_id = pick.decision_id
-        if self._request is not None and self._request.early and pick.body is not None:
-            pick = replace(pick, body=None)  # what has not come cannot be replaced
-        if self._response is not None and pick.response_headers:
-            self._response.add_headers = pick.response_headers
-            if observe is Observe.LEAVE:
-                observe = Observe.CARRY  # headers come with the response
-        if self._response is not None and self._modes is not None and self._modes.response in CHANGEABLE:
-            self._response.rewrite = pick.rewrite_response
-            if pick.rewrite_response is not None and observe is Observe.LEAVE:
-                observe = Observe.CARRY  # what is not seen cannot be changed
-        return self._spoken(self._answer(mutate.change_of(pick), observe))
-
-    def pass_through(self, observe_response: Observe = Observe.READ) -> list[Output]:
-        """Answer `PickNeeded` by letting the request go on as it came, without a destination."""
-        return self._spoken(self._answer(Change(), observe_response))
+        """Answer an `HttpRequest` with a destination."""
+        request, response, modes = self._request, self._response, self.modes
+        if request is None or response is None or modes is None or not self._deciding(request):
+            return []
+        response.decision_id, response.add_headers = pick.decision_id, pick.response_headers
+        if modes.response in CHANGEABLE:
+            response.rewrite = pick.rewrite_response
+        response.read = pick.observe_response is Observe.READ
+        ends = (
+            pick.observe_response is Observe.END_STREAM_AFTER_PICK
+            and modes.response in _ENDS_EARLY
+            and request.may_end_stream
+            # Headers come with the response, and what is not seen cannot be changed.
+            and not (pick.response_headers or response.rewrite)
+            # A response that has begun before its request was whole is in flight already.
+            and response.phase is ResponsePhase.WAITING
+            and not modes.observing
+        )
+        outputs: list[Output] = [*request.answer(pick, at_once=ends)]
+        if ends:
+            outputs += self._close(Cause.UNOBSERVED, "", Finish())
+        return self._audible(outputs)
 
     def refused(self, refusal: Refusal) -> list[Output]:
-        """Answer `PickNeeded` by answering the client; nothing but the end of the stream matters after it."""
-        return self._spoken(self._refuse(refusal)) if self._deciding() else []
+        """Answer an `HttpRequest` by answering the client; only the end of the stream matters after it."""
+        if self._request is None or not self._deciding(self._request):
+            return []
+        return self._audible(self._refuse(refusal))
 
     def no_room(self) -> list[Output]:
-        """What comes next finds no room, and its sender may take any time: the stream ends."""
+        """End the stream: what comes next finds no room, and its sender may take any time."""
         request, response = self._request, self._response
         if request is None or response is None or self._ended or response.phase is not ResponsePhase.WAITING:
-            self._mute = True  # there is no client to tell, or it has an answer
+            self._mute = True  # there is no client to answer, or it has an answer
             return [Abort("RESOURCE_EXHAUSTED", "there is no room for what comes")]
-        return [*self._spoken(self._refuse(self.bodies.refusal(request.without_body()))), Finish()]
+        return [*self._audible(self._refuse(self._refusal_of(request.without_body(), 503))), Finish()]
 
     def closed(self, cut: bool) -> list[Event]:
-        """The gRPC stream is over.
+        """End the exchange with its gRPC stream.
 
         Args:
             cut: it was reset (the client left, or Envoy died) rather than closed.
@@ -204,11 +189,10 @@ class Stream:
 
     def _broke_off(self) -> bool:
         """Whether the response has begun in a mode that would have shown its end."""
-        shown = self._modes is not None and self._modes.response in CHANGEABLE
+        shown = self.modes is not None and self.modes.response in CHANGEABLE
         return shown and self._response is not None and self._response.phase is ResponsePhase.OPEN
 
-    def _take(self, message: ProcessingRequest) -> list[Output]:
-        request, response = self._sides(message)
+    def _take(self, message: ProcessingRequest, request: RequestSide, response: ResponseSide) -> list[Output]:
         part = message.WhichOneof("request")
         if part is None:
             raise ViolationError("a message without a part that is known here", "UNIMPLEMENTED")
@@ -237,58 +221,35 @@ class Stream:
         return outputs
 
     def _sides(self, message: ProcessingRequest) -> tuple[RequestSide, ResponseSide]:
-        """The two halves; the first message decides how they speak."""
-        if self._request is not None and self._response is not None:
-            return self._request, self._response
-        try:
-            modes = detect(message, self._assume)
-        except UnknownModeError as error:
-            raise ViolationError(f"unknown body mode: {error}", "UNIMPLEMENTED") from None
-        mode, response_mode = request_mode(modes), RESPONSE_MODES.get(modes.response)
-        if mode is None:
-            raise ViolationError(f"request_body_mode {modes.request.name} is not supported", "UNIMPLEMENTED")
-        if response_mode is None:
-            raise ViolationError(
-                f"response_body_mode {modes.response.name} is not supported", "UNIMPLEMENTED"
-            )
-        self._modes = modes
-        self._request = RequestSide(modes, mode, self._limits.max_body_bytes, self._pick_at, self.bodies)
-        self._response = ResponseSide(response_mode, tell_served=self._tell_served)
-        return self._request, self._response
+        """Make the two halves; the first message decides how they speak."""
+        modes = detect(message, self._assumed)
+        response = ResponseSide(modes.response, tell_served=self._tell_served)
+        request = RequestSide(modes, self._max_body_bytes, self._pick_at, self.bodies)
+        self.modes, self._request, self._response = modes, request, response
+        return request, response
 
-    def _deciding(self) -> bool:
-        return not self._ended and self._request is not None and self._request.phase is RequestPhase.DECIDING
+    def _deciding(self, request: RequestSide) -> bool:
+        return not self._ended and request.phase is RequestPhase.DECIDING
 
-    def _answer(self, change: Change, observe: Observe) -> list[Output]:
-        if not self._deciding() or self._request is None or self._response is None or self._modes is None:
-            return []
-        self._response.read = observe is Observe.READ
-        if observe is not Observe.LEAVE or not self._may_leave(self._modes, self._request, self._response):
-            return [*self._request.answer(change)]
-        return [*self._request.answer(change, at_once=True), *self._close(Cause.UNOBSERVED, "", Finish())]
-
-    @staticmethod
-    def _may_leave(modes: Modes, request: RequestSide, response: ResponseSide) -> bool:
-        # A response that has begun before its request was whole is in flight already.
-        begun = response.phase is not ResponsePhase.WAITING
-        return modes.response in _LEAVES_EARLY and request.may_leave and not begun and not modes.observing
-
-    def _spoken(self, outputs: list[Output]) -> list[Output]:
-        """Without the replies, where nobody listens."""
-        if self._modes is None or not self._modes.observing:
+    def _audible(self, outputs: list[Output]) -> list[Output]:
+        """Leave out the replies where nobody waits for them."""
+        if self.modes is None or not self.modes.observing:
             return outputs
         return [output for output in outputs if not isinstance(output, ProcessingResponse)]
 
+    def _violated(self, violation: ViolationError) -> list[Output]:
+        return self._close(Cause.PROTOCOL_ERROR, violation.detail, Abort(violation.status, violation.detail))
+
     def _refuse(self, refusal: Refusal) -> list[Output]:
         self._mute = True
-        return [mutate.immediate(refusal), *self._end(Cause.REFUSED, refusal.details)]
+        return [messages.immediate(refusal), *self._end(Cause.REFUSED, refusal.details)]
 
     def _end(self, cause: Cause, detail: str = "") -> list[Event]:
         if self._ended:
             return []
         self._ended = True
-        if self._request is not None:
-            self._request.let_go()
+        if self._request is not None and self._request.phase is not RequestPhase.ANSWERED:
+            self._request.release()
         return [ExchangeEnded(cause, detail)]
 
     def _close(self, cause: Cause, detail: str, marker: Marker) -> list[Output]:

@@ -2,8 +2,8 @@
 
 The machine is fed `ProcessingRequest` messages and answers with a list of outputs, each either a
 `ProcessingResponse` to send to Envoy, in order, one of the events below for the shell, or a marker that tells
-the shell to end the RPC. `PickNeeded` is the one event that asks for an answer: the shell calls `picked`,
-`refused` or `pass_through`, now or later.
+the shell to end the RPC. `HttpRequest` is the one event that asks for an answer: the shell calls `picked` or
+`refused`, now or later.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ class PickAt(Enum):
 class Observe(Enum):
     """What becomes of a response that a proxy shows us."""
 
-    READ = "read"  # it passes through, and is told of
+    READ = "read"  # it passes through, and is reported
     CARRY = "carry"  # it passes through, unread
-    LEAVE = "leave"  # the stream ends with the pick, where that is safe; else as CARRY
+    END_STREAM_AFTER_PICK = "leave"  # where that is safe; else as CARRY
 
 
 class HttpRequest(Struct, frozen=True):
-    """A request as far as Envoy has shown it.
+    """Event: a request that waits for its pick, as far as Envoy has shown it.
+
+    The machine waits for `Stream.picked` or `Stream.refused`.
 
     Attributes:
         method: ``:method``.
@@ -75,12 +77,12 @@ class BodyRewriter(Protocol):
     """Changes a body that comes in pieces; holds nothing back, so that it needs no end."""
 
     def feed(self, data: bytes) -> bytes:
-        """What goes on instead of the next piece."""
+        """Return what goes on instead of the next piece."""
         ...
 
 
-class Pick(Struct, frozen=True):
-    """The shell's answer: where the request goes.
+class Pick(Struct):
+    """The answer to an `HttpRequest`: where it goes, and what changes on the way.
 
     Attributes:
         destination: ``host:port`` or an ordered comma list, primary first.
@@ -100,11 +102,11 @@ class Pick(Struct, frozen=True):
 
     destination: str
     decision_id: str
-    set_headers: Mapping[str, str] = {}
+    set_headers: dict[str, str] = {}
     body: bytes | None = None
-    metadata: Mapping[str, str] = {}
+    metadata: dict[str, str] = {}
     scores: Mapping[str, float] = {}
-    response_headers: Mapping[str, str] = {}
+    response_headers: dict[str, str] = {}
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 
@@ -117,12 +119,6 @@ class Refusal(Struct, frozen=True):
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     details: str = ""
-
-
-class PickNeeded(Struct, frozen=True):
-    """What a pick waits for is here; the machine waits for `picked`, `refused` or `pass_through`."""
-
-    request: HttpRequest
 
 
 class ResponseStarted(Struct, frozen=True):
@@ -173,5 +169,23 @@ class Abort(Struct, frozen=True):
     detail: str
 
 
-Event = PickNeeded | ResponseStarted | ResponseData | ExchangeEnded
+Event = HttpRequest | ResponseStarted | ResponseData | ExchangeEnded
 Marker = Finish | Abort
+
+
+class ViolationError(Exception):
+    """A message that the protocol does not allow where it came.
+
+    Args:
+        detail: one sentence for the operator.
+        status: name of the gRPC status to end the stream with.
+    """
+
+    def __init__(self, detail: str, status: str = "INVALID_ARGUMENT") -> None:
+        self.detail, self.status = detail, status
+        super().__init__(detail)
+
+
+def plain_refusal(_request: HttpRequest, status: int) -> Refusal:
+    """Refuse an unread request, 413 for its length or 503 for want of room, in the words of most APIs."""
+    return Refusal(status, b'{"error":{"message":"the request cannot be held","type":"server_error"}}')

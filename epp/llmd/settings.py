@@ -16,8 +16,6 @@ from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.llmd.flags import SOURCE
-from epp.llmd.picker_config import parse_picker_config
-from epp.llmd.plugins import default_meaning, meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +79,10 @@ def translate(
     Raises:
         ConfigError: something that cannot be honoured; says what to do instead.
     """
+    # imported here: who serves by `--config` needs none of it
+    from epp.llmd.picker_config import parse_picker_config  # noqa: PLC0415
+    from epp.llmd.plugins import default_meaning, meaning_of  # noqa: PLC0415
+
     meaning = default_meaning()
     if text is not None and text.strip():
         meaning = meaning_of(parse_picker_config(text, source), source)

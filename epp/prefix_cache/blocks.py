@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from epp.apis.types import MeasuredPrompt
+from epp.apis.language import language_of
+from epp.types import RequestView
 
 if TYPE_CHECKING:
-    from epp.apis.types import CountedPrompt, ParsedRequest
+    from collections.abc import Sequence
+
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.tokens.estimate import EstimateCounter
 
 
@@ -33,6 +36,8 @@ _GROUPS = 8192
 _EXPORTED = 16_384
 #: Namespaces that are remembered, of names of so many characters in all.
 _REMEMBERED, _SHORT = 256, 256
+#: Blocks that name a conversation which gives no session: about a thousand tokens.
+AFFINITY_BLOCKS = 16
 
 
 class BlockHasher:
@@ -68,9 +73,9 @@ class BlockHasher:
         request: ParsedRequest,
         counter: EstimateCounter,
         tenant: str = "",
-        counted: CountedPrompt | None = None,
-    ) -> MeasuredPrompt:
-        """Count and hash a prompt.
+        counted: TokenCount | None = None,
+    ) -> RequestView:
+        """Describe a request by what its body says, its prompt counted and hashed.
 
         Args:
             request: the canonical request.
@@ -78,8 +83,8 @@ class BlockHasher:
             tenant: separates cache namespaces beside model and salt.
             counted: what a tokenizer has counted already; the counter is not asked then.
         """
-        tokens = counter.count(request) if counted is None else counted.tokens
-        size = len(request.canonical)
+        canonical, size = request.canonical, len(request.canonical)
+        tokens, token_offsets = (counter.count(request), ()) if counted is None else counted
         if size:
             tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
         named = (request.model, request.cache_salt, tenant)
@@ -87,9 +92,24 @@ class BlockHasher:
         find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
         namespace = find(*named)
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
-        blocks = self._chain(namespace, request.canonical)
-        return MeasuredPrompt(
-            namespace, tokens, blocks, block_tokens, counted.token_offsets if counted else ()
+        blocks = self._chain(namespace, canonical)
+        key, session = affinity_key(request.session, blocks), request.session
+        # Decisions are recorded: no client's word goes into one as it is.
+        return RequestView(
+            api=request.api,
+            model=request.model,
+            prompt_tokens=tokens,
+            max_output_tokens=request.max_output_tokens,
+            affinity_key=self.export_name(key) if key else "",
+            session=self.export_name(session) if session else "",
+            stream=request.stream,
+            choices=request.choices,
+            text_bytes=size if request.text_only else 0,
+            language=language_of(canonical),
+            namespace=namespace,
+            blocks=blocks,
+            block_tokens=block_tokens,
+            token_offsets=token_offsets,
         )
 
     def _export_id(self, block: int) -> str:
@@ -97,7 +117,7 @@ class BlockHasher:
         keyed.update(block.to_bytes(8))
         return keyed.hexdigest()
 
-    def coarse_ids(self, prompt: MeasuredPrompt) -> list[str]:
+    def coarse_ids(self, prompt: RequestView) -> list[str]:
         """Return a prompt's exported names, one per run of `coarse_blocks`, each covering all before.
 
         What is left beyond the last whole run has no id.
@@ -142,3 +162,10 @@ class BlockHasher:
         rest = view[grouped : count * self._block_bytes]
         blocks += [value := digest(block, value) for (block,) in self._one.iter_unpack(rest)]
         return blocks
+
+
+def affinity_key(session: str, blocks: Sequence[int]) -> str:
+    """Choose what session affinity keys on: the session hint, else the prompt's first blocks."""
+    if session or not blocks:
+        return session
+    return f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from epp.config.schema import Records
     from epp.prefix_cache.blocks import BlockHasher
     from epp.schedule.decision import Outcome
-    from epp.schedule.picker import Ask
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +48,14 @@ RESTART_S, LONGEST_RESTART_S = 1.0, 60.0
 _CLOSE_S = 5.0
 _RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
 
-_Entry = tuple["Decision | Outcome | Verdict", "Ask | None", float]
+_Entry = tuple["Decision | Outcome | Verdict", float]
 
 
 class Recorder(Protocol):
     """Takes decisions and outcomes; must not block."""
 
-    def decision(self, decision: Decision, ask: Ask) -> None:
-        """A decision was taken on what was asked."""
+    def decision(self, decision: Decision) -> None:
+        """A decision was taken."""
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """A request ended."""
@@ -66,22 +65,6 @@ class Recorder(Protocol):
 
     def close(self) -> None:
         """Nothing more comes."""
-
-
-class NoRecorder:
-    """Records nothing."""
-
-    def decision(self, decision: Decision, ask: Ask) -> None:
-        """Ignored."""
-
-    def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
-        """Ignored."""
-
-    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
-        """Ignored."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 #: Size at which a new file is begun.
@@ -131,20 +114,20 @@ class FileRecorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def decision(self, decision: Decision, ask: Ask) -> None:
+    def decision(self, decision: Decision) -> None:
         """Queue a decision; it is encoded in the writer's thread."""
         if self._wanted(decision.id):
-            self._put((decision, ask, 0.0), _RECORD_BYTES + _ENDPOINT_BYTES * len(decision.fleet))
+            self._put((decision, 0.0), _RECORD_BYTES + _ENDPOINT_BYTES * len(decision.fleet))
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """Queue an outcome."""
         if self._wanted(outcome.id):
-            self._put((outcome, None, at_wall_s), _RECORD_BYTES)
+            self._put((outcome, at_wall_s), _RECORD_BYTES)
 
     def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
         """Queue a verdict; those on requests that are not recorded are not, either."""
         if self._wanted(verdict.id):
-            self._put((verdict, None, at_wall_s), _RECORD_BYTES)
+            self._put((verdict, at_wall_s), _RECORD_BYTES)
 
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
@@ -251,19 +234,16 @@ class FileRecorder:
         return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)
 
     def _line(self, entry: _Entry) -> bytes:
-        subject, ask, at_wall_s = entry
+        subject, at_wall_s = entry
         if isinstance(subject, Verdict):
             return self._encoder.encode(verdict_record(subject, at_wall_s)) + b"\n"
         if not isinstance(subject, Decision):
             return self._encoder.encode(outcome_record(subject, at_wall_s)) + b"\n"
-        if ask is None or ask.prompt is None:
-            return self._encoder.encode(to_record(subject)) + b"\n"
+        request = subject.request
         record = to_record(
             subject,
-            stream=ask.stream,
-            session=ask.session,
-            blocks=self._hasher.coarse_ids(ask.prompt),
-            block_tokens=ask.prompt.block_tokens * self._hasher.coarse_blocks,
+            blocks=self._hasher.coarse_ids(request),
+            block_tokens=request.block_tokens * self._hasher.coarse_blocks,
         )
         return self._encoder.encode(record) + b"\n"
 

@@ -127,20 +127,11 @@ class Decision(Struct, frozen=True):
         return round(float(self.fleet.uncached_tokens[self.chosen]))
 
 
-def to_record(
-    decision: Decision,
-    *,
-    stream: bool = False,
-    session: str = "",
-    blocks: Sequence[str] = (),
-    block_tokens: float = 0.0,
-) -> dict[str, Any]:
+def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: float = 0.0) -> dict[str, Any]:
     """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers.
 
     Args:
         decision: the decision.
-        stream: whether the client asked for server-sent events.
-        session: name of the client's session as it may be recorded.
         blocks: keyed ids of the prompt's prefixes, one more per step.
         block_tokens: tokens from one of these to the next.
     """
@@ -161,8 +152,8 @@ def to_record(
         "seed": decision.seed,
         "tie_band": decision.tie_band,
         "request": _asked(request),
-        "stream": stream,
-        "session": session,
+        "stream": request.stream,
+        "session": request.session,
         "blocks": blocks,
         "block_tokens": block_tokens,
         "text_bytes": decision.text_bytes,
@@ -244,7 +235,7 @@ class Outcome(Struct, frozen=True):
     Attributes:
         id: its decision.
         endpoint: address picked.
-        cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.report.Termination` spells it;
+        cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.access_log.Termination` spells it;
             ``expired`` where its lease outlived its time.
         status: HTTP status of the response.
         ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else

@@ -38,12 +38,12 @@ def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
     those of a server-side loop of tools (OpenAI responses): only `_ABSURD_TOKENS` bounds them, as it does
     where the context is not known.
     """
-    slot = fleet.slot_of(entry.served or entry.endpoint) if entry.ask.api in _ONE_PROMPT else None
+    slot = fleet.slot_of(entry.served or entry.endpoint) if entry.request.api in _ONE_PROMPT else None
     limit = (None if slot is None else fleet.context_tokens(slot)) or _ABSURD_TOKENS
     prompt, answers, cached = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0
     if min(prompt, answers, cached) < 0:
         return True
-    return max(prompt, cached) > limit or answers > limit * entry.ask.choices
+    return max(prompt, cached) > limit or answers > limit * entry.request.choices
 
 
 def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
@@ -71,18 +71,18 @@ def learn_from(
         fleet: its signals learn.
         learn: told of model, canonical bytes and the engine's count of tokens.
     """
-    ask, usage = entry.ask, outcome.usage
-    if ask.prompt is None or outcome.empty:
+    request, usage = entry.request, outcome.usage
+    if not request.prompt_tokens or outcome.empty:
         return
-    if usage.prompt_tokens is not None and ask.text_bytes and learn is not None:
-        learn(ask.model, ask.text_bytes, usage.prompt_tokens)
+    if usage.prompt_tokens is not None and request.text_bytes and learn is not None:
+        learn(request.model, request.text_bytes, usage.prompt_tokens)
     slot = fleet.slot_of(outcome.where)
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
-    usage = with_cached(slot, ask.api, usage, fleet)
+    usage = with_cached(slot, request.api, usage, fleet)
     _path(slot, entry, outcome, fleet)
     _rates(slot, entry, outcome, usage, fleet)
-    counted = ask.prompt.prompt_tokens
+    counted = request.prompt_tokens
     as_picked = outcome.where == entry.endpoint
     if usage.cached_tokens is not None and as_picked and counted:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
@@ -94,7 +94,7 @@ def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
     """What its connection tells of the path; of several tries nobody knows which one it was of."""
     sent, timing = entry.sent, entry.connection
     if sent is not None and timing is not None and outcome.where == entry.endpoint and _first_try(outcome):
-        body_bytes = entry.ask.body_bytes
+        body_bytes = entry.request.body_bytes
         fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
 
 
@@ -106,7 +106,7 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.sent, _answer(outcome)
     if answer is not None:
-        fleet.answers.observe(entry.ask.model, answer)
+        fleet.answers.observe(entry.request.model, answer)
     if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
         return
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
@@ -129,7 +129,7 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
 
 def _network_ms(entry: InFlight, sent: Sent) -> float:
     """The network's part of its first token, by what its connection was like where that is told."""
-    timing, body_bytes = entry.connection, entry.ask.body_bytes
+    timing, body_bytes = entry.connection, entry.request.body_bytes
     if timing is None:
         return network_ms(sent.rtt_ms, body_bytes)
     if timing.is_new:
@@ -150,7 +150,7 @@ def _answer(outcome: Outcome) -> int | None:
 
 def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
     """The prompt's uncached tokens as the engine told them, else as believed."""
-    prompt_tokens = 0 if entry.prompt is None else entry.prompt.prompt_tokens
+    prompt_tokens = entry.request.prompt_tokens
     if usage.cached_tokens is not None:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0

@@ -22,25 +22,9 @@ if TYPE_CHECKING:
 
     from epp.config.schema import RegionRule
     from epp.schedule.subset import Hosts, Subset
-    from epp.types import Endpoint
+    from epp.types import Endpoint, RequestView
 
 _REMEMBERED = 1024
-
-
-class Wants(Struct, frozen=True):
-    """What a request asks of an endpoint.
-
-    Attributes:
-        model: public model name, ``""`` for any.
-        context_tokens: prompt plus output that must fit.
-        regions: region names allowed, None for any.
-        subset: endpoints that the gateway allows, None for any.
-    """
-
-    model: str = ""
-    context_tokens: int = 0
-    regions: frozenset[str] | None = None
-    subset: Subset | None = None
 
 
 class Candidates(Struct, frozen=True):
@@ -108,14 +92,14 @@ class Filters:
 
     def candidates(
         self,
-        wants: Wants,
+        request: RequestView,
         healthy: NDArray[np.bool_] | None,
         retry_after: Mapping[int, float] | None = None,
     ) -> Candidates:
         """Find the endpoints that pass every rule.
 
         Args:
-            wants: what the request asks for.
+            request: model, tokens, and the regions and endpoints that it may go to.
             healthy: mask by slot, None when nobody is ejected.
             retry_after: end of the pause of each slot that asked to be left alone, None when nobody did. They
                 serve where no other may: then the one whose pause ends first.
@@ -123,20 +107,20 @@ class Filters:
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
-        static = self._static(wants)
+        static = self._static(request)
         slots, context, served = static.found.slots, static.context_tokens, static.served_models
-        if context is None and wants.subset is None and healthy is None and retry_after is None:
+        if context is None and request.subset is None and healthy is None and retry_after is None:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
-            fits = context >= wants.context_tokens
+            needed = request.prompt_tokens + (request.max_output_tokens or 0)
+            fits = context >= needed
             if not fits.any():
-                needs = f"the request needs {wants.context_tokens} tokens of context"
+                needs = f"the request needs {needed} tokens of context"
                 raise NoEndpointError("context", f"{needs}; at most {context.max():.0f} fit")
             slots = self._keep(slots, fits, "context", excluded)
-        if wants.subset is not None:
-            allowed = wants.subset.addresses(self._hosts)
-            mask = np.array([self._pool[slot].address in allowed for slot in slots.tolist()], np.bool_)
+        if request.subset is not None:
+            mask = np.array([self._pool[slot].address in request.subset for slot in slots.tolist()], np.bool_)
             problem = "no endpoint that the gateway allows can serve the request"
             slots = self._keep(slots, mask, "subset", excluded, problem)
         if healthy is not None:
@@ -165,20 +149,20 @@ class Filters:
         excluded[rule] = tuple(self._pool[slot].address for slot in slots[~mask].tolist())
         return slots[mask]
 
-    def _static(self, wants: Wants) -> _Static:
-        key = (wants.model, wants.regions)
+    def _static(self, request: RequestView) -> _Static:
+        key = (request.model, request.regions)
         found = self._memory.get(key)
         if found is None:
-            found = self._evaluate(wants)
+            found = self._evaluate(request.model, request.regions)
             if len(self._memory) >= _REMEMBERED:  # model names come from clients: bounded, oldest out
                 self._memory.pop(next(iter(self._memory)))
             self._memory[key] = found
         return found
 
-    def _evaluate(self, wants: Wants) -> _Static:
+    def _evaluate(self, model: str, regions: frozenset[str] | None) -> _Static:
         if not self._pool:
             raise NoEndpointError("pool-empty", "the pool has no endpoints")
-        left, model, regions = self._pool, wants.model, wants.regions
+        left = self._pool
         excluded: dict[str, tuple[str, ...]] = {}
         # The model comes first: a model whose endpoints all drain exists, and is only not available now.
         rules: tuple[tuple[str, Callable[[Endpoint], bool], str], ...] = (

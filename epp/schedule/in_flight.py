@@ -15,52 +15,9 @@ from epp.apis.usage import NO_USAGE, Usage
 from epp.schedule.decision import Outcome, Source, usage_sources, with_itl
 
 if TYPE_CHECKING:
-    from epp.apis.types import MeasuredPrompt
     from epp.schedule.decision import Decision
-    from epp.schedule.subset import Subset
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Signals, Snapshot
-
-
-class Ask(Struct, frozen=True):
-    """What a request asks, after parsing and measuring.
-
-    Attributes:
-        model: public model name, ``""`` when there is none.
-        prompt: the measured prompt, None for requests without one.
-        body_bytes: size of the body.
-        max_output_tokens: the client's output limit.
-        affinity_key: what session affinity keys on, as it may be recorded.
-        session: the client's session as it may be recorded, ``""`` when it names none.
-        regions: regions allowed, None for any.
-        subset: endpoints that the gateway allows, None for any.
-        api: parser name.
-        opaque: the body was not understood, so the prompt cannot be priced.
-        stream: the client asked for an event stream.
-        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
-            or no ratio can be learned from it.
-        language: of the prompt (`epp.apis.language`).
-        task: as the client names it.
-        tried_models: models that the client says it has tried.
-        choices: how many answers to the prompt it asks for.
-    """
-
-    model: str = ""
-    prompt: MeasuredPrompt | None = None
-    body_bytes: int = 0
-    max_output_tokens: int | None = None
-    affinity_key: str = ""
-    session: str = ""
-    regions: frozenset[str] | None = None
-    subset: Subset | None = None
-    api: str = ""
-    opaque: bool = False
-    stream: bool = False
-    text_bytes: int = 0
-    language: str = ""
-    task: str = ""
-    tried_models: tuple[str, ...] = ()
-    choices: int = 1
+    from epp.types import RequestView, Signals, Snapshot
 
 
 class Sent(Struct, frozen=True):
@@ -92,7 +49,7 @@ class InFlight:
 
     slot: int
     endpoint: str
-    ask: Ask
+    request: RequestView
     picked_s: float
     expected_tokens: float
     distance_tokens: float = math.nan
@@ -109,11 +66,6 @@ class InFlight:
     response_bytes: int | None = None
     connection: ConnectionTiming | None = None
     streamed: bool | None = None
-
-    @property
-    def prompt(self) -> MeasuredPrompt | None:
-        """The measured prompt."""
-        return self.ask.prompt
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
@@ -142,11 +94,11 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         e2e_ms=(now_s - entry.picked_s) * 1e3,
         usage=entry.usage,
         usage_refused=entry.usage_refused,
-        generates=entry.prompt is not None and entry.ask.max_output_tokens != 0,
+        generates=bool(entry.request.prompt_tokens) and entry.request.max_output_tokens != 0,
         served=entry.served,
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
-        streamed=entry.ask.stream if entry.streamed is None else entry.streamed,
+        streamed=entry.request.stream if entry.streamed is None else entry.streamed,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE, Usage
 from epp.config.plan import Split
@@ -20,19 +21,18 @@ from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, is_absurd, learn_from, with_cached
-from epp.schedule.filters import Filters, Wants
-from epp.schedule.in_flight import Ask, InFlight, outcome_of, sent_of
+from epp.schedule.filters import Filters
+from epp.schedule.in_flight import InFlight, outcome_of, sent_of
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet
-from epp.types import PREFIX_KEY_TOKENS, RequestView
+from epp.types import PREFIX_KEY_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.apis.types import MeasuredPrompt
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex, PrefixMatch
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.capability import Success
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint
-
-
-__all__ = ["Ask", "Picker", "PickerSettings"]
+    from epp.types import Endpoint, RequestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +139,28 @@ class Picker:
         """Tell whether a request was decided here and has not ended."""
         return decision_id in self._in_flight
 
-    def pick(self, ask: Ask, now_s: float, wall_s: float) -> Decision:
-        """Choose an endpoint and reserve it.
+    def pick(self, request: RequestView, now_s: float, wall_s: float) -> Decision:
+        """Choose an endpoint for a request and reserve it; fill in what this picker knows of the request.
 
         Raises:
             NoEndpointError: nobody is eligible.
         """
         settings, fleet = self._settings, self.fleet
-        tokens = ask.prompt.prompt_tokens if ask.prompt else 0
-        wants = Wants(ask.model, tokens + (ask.max_output_tokens or 0), ask.regions, ask.subset)
-        found = self._filters.candidates(wants, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
-        match = fleet.index.match(ask.prompt) if ask.prompt else None
+        tokens = request.prompt_tokens
+        found = self._filters.candidates(request, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
+        match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = self._success(ask, found, tokens)
+        success = self._success(request, found)
         view = fleet.view(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
-        request = self._request(ask, tokens, match, now_s, found)
-        policy, basis = self._policy_for(ask)
-        weights, arm = self._weights_for(ask, wall_s) if policy is self.policy else (self.weights.current, "")
+        request = self._completed(request, match, now_s, found)
+        policy, basis = self._policy_for(request)
+        weights, arm = self.weights.current, ""
+        if policy is self.policy:
+            weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, view, values, settings.seed)
         if tokens:
-            fleet.first_tokens.observe(ask.model, ranking.least_first_token_ms)
+            fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)
         shares = self._shares(found.slots, now_s)
         band = settings.tie_band if policy.ties is Ties.BAND else 0.0
         selection = select(
@@ -178,7 +176,7 @@ class Picker:
         decision = Decision(
             id=request.decision_id,
             at_wall_s=wall_s,
-            api=ask.api,
+            api=request.api,
             basis=basis,
             policy=policy.name,
             params=self._params if policy is self.policy else {},
@@ -196,69 +194,65 @@ class Picker:
             held_back=selection.held_back,
             arm=arm,
             excluded=found.excluded,
-            text_bytes=ask.text_bytes,
+            text_bytes=request.text_bytes,
             served_models=found.served_models,
         )
-        self._reserve(decision, int(found.slots[selection.chosen]), ask, now_s)
+        self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
 
-    def _success(self, ask: Ask, found: Candidates, tokens: int) -> Success | None:
-        capability = self.fleet.capability
+    def _success(self, request: RequestView, found: Candidates) -> Success | None:
+        capability, tokens = self.fleet.capability, request.prompt_tokens
         if not tokens or not len(capability):
             return None
-        models = found.served_models or (ask.model,) * len(found.slots)
-        return capability.success(models, language=ask.language, task=ask.task, prompt_tokens=tokens)
+        models = found.served_models or (request.model,) * len(found.slots)
+        return capability.success(models, language=request.language, task=request.task, prompt_tokens=tokens)
 
-    def _request(
-        self, ask: Ask, tokens: int, match: PrefixMatch | None, now_s: float, found: Candidates
+    def _completed(
+        self, request: RequestView, match: PrefixMatch | None, now_s: float, found: Candidates
     ) -> RequestView:
-        tried = ask.tried_models
+        """Fill in what this picker knows of a request."""
+        tried = request.tried_models
         if tried:
             known = frozenset(found.served_models)
             tried = tuple(name for name in tried if name in known)
-        return RequestView(
+        return replace(
+            request,
             decision_id=self._new_id(),
-            model=ask.model,
-            prompt_tokens=tokens,
-            body_bytes=ask.body_bytes,
-            max_output_tokens=ask.max_output_tokens,
-            affinity_key=ask.affinity_key,
-            prefix_key=self._prefix_key(ask.prompt),
+            prefix_key=self._prefix_key(request),
             sequence=self._sequence,
-            expected_output_tokens=self.fleet.answers.expected(ask.model, ask.max_output_tokens),
-            prefix_sharing=self._sharing(ask.prompt, match, now_s),
-            usual_first_token_ms=self.fleet.first_tokens.usual_ms(ask.model),
-            language=ask.language,
-            task=self.fleet.capability.task(ask.task),
+            expected_output_tokens=self.fleet.answers.expected(request.model, request.max_output_tokens),
+            prefix_sharing=self._sharing(request, match, now_s),
+            usual_first_token_ms=self.fleet.first_tokens.usual_ms(request.model),
+            task=self.fleet.capability.task(request.task),
             tried_models=tried,
         )
 
-    def _sharing(self, prompt: MeasuredPrompt | None, match: PrefixMatch | None, now_s: float) -> float:
-        if prompt is None or match is None or not match.depth_blocks:
+    def _sharing(self, request: RequestView, match: PrefixMatch | None, now_s: float) -> float:
+        if match is None or not match.depth_blocks:
             return 0.0
-        return self.fleet.popularity.touch(prompt.blocks[match.depth_blocks - 1], now_s)
+        return self.fleet.popularity.touch(request.blocks[match.depth_blocks - 1], now_s)
 
-    def _prefix_key(self, prompt: MeasuredPrompt | None) -> str:
-        if prompt is None or not prompt.blocks:
+    def _prefix_key(self, request: RequestView) -> str:
+        if not request.blocks:
             return ""
-        covered = max(int(PREFIX_KEY_TOKENS / prompt.block_tokens), 1)
-        return self._name_block(prompt.blocks[min(covered, len(prompt.blocks)) - 1])
+        covered = max(int(PREFIX_KEY_TOKENS / request.block_tokens), 1)
+        return self._name_block(request.blocks[min(covered, len(request.blocks)) - 1])
 
-    def _policy_for(self, ask: Ask) -> tuple[Policy, Basis]:
-        if ask.opaque and Need.PROMPT in self.policy.needs:
+    def _policy_for(self, request: RequestView) -> tuple[Policy, Basis]:
+        if request.opaque and Need.PROMPT in self.policy.needs:
             return self._balance, Basis.BALANCE
         return self.policy, Basis.POLICY
 
-    def _weights_for(self, ask: Ask, wall_s: float) -> tuple[Weights, str]:
+    def _weights_for(self, request: RequestView, wall_s: float) -> tuple[Weights, str]:
         """Choose the weights of a request's arm in a trial, with the arm's stamp.
 
         An arm is drawn by the client's session, else by the root of the prompt.
         """
-        trial, together = self.weights.plan.trial, ask.session
+        trial, together = self.weights.plan.trial, request.session
         if trial is None:
             return self.weights.current, ""
-        if isinstance(trial, Split) and not together and ask.prompt is not None:
-            root = self._roots.root(ask.prompt)
+        if isinstance(trial, Split) and not together and request.prompt_tokens:
+            root = self._roots.root(request)
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)
 
@@ -269,12 +263,12 @@ class Picker:
         ours = shares[slots]
         return ours if bool((ours < 1.0).any()) else None
 
-    def _reserve(self, decision: Decision, slot: int, ask: Ask, now_s: float) -> None:
+    def _reserve(self, decision: Decision, slot: int, now_s: float) -> None:
         self._sequence += 1
         seen = decision.fleet.at(decision.chosen)
         sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
         self.fleet.retry_after.sent(slot, decision.id, now_s)
-        prompt_tokens = decision.request.prompt_tokens
+        request, prompt_tokens = decision.request, decision.request.prompt_tokens
         self.fleet.ledger.reserve(
             decision.id,
             slot,
@@ -282,11 +276,11 @@ class Picker:
             # A hit that the engine has lost is work that the next request waits for, too.
             round(self.fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
             now_s,
-            answer_tokens=decision.request.expected_output_tokens,
+            answer_tokens=request.expected_output_tokens,
         )
-        distance = math.nan if ask.prompt is None else self.fleet.index.insert(slot, ask.prompt)
+        distance = self.fleet.index.insert(slot, request) if prompt_tokens else math.nan
         self._in_flight[decision.id] = InFlight(
-            slot, decision.endpoint, ask, now_s, seen.cached_tokens, distance, sent
+            slot, decision.endpoint, request, now_s, seen.cached_tokens, distance, sent
         )
 
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
@@ -352,10 +346,10 @@ class Picker:
         if slot is None:
             return
         uncached = 0.0
-        if entry.prompt is not None:
-            cached = float(self.fleet.index.match(entry.prompt).cached_tokens(np.array([slot]))[0])
-            uncached = self.fleet.calibration.to_prefill(slot, entry.prompt.prompt_tokens, cached)
-            self.fleet.index.insert(slot, entry.prompt)
+        if entry.request.prompt_tokens:
+            cached = float(self.fleet.index.match(entry.request).cached_tokens(np.array([slot]))[0])
+            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
+            self.fleet.index.insert(slot, entry.request)
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
     def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
@@ -378,13 +372,13 @@ class Picker:
         if decision_id in self._in_flight:
             current = current and fleet.ledger.live(decision_id)
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was predicted of that one
-        if entry.prompt is not None and current and not elsewhere:
-            cached = with_cached(entry.slot, entry.ask.api, usage, fleet).cached_tokens
+        if entry.request.prompt_tokens and current and not elsewhere:
+            cached = with_cached(entry.slot, entry.request.api, usage, fleet).cached_tokens
             if cached is not None and not entry.confirmed:
                 entry.confirmed = True
                 fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
             if usage.completion_tokens is not None:
-                fleet.index.note_answer(entry.slot, entry.prompt, usage.completion_tokens)
+                fleet.index.note_answer(entry.slot, entry.request, usage.completion_tokens)
         return True
 
     def _known(self, decision_id: str) -> InFlight | None:

@@ -9,43 +9,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
-from epp.errors import ConfigError
+from epp.config.capability import read_chances
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.records.recorder import FileRecorder, NoRecorder
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections
-from epp.server.capability import CapabilityFeed
-from epp.server.cluster import ClusterFeed
 from epp.server.core import Core
-from epp.server.decision_ids import DecisionIds
 from epp.server.feed import SignalFeed
-from epp.server.files import WatchedFile, WatchedFiles, watch
+from epp.server.files import WatchedFile, WatchedFiles, applying, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread
 from epp.server.http import build_app
-from epp.server.learning import Learning
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
-from epp.server.observation import Observation
-from epp.server.poll import with_credentials_of
 from epp.server.pool import PoolFeed
+from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
-from epp.server.restore import IndexRestore
-from epp.server.secret import hash_secret
-from epp.server.served_tokenizers import ServedTokenizers
+from epp.server.response_sampling import TICK_S, Sampler, section_of
 from epp.server.sockets import told_of
-from epp.server.tasks import Tasks
 from epp.server.tls import http_context
-from epp.server.tokenizers import Tokenizers, load_models
+from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
@@ -54,12 +46,17 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.schema import Config
+    from epp.records.recorder import FileRecorder
+    from epp.server.cluster import ClusterFeed
+    from epp.server.learned import Learning
+    from epp.server.restore import IndexRestore
 
 #: How much of the newest records the prefix index is rebuilt from at start.
 RESTORE_S = 900.0
 log = logging.getLogger(__name__)
 
-HOUSEKEEPING_S = 1.0
+#: Turns of the housekeeping from one look at leases that outlived their time to the next: a second.
+EXPIRE_TURNS = 10
 
 
 class App:
@@ -92,113 +89,102 @@ class App:
         counter = EstimateCounter()
         self.picker = self._build_picker(source, hasher, counter)
         models = load_models(config.tokens, base, source)
-        self._served_tokenizers = ServedTokenizers(models, config.tokens, clock.mono_s)
+        served = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
             models,
             config.tokens.budget_ms,
             block_bytes=config.prefix.block_bytes,
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
-        self._shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
-        self._relays = RelayPaths(config.relays)
-        self._learning = Learning(config, self.picker, self.metrics, clock, source, base=base)
-        self.core = self._build_core(hasher, counter)
-        self._pool = self._build_pool()
-        self._cluster = self._build_cluster(source)
-        self._restore = self._build_restore(hasher)
-        self._files = self._watched_files()
-        self._certificates: list[WatchedFiles] = []
-        self._observation = Observation(config, self.core, self.metrics, clock)
-        self._max_connections = allowed_connections(config.listen.max_connections)
-        self._grpc = self._build_grpc()
-        self._health = HealthThread(
-            config.listen,
-            base,
-            source,
-            metrics=self.metrics,
-            max_connections=self._max_connections,
-            follow=self._certificates.append,
-        )
-        kubernetes = config.pool.kubernetes
-        pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
-        state = PickerState(self.picker, clock.mono_s, pool, self._shedding.saturation)
-        self.metrics.show("picker", state)
-        self.metrics.show("tokenizers", self._served_tokenizers)
-        self._first_tokens = self._build_first_tokens()
-        self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
-
-    def _build_core(self, hasher: BlockHasher, counter: EstimateCounter) -> Core:
-        config = self._config
-        return Core(
+        shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
+        self._relays = RelayPaths(config.relays) if config.relays.regions else None
+        self._learning = self._build_learning()
+        self.core = Core(
+            config,
             picker=self.picker,
             counter=counter,
             hasher=hasher,
-            regions=config.regions,
-            tenant_header=config.request.tenant_header,
-            inject_usage=config.request.inject_usage == "always",
-            tell_model=config.capability.tell_model,
             metrics=self.metrics,
             recorder=self._recorder,
-            clock=self._clock,
+            clock=clock,
             resolver=Resolver(),
-            protocol=config.protocol,
-            admission=self._shedding,
+            admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
-            observers=self._learning.observers,
-            read_bodies=bool(config.records.folder),
+            observers=() if self._learning is None else self._learning.observers,
         )
-
-    def _build_pool(self) -> PoolFeed:
-        config = self._config
-        return PoolFeed(
-            picker=self.picker,
-            sink=SignalFeed(
-                self.picker.fleet,
-                self.metrics,
-                self._index.process_started,
-                self._served_tokenizers.look_for,
-            ),
+        sink = SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for)
+        self._pool = PoolFeed(
+            config,
+            core=self.core,
+            sink=sink,
             tasks=self.tasks,
-            probe=config.probe,
-            scrape=with_credentials_of(config.scrape, self._base),
             metrics=self.metrics,
-            clock=self._clock,
-            settings=config.pool,
-            base=self._base,
-            resolver=self.core.resolver,
-            relays=config.relays,
+            clock=clock,
+            base=base,
         )
+        self._cluster = self._build_cluster()
+        self._restore = self._build_restore(hasher)
+        self._files = self._watched_files()
+        self._certificates: list[WatchedFiles] = []
+        self._sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
+        self._build_listeners()
+        self._show_state(shedding, served)
 
-    def _build_grpc(self) -> GrpcServer:
-        return GrpcServer(
-            self._config,
+    def _show_state(self, shedding: Shedding, served: ServedTokenizers) -> None:
+        """Let Prometheus read the state of the parts."""
+        kubernetes = self._config.pool.kubernetes
+        pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
+        state = PickerState(self.picker, self._clock.mono_s, pool, shedding.saturation)
+        self.metrics.show("picker", state)
+        self.metrics.show("tokenizers", served)
+        self.metrics.show("sampler", self._sampler)
+        self.metrics.show("leases", self.core.leases)
+
+    def _build_listeners(self) -> None:
+        config, follow = self._config, self._certificates.append
+        most = allowed_connections(config.listen.max_connections)
+        self._grpc = GrpcServer(
+            config,
             self._base,
             self.core,
             self.metrics,
             self._source,
-            observation=self._observation,
-            max_connections=self._max_connections,
-            follow=self._certificates.append,
+            sampler=self._sampler,
+            max_connections=most,
+            follow=follow,
         )
-
-    def _build_first_tokens(self) -> FirstTokenReceiver:
-        receiver = FirstTokenReceiver(
-            self.core.outcomes,
-            max_connections=self._max_connections,
-            on_refused=self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc,
+        self._health = HealthThread(
+            config.listen,
+            self._base,
+            self._source,
+            metrics=self.metrics,
+            max_connections=most,
+            follow=follow,
         )
-        self.metrics.receivers["first-token"] = receiver
-        return receiver
+        refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
+        self._first_tokens = FirstTokenReceiver(self.core.outcomes, max_connections=most, on_refused=refused)
+        self.metrics.receivers["first-token"] = self._first_tokens
+        self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
-    def _build_cluster(self, source: str) -> ClusterFeed | None:
+    def _build_learning(self) -> Learning | None:
+        config = self._config
+        if not (config.shadow or config.policy.model_file or config.policy.name == "lodestar"):
+            return None
+        from epp.server.learned import Learning  # noqa: PLC0415  # only where it is configured
+
+        return Learning(config, self.picker, self.metrics, self._clock, self._source, base=self._base)
+
+    def _build_cluster(self) -> ClusterFeed | None:
         settings = self._config.pool.kubernetes
         if settings is None:
             return None
+        from epp.server.cluster import ClusterFeed  # noqa: PLC0415  # only where it is configured
+
         return ClusterFeed(
             settings,
             base=self._base,
-            source=source,
+            source=self._source,
             pool=self._pool,
             metrics=self.metrics,
             clock=self._clock,
@@ -208,35 +194,37 @@ class App:
         return self._cluster.priority(objective) if self._cluster is not None else 0
 
     def _build_picker(self, source: str, hasher: BlockHasher, counter: EstimateCounter) -> Picker:
-        config = self._config
-        policy = create(config.policy.name, config.policy.params, source=source)
+        section = self._config.policy
+        policy = create(section.name, section.params, source=source)
         weights = WeightBook(
             policy=policy.name,
             specs=policy.weight_specs,
-            configured=config.policy.weights,
-            bounds=config.policy.bounds,
+            configured=section.weights,
+            bounds=section.bounds,
             source=source,
         )
         return Picker(
-            fleet=fleet_of(config, self._index),
+            fleet=fleet_of(self._config, self._index),
             policy=policy,
             balance=create("least-request"),
             weights=weights,
             settings=PickerSettings(
-                tie_band=config.policy.tie_band,
+                tie_band=section.tie_band,
                 seed=0,
-                fallbacks=config.policy.fallbacks,
-                warmup_s=config.pool.warmup_s,
+                fallbacks=section.fallbacks,
+                warmup_s=self._config.pool.warmup_s,
             ),
             new_id=self._decision_ids,
             name_block=hasher.export_id,
             learn=counter.observe,
         )
 
-    def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | NoRecorder:
+    def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | None:
         records = self._config.records
         if not records.folder:
-            return NoRecorder()
+            return None
+        from epp.records.recorder import FileRecorder  # noqa: PLC0415  # only where it is configured
+
         return FileRecorder(
             self._base / records.folder,
             settings=records,
@@ -250,6 +238,8 @@ class App:
         # Without a secret of the deployment nothing that an earlier process wrote can be understood.
         if not (records.folder and self._config.prefix.secret_file):
             return None
+        from epp.server.restore import IndexRestore  # noqa: PLC0415  # only where it is configured
+
         return IndexRestore(
             self._base / records.folder,
             index=self._index,
@@ -260,39 +250,38 @@ class App:
         )
 
     def _watched_files(self) -> list[WatchedFile]:
+        config, metrics, weights = self._config, self.metrics, self.picker.weights
         files: list[WatchedFile] = []
         if self._cluster is None:
-            files.append(self._watched(self._config.pool.file, self._pool.content, "endpoints"))
-        for layer, name in (("tuner", self._config.weights_file), ("override", self._config.overrides_file)):
-            if name:
-                label = "weights" if layer == "tuner" else "overrides"
-                files.append(
-                    self._watched(name, self._weights_setter(layer, str(self._base / name), label), label)
-                )
-        if name := self._config.capability.file:
-            feed = CapabilityFeed(self.picker.fleet.capability, self.metrics, str(self._base / name))
-            files.append(self._watched(name, feed.content, "capability"))
-        return files + self._learning.files()
+            failed = partial(metrics.file_failed, "endpoints")
+            files.append(WatchedFile(self._base / config.pool.file, self._pool.content, failed))
 
-    def _watched(self, name: str, take: Callable[[bytes | None], None], label: str) -> WatchedFile:
-        return WatchedFile(self._base / name, take, partial(self.metrics.file_failed, label))
-
-    def _weights_setter(self, layer: str, name: str, label: str) -> Callable[[bytes | None], None]:
-        def take(text: bytes | None) -> None:
-            try:
-                changed = self.picker.weights.update(layer, text, name)
-            except ConfigError as error:
-                self.metrics.file_failed(label)
-                log.error("%s; the last good values stay in force", error)  # noqa: TRY400
-                return
-            self.metrics.file_good(label, there=text is not None)
+        def weights_changed(changed: bool) -> None:
             if changed:
-                log.info("weights in force: %s", self.picker.weights.current.values)
+                log.info("weights in force: %s", weights.current.values)
 
-        return take
+        for layer, label, name in (
+            ("tuner", "weights", config.weights_file),
+            ("override", "overrides", config.overrides_file),
+        ):
+            if name:
+                path = self._base / name
+
+                def update(text: bytes | None, layer: str = layer, source: str = str(path)) -> bool:
+                    return weights.update(layer, text, source)
+
+                kept = "the last good values stay"
+                file = applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept)
+                files.append(file)
+        if config.capability.file:
+            path = self._base / config.capability.file
+            parse = partial(read_chances, source=str(path))
+            apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
+            files.append(applying(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
+        return files if self._learning is None else files + self._learning.files()
 
     def not_ready(self) -> str:
-        """Why requests should not come here, ``""`` when they should."""
+        """Say why requests should not come here, ``""`` when they should."""
         if self._draining:
             return "draining"
         if self.tasks.failed:
@@ -326,7 +315,7 @@ class App:
             metrics=self.metrics,
             decision=self.core.recent.get,
             decided=self._decision_ids.__contains__,
-            verdict=self._recorder.verdict if self._config.records.folder else None,
+            verdict=None if self._recorder is None else self._recorder.verdict,
         )
         self.http_address, self.health_address = await self._health.start(routes, on_stall)
         self.grpc_address = await self._grpc.start()
@@ -336,13 +325,13 @@ class App:
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
-        if self._relays.resolver.any_names:
+        if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
-        self.tasks.start("observation", self._observation.run())
-        self._learning.start(self.tasks)
+        if self._learning is not None:
+            self._learning.start(self.tasks)
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
         self._publish_readiness()
@@ -355,9 +344,12 @@ class App:
         await restore.forget_later()
 
     async def _housekeeping(self) -> None:
-        while True:
-            self.core.outcomes.expire()
-            await asyncio.sleep(HOUSEKEEPING_S)
+        for turn in count():
+            self.core.leases.tick()
+            self._sampler.tick()
+            if turn % EXPIRE_TURNS == 0:
+                self.core.outcomes.expire()
+            await asyncio.sleep(TICK_S)
 
     def _publish_readiness(self) -> None:
         reason = self.not_ready()
@@ -377,4 +369,5 @@ class App:
         await self._health.stop()
         await self.tasks.stop_all()
         self._tokenizers.close()
-        self._recorder.close()
+        if self._recorder is not None:
+            self._recorder.close()

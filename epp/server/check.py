@@ -18,7 +18,7 @@ from epp.records.model_files import parse_reward_model
 from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
-from epp.server.secret import hash_secret
+from epp.server.process import hash_secret
 from epp.server.shadow import shadows
 from epp.server.tls import http_context, rpc_context
 from epp.server.tokenizers import load_models
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> list[ConfigError]:
-    """Those found so far, and all that a start with this configuration would come to after them.
+    """Find all errors that a start with this configuration would come to.
 
     Args:
         config: what can be used of the configuration.
@@ -68,7 +68,7 @@ class _Checks:
             check(*arguments)
 
     def policy(self) -> None:
-        """The policy, its weights and the files that hold some."""
+        """Check the policy, its weights and the files that hold some."""
         config, section = self._config, self._config.policy
         self.run(partial(create, source=self._source), section.name, section.params)
         if section.name not in POLICIES:
@@ -81,7 +81,7 @@ class _Checks:
             self._file(file, parse, policy=section.name, bounds=bounds)
 
     def listeners(self) -> None:
-        """Certificates."""
+        """Check certificates."""
         listen = self._config.listen
         self.run(rpc_context, listen.tls, self._base, self._source)
         for key in ("http_tls", "first_token_tls"):
@@ -94,7 +94,7 @@ class _Checks:
         self._file(self._config.capability.file, parse_capability)
 
     def pool(self) -> None:
-        """Where endpoints come from."""
+        """Check where endpoints come from."""
         if self._config.pool.kubernetes is not None:
             self.run(require_library, self._source)
             return

@@ -91,14 +91,14 @@ class ClusterFeed:
             await self._api.close()
 
     def not_ready(self) -> str:
-        """Why requests cannot be placed yet, ``""`` once the cluster has said what the pool is.
+        """Say why requests cannot be placed yet, ``""`` once the cluster has said what the pool is.
 
         An empty pool is ready: it may be scaled from nothing, and requests are refused one by one until then.
         """
         return self._source.not_ready()
 
     def priority(self, objective: str) -> int:
-        """Priority of an InferenceObjective, 0 for one that does not exist."""
+        """Return the priority of an InferenceObjective, 0 for one that does not exist."""
         return self._source.priority(objective)
 
     def _apply(self, found: Discovered) -> None:

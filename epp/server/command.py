@@ -21,15 +21,13 @@ from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.server.accepting import allow_files
 from epp.server.app import App
-from epp.server.check import all_errors
-from epp.server.clock import SystemClock
 from epp.server.files import replace_file, required_file
 from epp.server.logs import configure
-from epp.server.stopping import stop_signals
+from epp.server.process import SystemClock, stop_signals
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epp.config.schema import Config
     from epp.llmd.settings import LogSettings
@@ -46,7 +44,7 @@ _DEST = "llm-d "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command: ours, and llm-d's."""
+    """Add the flags of the command: ours, and llm-d's."""
     parser.allow_abbrev = False
     parser.usage = "%(prog)s --config FILE [options]\n       %(prog)s [llm-d's flags]"
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file, e.g. epp.yaml")
@@ -89,7 +87,7 @@ class Setup:
 
 
 def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Setup:
-    """The two ways to call the command: ``--config``, or llm-d's flags.
+    """Read ``--config``, or llm-d's flags.
 
     Raises:
         ConfigError: naming the file or flag, the key and the fix of each error.
@@ -107,7 +105,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), str(path))
         base = path.resolve().parent
         if errors:
-            raise_all(all_errors(config, base, str(path), errors))
+            _raise_all(config, base, str(path), errors)
         setup = Setup(
             config,
             base,
@@ -138,10 +136,17 @@ def run(arguments: argparse.Namespace) -> int:
         app = App(setup.config, setup.base, setup.source, SystemClock())
         uvloop.run(serve(app, arguments.ready_file))
     except ConfigError as error:
-        raise_all(all_errors(setup.config, setup.base, setup.source, error.errors))
+        _raise_all(setup.config, setup.base, setup.source, error.errors)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _raise_all(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> None:
+    """Raise these errors, and all that a start would come to after them."""
+    from epp.server.check import all_errors  # noqa: PLC0415  # only once a start has failed
+
+    raise_all(all_errors(config, base, source, found))
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

@@ -64,7 +64,7 @@ class EdsFile:
         resolver.on_change = self._changed.set
 
     def set_pool(self, endpoints: Sequence[Endpoint]) -> None:
-        """The pool is this now; it is written soon."""
+        """Set the pool; it is written soon."""
         self._endpoints = endpoints
         self._changed.set()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from epp.extproc.message_size import MAX_BODILESS_BYTES, is_body
+from epp.extproc.messages import MAX_BODILESS_BYTES, is_body
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.logs import REPEATED

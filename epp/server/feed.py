@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.server.listed import ListedModel
     from epp.server.metrics import Metrics
+    from epp.server.poll import ListedModel
     from epp.signals.engine_sample import EngineSample
     from epp.signals.fleet import Fleet
 
@@ -44,7 +44,7 @@ class SignalFeed:
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
-        """An endpoint answered; the RTT is None when the connection was not warm."""
+        """Take an answer to a probe; its RTT is None when the connection was not warm."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
@@ -54,7 +54,7 @@ class SignalFeed:
             log.info("endpoint %s is back", address)
 
     def probe_failed(self, address: str, problem: str, now_s: float) -> None:
-        """An endpoint did not answer, or with a server error."""
+        """Count an endpoint that did not answer, or with a server error."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
@@ -64,7 +64,7 @@ class SignalFeed:
             log.warning("endpoint %s is ejected: %s", address, problem)
 
     def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
-        """What the metrics of an endpoint tell."""
+        """Take what the metrics of an endpoint say."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
@@ -78,7 +78,7 @@ class SignalFeed:
             self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
-        """An engine lists its models: say once which names it is asked for and does not know."""
+        """Take the models that an engine lists; say once which names it is asked for and does not know."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
@@ -101,7 +101,7 @@ class SignalFeed:
             self._unknown = {name: told for name, told in self._unknown.items() if name in here}
 
     def _roots(self, slot: int, listed: Mapping[str, ListedModel]) -> dict[str, str]:
-        """What the models of an endpoint are served from, by their public names; of an adapter, its base."""
+        """Find what the models of an endpoint are served from, by public name; of an adapter, its base."""
         endpoint = dict(self._fleet.members)[slot]
         roots = {}
         for name in endpoint.models or listed:

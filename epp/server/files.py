@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from epp.errors import ConfigError
 from epp.threads import in_daemon_thread
@@ -22,22 +22,18 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from epp.server.metrics import Metrics
+
+_Value = TypeVar("_Value")
+
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-#: Time after which a read that has not returned is reported.
-HANG_S = 10.0
 MAX_FILE_BYTES = 16 * 1024 * 1024
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}
 
 
 def read_file(path: Path) -> bytes | None:
-    """Content of a regular file; None when it does not exist. Does not wait for the writer of a FIFO.
+    """Read a regular file; None when it does not exist. Does not wait for the writer of a FIFO.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than 16 MiB.
@@ -47,9 +43,8 @@ def read_file(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-        if kind != stat.S_IFREG:
-            raise OSError(f"{path} is {_KINDS.get(kind, 'no regular file')}, and only regular files are read")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return _bounded(file, path)
     finally:
@@ -57,7 +52,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def required_file(path: Path, fix: str = "") -> bytes:
-    """Content of a file, or of a pipe such as ``/dev/stdin``, that a command was given.
+    """Read a file, or a pipe such as ``/dev/stdin``, that a command was given.
 
     Raises:
         ConfigError: it does not exist, cannot be read, or is larger than 16 MiB; ``fix`` says what to do.
@@ -132,7 +127,7 @@ class WatchedFiles:
         return partial(self._apply, contents)
 
     def fault(self, problem: str) -> Callable[[], None] | None:
-        """What reports a fault, None when the last look had the same."""
+        """Return what reports a fault, None when the last look had the same."""
         if problem == self._problem:
             return None
         self._problem = problem
@@ -172,27 +167,51 @@ class WatchedFile(WatchedFiles):
         self.path = path
 
 
+def applying(
+    path: Path,
+    label: str,
+    metrics: Metrics,
+    *,
+    parse: Callable[[bytes | None], _Value],
+    apply: Callable[[_Value], None],
+    kept: str,
+) -> WatchedFile:
+    """Watch a file whose good contents are put in force, and whose bad ones change nothing.
+
+    Args:
+        path: the file.
+        label: its name in `epp_file_ok`.
+        metrics: shows whether its content is in force.
+        parse: reads a content, None for a file that does not exist; raises ConfigError.
+        apply: puts in force what was read.
+        kept: what stays in force when the content is bad, for the log.
+    """
+
+    def take(text: bytes | None) -> None:
+        try:
+            value = parse(text)
+        except ConfigError as error:
+            metrics.file_failed(label)
+            log.error("%s; %s in force", error, kept)  # noqa: TRY400
+            return
+        metrics.file_good(label, there=text is not None)
+        apply(value)
+
+    return WatchedFile(path, take, partial(metrics.file_failed, label))
+
+
 async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
     """Check the files for ever; one on a file system that hangs delays no other."""
     await asyncio.gather(*(_watch(file, poll_s) for file in files))
 
 
 async def _watch(file: WatchedFiles, poll_s: float) -> None:
-    def report_hang() -> None:
-        report = file.fault(f"no answer within {HANG_S:g} s")
-        if report is not None:
-            report()
-
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(poll_s)
-        hang = loop.call_later(HANG_S, report_hang)
         try:
             change = await in_daemon_thread(file.look)
         except OSError as error:  # no thread
             change = file.fault(str(error))
-        finally:
-            hang.cancel()
         if change is not None:
             change()
 

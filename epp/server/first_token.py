@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from epp.server.accepting import Acceptor
-    from epp.server.report import Reports
+    from epp.server.access_log import Reports
     from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class FirstTokenReceiver:
         await asyncio.sleep(0)  # they are closed in the loop's next turn
 
     def answer(self, head: bytes) -> bytes | None:
-        """The answer to a request's head; None to give up the connection."""
+        """Answer a request's head; None gives up the connection."""
         line = _REQUEST_LINE.match(head)
         if line is None or _BODY.search(head):
             self.malformed += 1

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.modes import Assumption
-from epp.extproc.stream import Stream, StreamLimits
-from epp.server.als import AccessLogReceiver
+from epp.extproc.modes import ASSUMED
+from epp.extproc.stream import Stream
+from epp.server.access_log import AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS
 from epp.server.health import HealthNames, HealthState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.server.core import Core
     from epp.server.metrics import Metrics
-    from epp.server.observation import Observation
+    from epp.server.response_sampling import Sampler
     from epp.server.tls import Follow
     from epp.transport.messages import Room
 
@@ -62,7 +62,7 @@ class GrpcServer:
         core: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
-        observation: what is seen of responses.
+        sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
         follow: takes the TLS files that are to be watched.
 
@@ -78,25 +78,23 @@ class GrpcServer:
         metrics: Metrics,
         source: str,
         *,
-        observation: Observation,
+        sampler: Sampler,
         max_connections: int,
         follow: Follow,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._sampler, self._leases = observation.sampler, observation.leases
-        self._limits = StreamLimits(max_body_bytes=config.request.max_body_bytes)
-        longest = max(self._limits.max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
+        self._sampler = sampler
+        self._max_body_bytes = config.request.max_body_bytes
+        longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         longest = min(longest, LONGEST_MESSAGE_BYTES)
         self._max_connections, self._follow = max_connections, follow
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = longest
-        self._bodies = BodyBudget(
-            config.request.max_held_body_bytes, core.no_room, beside_bytes=self._max_receive_bytes
-        )
+        self._bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=self._max_receive_bytes)
         #: Of all calls on grpcio, which does not say which connection a call is on.
         self._grpcio_share = self._bodies.share()
         metrics.show("bodies", self._bodies)
-        self._assume = Assumption()
+        self._assumed = ASSUMED
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
@@ -105,7 +103,7 @@ class GrpcServer:
             HealthNames(self._health, any_name=False),
             self._new_exchange,
             self.access_log,
-            may_leave=self._sampler.may_leave,
+            may_leave=self._sampler.may_end_streams,
         )
         self._watchers = services.watchers
         self._listener = self._listen(services, base)
@@ -179,11 +177,11 @@ class GrpcServer:
     def _new_exchange(self, room: Room | None = None) -> Exchange:
         conformance = self._config.protocol.conformance
         stream = Stream(
-            self._limits,
-            self._assume,
-            self._core.too_large,
+            self._max_body_bytes,
+            self._assumed,
+            self._core.refuse_unread,
             pick_at=self._core.pick_at,
             tell_served=conformance,
             bodies=room if isinstance(room, Share) else self._grpcio_share,
         )
-        return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)
+        return Exchange(stream, self._core, self._metrics, self._sampler)

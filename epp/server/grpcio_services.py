@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2_grpc
 from epp.extproc.types import Abort, Finish
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.pb.ext_proc_pb2 import ProcessingRequest
-from epp.server.als import METHOD as ACCESS_LOG_METHOD
-from epp.server.als import SERVICE as ACCESS_LOG
+from epp.server.access_log import METHOD as ACCESS_LOG_METHOD
+from epp.server.access_log import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ABORTED, BODILESS, FAILED, NO_MESSAGE, go_name
 from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
 from epp.server.logs import REPEATED
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from epp.pb.ext_proc_pb2 import ProcessingResponse
-    from epp.server.als import AccessLogReceiver
+    from epp.server.access_log import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics

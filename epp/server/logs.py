@@ -58,7 +58,7 @@ class RateLimit(logging.Filter):
 
 
 def stamp(seconds: float, form: str) -> str | float:
-    """A moment as `--zap-time-encoding` names its forms.
+    """Format a moment as `--zap-time-encoding` names its forms.
 
     Args:
         seconds: Unix time.
@@ -84,7 +84,7 @@ class TextLines(logging.Formatter):
         self._time_form = time_form
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002
-        """The record's time."""
+        """Format the record's time."""
         return str(stamp(record.created, self._time_form))
 
 
@@ -96,7 +96,7 @@ class JsonLines(logging.Formatter):
         self._time_form = time_form
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format one line."""
         line: dict[str, object] = {
             "level": _LEVELS.get(record.levelname, record.levelname.lower()),
             "ts": stamp(record.created, self._time_form),

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed
-    from epp.server.observe import Sampler
-    from epp.server.served_tokenizers import ServedTokenizers
+    from epp.server.response_sampling import Sampler
     from epp.server.shadow import Shadow
+    from epp.server.tokenizers import ServedTokenizers
     from epp.signals.fleet import Fleet
+    from epp.signals.paths import PathFigures
 
     Samples = Iterable[tuple[tuple[str, ...], float]]
 
@@ -62,6 +63,15 @@ class PickerState:
         """The signals of the pool."""
         return self.picker.fleet
 
+    @property
+    def slots(self) -> list[tuple[str, int]]:
+        """Address and slot of each endpoint of the pool."""
+        return [(endpoint.address, slot) for slot, endpoint in self.fleet.members]
+
+    def paths(self) -> Iterable[tuple[str, PathFigures]]:
+        """Describe the path to each region or endpoint."""
+        return self.fleet.paths.describe(self.fleet.rtt.rtt_ms(self.mono_s())).items()
+
 
 def one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
     """Read a single series without labels."""
@@ -73,7 +83,7 @@ def by_endpoint(column: Callable[[Fleet, float], NDArray[np.float64]]) -> Callab
 
     def read(state: PickerState) -> Samples:
         values = column(state.fleet, state.mono_s())
-        known = [(endpoint.address, float(values[slot])) for slot, endpoint in state.fleet.members]
+        known = [(address, float(values[slot])) for address, slot in state.slots]
         return [((address,), value) for address, value in known if not math.isnan(value)]
 
     return read
@@ -81,7 +91,7 @@ def by_endpoint(column: Callable[[Fleet, float], NDArray[np.float64]]) -> Callab
 
 def engines(state: PickerState, row: int) -> NDArray[np.float64]:
     """Read one column of what engines report: 0 running, 1 waiting, 2 KV cache usage."""
-    slots = np.array([slot for slot, _ in state.fleet.members], np.intp)
+    slots = np.array([slot for _, slot in state.slots], np.intp)
     column: NDArray[np.float64] = state.fleet.engine.block(state.mono_s())[row, slots]
     return column
 
@@ -99,20 +109,15 @@ def pool(row: int, figure: Callable[[NDArray[np.float64]], float]) -> Callable[[
 
 def queues(state: PickerState) -> Samples:
     """Read the queue of each engine that reports."""
-    waiting = engines(state, 1)
-    for (_, endpoint), value in zip(state.fleet.members, waiting, strict=True):
-        if not math.isnan(value):
-            yield (state.pool, endpoint.address), float(value)
+    waiting = zip(state.slots, engines(state, 1).tolist(), strict=True)
+    return [((state.pool, address), value) for (address, _), value in waiting if not math.isnan(value)]
 
 
 def ready(state: PickerState) -> Samples:
     """Count the endpoints that may be picked."""
     healthy = state.fleet.healthy(state.mono_s())
-    ready = sum(
-        not endpoint.draining and (healthy is None or bool(healthy[slot]))
-        for slot, endpoint in state.fleet.members
-    )
-    return [((state.pool,), float(ready))]
+    taking = [slot for slot, endpoint in state.fleet.members if not endpoint.draining]
+    return [((state.pool,), float(sum(healthy is None or bool(healthy[slot]) for slot in taking)))]
 
 
 def load(row: int) -> Callable[[PickerState], Samples]:
@@ -121,7 +126,7 @@ def load(row: int) -> Callable[[PickerState], Samples]:
     def read(state: PickerState) -> Samples:
         values = state.fleet.ledger.block[row]
         labels = "", "load-ledger", FAIRNESS_ID, PRIORITY
-        return [((e.address, *labels), float(values[slot])) for slot, e in state.fleet.members]
+        return [((address, *labels), float(values[slot])) for address, slot in state.slots]
 
     return read
 
@@ -140,14 +145,14 @@ def rtts(state: PickerState) -> Samples:
     """Read the round trips that are known."""
     rtt, now_s = state.fleet.rtt, state.mono_s()
     rtts_ms = rtt.rtt_ms(now_s)
-    for slot, endpoint in state.fleet.members:
+    for address, slot in state.slots:
         if not math.isnan(rtts_ms[slot]):
-            yield (endpoint.address, rtt.source(slot, now_s) or "unknown"), float(rtts_ms[slot]) / 1e3
+            yield (address, rtt.source(slot, now_s) or "unknown"), float(rtts_ms[slot]) / 1e3
 
 
 def rates(state: PickerState) -> Samples:
     """Read what was learned of each engine class."""
-    addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
+    addresses = {slot: address for address, slot in state.slots}
     for name, known in state.fleet.rates.describe(addresses).items():
         for rate, value in known.rates._asdict().items():
             yield (name, rate, known.state.value), value
@@ -155,7 +160,7 @@ def rates(state: PickerState) -> Samples:
 
 def slowness(state: PickerState) -> Samples:
     """Read how much slower endpoints are than their class."""
-    addresses = {slot: endpoint.address for slot, endpoint in state.fleet.members}
+    addresses = {slot: address for address, slot in state.slots}
     factors = dict.fromkeys(addresses.values(), 1.0)
     for known in state.fleet.rates.describe(addresses).values():
         factors.update(known.slow)
@@ -164,14 +169,14 @@ def slowness(state: PickerState) -> Samples:
 
 def path_requests(state: PickerState) -> Samples:
     """Count requests on cold and warm connections by path."""
-    for path, seen in state.fleet.paths.describe(state.fleet.rtt.rtt_ms(state.mono_s())).items():
+    for path, seen in state.paths():
         yield (path, "cold"), seen.cold
         yield (path, "warm"), seen.requests - seen.cold
 
 
 def path_network(state: PickerState) -> Samples:
     """Read estimated network times by path."""
-    for path, seen in state.fleet.paths.describe(state.fleet.rtt.rtt_ms(state.mono_s())).items():
+    for path, seen in state.paths():
         for connection, value_ms in (("cold", seen.cold_ms), ("warm", seen.warm_ms)):
             if not math.isnan(value_ms):
                 yield (path, connection), value_ms / 1e3
@@ -227,6 +232,4 @@ def shadowed(shadow: Shadow) -> Samples:
 
 def differences(shadow: Shadow) -> Samples:
     """Read mean differences by policy in shadow."""
-    for account in shadow.accounts:
-        for judge, mean_s in account.difference_s.items():
-            yield (account.policy.name, judge), mean_s
+    return [((account.policy.name,), account.difference_s) for account in shadow.accounts]

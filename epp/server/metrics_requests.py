@@ -33,6 +33,10 @@ MAX_PRIORITIES = 16
 GONE = "gone"
 
 _NAME = "llm_d_epp_request_{}".format
+_HISTOGRAMS = (
+    "size_bytes", "duration_seconds", "input_tokens", "output_tokens", "cached_tokens", "ntpot_seconds",
+    "streaming_tpot_seconds", "streaming_itl_seconds",
+)  # fmt: skip
 _ATTEMPTS = "llm_d_epp_scheduler_attempts_total"
 
 #: Ways of ending that are errors though the status, if any, was good.
@@ -76,26 +80,13 @@ class Capped:
 class _Route:
     """Series of one model's labels, at one priority."""
 
-    __slots__ = (
-        "_labels", "_metrics", "attempts", "cached", "duration", "errors", "input", "itl", "ntpot",
-        "output", "plain_ttft", "running", "size", "streamed_ttft", "total", "tpot",
-    )  # fmt: skip
-
     def __init__(self, metrics: Metrics, model: str, priority: str) -> None:
         labels = self._labels = (model, model, FAIRNESS_ID, priority)
         self._metrics = metrics
         self.total = metrics.value(_NAME("total"), *labels)
         self.running = metrics.value(_NAME("running"), *labels)
-        self.size = metrics.histogram(_NAME("size_bytes"), *labels)
-        self.duration = metrics.histogram(_NAME("duration_seconds"), *labels)
-        self.input = metrics.histogram(_NAME("input_tokens"), *labels)
-        self.output = metrics.histogram(_NAME("output_tokens"), *labels)
-        self.cached = metrics.histogram(_NAME("cached_tokens"), *labels)
-        self.streamed_ttft = metrics.histogram(_NAME("ttft_seconds"), *labels, "true")
-        self.plain_ttft = metrics.histogram(_NAME("ttft_seconds"), *labels, "false")
-        self.ntpot = metrics.histogram(_NAME("ntpot_seconds"), *labels)
-        self.tpot = metrics.histogram(_NAME("streaming_tpot_seconds"), *labels)
-        self.itl = metrics.histogram(_NAME("streaming_itl_seconds"), *labels)
+        self.seen = {name: metrics.histogram(_NAME(name), *labels) for name in _HISTOGRAMS}
+        self.ttft = [metrics.histogram(_NAME("ttft_seconds"), *labels, kind) for kind in ("false", "true")]
         self.attempts: dict[str, Value] = {}
 
     def error(self, code: str) -> None:
@@ -146,10 +137,8 @@ class RequestMetrics:
         """Requests decided and not finished."""
         return len(self._open)
 
-    def decided(
-        self, decision: Decision, expected: Duration, *, streamed: bool = False, priority: int = 0
-    ) -> None:
-        """Count a request that was given an endpoint; ``streamed`` when it asked for an event stream."""
+    def decided(self, decision: Decision, expected: Duration, *, priority: int = 0) -> None:
+        """Count a request that was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
         route = self._routes.get((request.model, priority)) or self._route(request.model, priority)
         key = (decision.policy, decision.basis, arm_of(decision.arm))
@@ -162,14 +151,14 @@ class RequestMetrics:
         route.total.value += 1.0
         route.running.value += 1.0
         route.attempt(endpoint)
-        route.size.observe(request.body_bytes)
+        route.seen["size_bytes"].observe(request.body_bytes)
         tokens, cached = request.prompt_tokens, fleet.cached_tokens.item(chosen)
         if tokens:
             self._hit.observe(cached / tokens)
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
         ttft_ms = expected.first_token_s * 1e3 if tokens else math.nan
-        self._open[decision.id] = _Open(route, endpoint, streamed, tokens, cached, ttft_ms)
+        self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
         """Count what was seen of the body of a request to be picked."""
@@ -195,7 +184,7 @@ class RequestMetrics:
         route, status = entry.route, outcome.status
         route.running.value -= 1.0
         if outcome.sources.get("e2e_ms") is not Source.PREDICTED:
-            route.duration.observe(outcome.e2e_ms / 1e3)
+            route.seen["duration_seconds"].observe(outcome.e2e_ms / 1e3)
         where = outcome.where
         children = self._outcomes.get(where)
         if children is None:
@@ -218,14 +207,14 @@ class RequestMetrics:
         if math.isnan(ttft_ms):
             return
         route, answer = entry.route, outcome.usage.completion_tokens
-        (route.streamed_ttft if entry.streamed else route.plain_ttft).observe(ttft_ms / 1e3)
+        route.ttft[entry.streamed].observe(ttft_ms / 1e3)
         if answer:
-            route.ntpot.observe(outcome.e2e_ms / 1e3 / answer)
+            route.seen["ntpot_seconds"].observe(outcome.e2e_ms / 1e3 / answer)
             if entry.streamed and answer > 1:
                 per_token_s = max(outcome.e2e_ms - ttft_ms, 0.0) / 1e3 / (answer - 1)
-                route.tpot.observe(per_token_s)
+                route.seen["streaming_tpot_seconds"].observe(per_token_s)
         if not math.isnan(outcome.itl_ms):
-            route.itl.observe(outcome.itl_ms / 1e3)
+            route.seen["streaming_itl_seconds"].observe(outcome.itl_ms / 1e3)
         if not entry.streamed or not entry.prompt_tokens or outcome.where != entry.endpoint:
             return  # a whole answer's first byte comes with its last token
         ttft_ms = outcome.sent_ttft_ms  # the prediction counts from the decision
@@ -235,16 +224,16 @@ class RequestMetrics:
         route, usage = entry.route, outcome.usage
         prompt = entry.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         if prompt:
-            route.input.observe(prompt)
+            route.seen["input_tokens"].observe(prompt)
         if usage.completion_tokens is not None:
-            route.output.observe(usage.completion_tokens)
+            route.seen["output_tokens"].observe(usage.completion_tokens)
         cached = usage.cached_tokens
         if cached is None:
             known = usage.prompt_tokens is not None or usage.completion_tokens is not None
             self._usage("tokens" if known else "refused" if outcome.usage_refused else "nothing")
             return
         self._usage("cached_tokens")
-        route.cached.observe(cached)
+        route.seen["cached_tokens"].observe(cached)
         if usage.prompt_tokens is None or outcome.where != entry.endpoint:
             return
         # Both in the engine's tokens: an estimate's error in counting is not one in expecting the cache.

@@ -220,12 +220,6 @@ TABLE: tuple[Row, ...] = (
         "Requests by what was seen of their body (cut: at a buffer's limit) and by mode of the proxy.",
         "whole normal,none normal,unread normal,cut normal",
     ),
-    _counter(
-        "epp_response_model_names_total",
-        "result",
-        "Responses by whether the public model name was restored in them, or why not.",
-        "restored,encoded,content-type,no-name",
-    ),
     _read(
         "sampler",
         "epp_response_sampling_total",
@@ -459,7 +453,7 @@ TABLE: tuple[Row, ...] = (
     _read(
         "shadow",
         "epp_shadow_estimated_difference_seconds",
-        "policy judge",
+        "policy",
         "Mean estimated latency of the shadow's picks less that of the live picks; below 0 is faster.",
         read.differences,
     ),

@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE
 from epp.extproc.types import Cause
-from epp.schedule.decision import Outcome, Source, itl_of, usage_sources
-from epp.server.report import Termination
+from epp.schedule.decision import Source, usage_sources, with_itl
+from epp.server.access_log import Termination
 from epp.signals.paths import ConnectionTiming
 from epp.signals.retry_after import STATUSES, retry_after_s
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from epp.apis.usage import Usage
     from epp.clock import Clock
     from epp.records.recorder import Recorder
+    from epp.schedule.decision import Outcome
     from epp.schedule.picker import Picker
+    from epp.server.access_log import Report
     from epp.server.metrics import Metrics
-    from epp.server.report import Report
     from epp.server.resolve import Resolver
 
 log = logging.getLogger(__name__)
@@ -60,13 +61,13 @@ class Outcomes:
     Args:
         picker: holds the requests in flight.
         metrics: counted into.
-        recorder: outcomes go there.
+        recorder: outcomes go there, if anywhere.
         clock: the time.
         resolver: what Envoy calls an endpoint, back to its name.
     """
 
     def __init__(
-        self, *, picker: Picker, metrics: Metrics, recorder: Recorder, clock: Clock, resolver: Resolver
+        self, *, picker: Picker, metrics: Metrics, recorder: Recorder | None, clock: Clock, resolver: Resolver
     ) -> None:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver
@@ -81,17 +82,17 @@ class Outcomes:
         #: Endpoints whose last pick Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
-        self.told: list[Callable[[Outcome], None]] = []
+        self.listeners: list[Callable[[Outcome], None]] = []
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
-        """The first piece of the answer came; the end of a short one, or its report, may be here before.
+        """Note the first piece of an answer; the end of a short one, or its report, may be here before.
 
-        Where the stream shows answers and Envoy calls as well, the second of them tells nothing new.
+        Where the stream shows answers and Envoy calls as well, the second says nothing new.
         """
         self._picker.fleet.retry_after.answered(decision_id)
         known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
         if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
-            self._late(decision_id)
+            self.late(decision_id)
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
         """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
@@ -113,29 +114,8 @@ class Outcomes:
         elif 0 < status < _SERVER_ERROR:
             pauses.answered(decision_id)
 
-    def observed(
-        self,
-        decision_id: str,
-        *,
-        usage: Usage = NO_USAGE,
-        chunks: int | None = None,
-        response_bytes: int | None = None,
-        last_chunk_s: float = math.nan,
-        streamed: bool | None = None,
-    ) -> None:
-        """What the ext_proc stream showed of the answer, told before its end; see `Picker.observed`."""
-        if not self._picker.observed(
-            decision_id,
-            usage=usage,
-            chunks=chunks,
-            response_bytes=response_bytes,
-            last_chunk_s=last_chunk_s,
-            streamed=streamed,
-        ):
-            self._late(decision_id)
-
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
-        """The ext_proc stream is over: the lease ends now, the outcome when its report is here.
+        """End the lease with its ext_proc stream; the outcome waits for its report.
 
         ``predicted`` where nobody saw the end, and now is when it was to be expected.
         """
@@ -145,17 +125,17 @@ class Outcomes:
         if outcome is not None and predicted:
             outcome = replace(outcome, sources={**outcome.sources, "e2e_ms": Source.PREDICTED})
         if outcome is None:
-            self._late(decision_id)
+            self.late(decision_id)
         elif blind:
             wait_s = FORETOLD_WAIT_S if predicted and self._reporting else REPORT_WAIT_S
             self._waiting[decision_id] = outcome
             heapq.heappush(self._due, (now_s + wait_s, decision_id))
         else:
             _remember(self._finished, decision_id, self._judge_stream(outcome))
-            self._tell(_told_by_stream(outcome))
+            self._publish(_as_streamed(outcome))
 
     def finished(self, report: Report) -> None:
-        """Envoy's account of a finished request."""
+        """Take Envoy's report of a finished request."""
         if not report.decision_id:
             return  # served without a decision: while the picker was away, or by the fallback
         before = self._finished.get(report.decision_id, _NOTHING)
@@ -192,13 +172,13 @@ class Outcomes:
         _remember(self._finished, report.decision_id, _REPORTED)
         self._count_honoured(outcome)
         self._picker.settle(outcome)
-        self._tell(outcome)
+        self._publish(outcome)
 
-    def _late(self, decision_id: str) -> None:
-        """The stream or a first token tells of a request that is not in flight.
+    def late(self, decision_id: str) -> None:
+        """Count what the stream or a first token reports of a request that is not in flight.
 
-        In order where it was told just now: the others come on connections of their own, and an entry that
-        fills Envoy's buffer is written before its stream ends.
+        In order where its outcome is new: reports come on connections of their own, and an entry that fills
+        Envoy's buffer is written before its stream ends.
         """
         if decision_id not in self._finished:
             self._late_reports.value += 1.0
@@ -208,7 +188,7 @@ class Outcomes:
         now_s = self._clock.mono_s()
         for outcome in self._picker.expire(now_s):
             self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
-            self._tell(outcome)
+            self._publish(outcome)
         while self._due and self._due[0][0] <= now_s:
             _, decision_id = heapq.heappop(self._due)
             self._settle(decision_id)
@@ -219,7 +199,7 @@ class Outcomes:
             self._settle(decision_id)
 
     def _settle(self, decision_id: str) -> None:
-        """No report came: what the stream showed is all that will be known."""
+        """Finish a request whose report did not come."""
         outcome = self._waiting.pop(decision_id, None)
         if outcome is None:
             return
@@ -227,55 +207,35 @@ class Outcomes:
         if counted != _NOTHING:
             _remember(self._unreported, decision_id, counted)
         self._picker.settle(outcome)
-        self._tell(outcome)
+        self._publish(outcome)
 
     def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
-        """What Envoy saw goes before what the stream told; ``reported`` is its usage unless refused."""
-        # Field by field: `replace` costs ten times as much, and every request comes by here.
-        envoy, sources = Source.ENVOY, {**outcome.sources, "cause": Source.ENVOY}
-        served, attempts = outcome.served, outcome.attempts
+        """Merge an outcome with its report, which goes first; ``reported`` is its usage unless refused."""
+        facts: dict[str, Any] = {"cause": report.cause.value}
         if report.served:
-            served, attempts = self._resolver.endpoint_of(report.served), report.attempts or None
-            sources["served"] = sources["attempts"] = envoy
-        status, response_bytes = outcome.status, outcome.response_bytes
+            facts["served"] = self._resolver.endpoint_of(report.served)
+            facts["attempts"] = report.attempts or None
         if report.status:
-            status, response_bytes = report.status, report.response_bytes
-            sources["status"] = sources["response_bytes"] = envoy
-        chunks, ttft_ms, e2e_ms, usage = outcome.chunks, outcome.ttft_ms, outcome.e2e_ms, outcome.usage
+            facts["status"], facts["response_bytes"] = report.status, report.response_bytes
         if report.chunks is not None:
-            chunks, sources["chunks"] = report.chunks, envoy
-        if not math.isnan(report.ttft_ms):
-            ttft_ms, sources["ttft_ms"] = report.ttft_ms, envoy
-        if not math.isnan(report.e2e_ms):
-            e2e_ms, sources["e2e_ms"] = report.e2e_ms, envoy
+            facts["chunks"] = report.chunks
+        times = (("ttft_ms", report.ttft_ms), ("e2e_ms", report.e2e_ms))
+        facts |= {name: value_ms for name, value_ms in times if not math.isnan(value_ms)}
+        sources = {**outcome.sources, **dict.fromkeys(facts, Source.ENVOY)}
         if reported != NO_USAGE:
-            usage = reported
-            sources |= usage_sources(usage, envoy)
-        streamed, itl_ms = outcome.streamed if report.streamed is None else report.streamed, outcome.itl_ms
-        if streamed and not math.isnan(report.ttft_ms):
-            told_ms, source = itl_of(usage, chunks, report.e2e_ms - report.ttft_ms, envoy)
-            if not math.isnan(told_ms):
-                itl_ms, sources["itl_ms"] = told_ms, source
-        return Outcome(
-            id=outcome.id,
-            endpoint=outcome.endpoint,
-            cause=report.cause.value,
-            status=status,
-            ttft_ms=ttft_ms,
-            e2e_ms=e2e_ms,
-            usage=usage,
-            served=served,
-            attempts=attempts,
-            itl_ms=itl_ms,
-            chunks=chunks,
-            response_bytes=response_bytes,
-            streamed=streamed,
+            facts["usage"] = reported
+            sources |= usage_sources(reported, Source.ENVOY)
+        merged = replace(
+            outcome,
+            **facts,
+            streamed=outcome.streamed if report.streamed is None else report.streamed,
             sources=sources,
             unsent_ms=report.unsent_ms,
             usage_refused=outcome.usage_refused or reported != report.usage,
-            generates=outcome.generates,
             honoured=report.honoured,
         )
+        # NaN where Envoy saw no first token
+        return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)
 
     def _judge(self, report: Report, before: _Verdict, *, empty: bool) -> None:
         """Count what the request says of the endpoints that it was tried on, less what was counted before.
@@ -293,7 +253,7 @@ class Outcomes:
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
     def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
-        """What it says of whom, and how it failed, for the log."""
+        """List what a report says of which endpoint, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
         picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
@@ -312,7 +272,7 @@ class Outcomes:
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
-        """The same of a response that passed through the stream, or its headers alone; what was counted."""
+        """Count what a response that the stream showed says of its endpoint; what was counted."""
         where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
         if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
@@ -340,7 +300,7 @@ class Outcomes:
             )
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
-        """An endpoint failed a request, or did not; addresses outside the pool are nobody's."""
+        """Count for an endpoint whether it failed a request; addresses outside the pool are ignored."""
         slot, health = self._picker.fleet.slot_of(address), self._picker.fleet.health
         if slot is None:
             return
@@ -351,21 +311,22 @@ class Outcomes:
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _publish(self, outcome: Outcome) -> None:
         self._metrics.requests.finished(outcome)
-        self._recorder.outcome(outcome, self._clock.wall_s())
-        for listener in self.told:
+        if self._recorder is not None:
+            self._recorder.outcome(outcome, self._clock.wall_s())
+        for listener in self.listeners:
             listener(outcome)
 
 
-def _remember(told: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
-    told[decision_id] = counted
-    if len(told) > _REMEMBERED:
-        del told[next(iter(told))]
+def _remember(known: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
+    known[decision_id] = counted
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
-def _told_by_stream(outcome: Outcome) -> Outcome:
-    """An answer that the stream showed to its end, of another endpoint than the one picked."""
+def _as_streamed(outcome: Outcome) -> Outcome:
+    """Mark an answer of another endpoint than the one picked, which the stream showed to its end."""
     if outcome.cause == Cause.COMPLETED.value and outcome.where != outcome.endpoint:
         return replace(outcome, cause=Termination.RETRIED_ELSEWHERE.value)
     return outcome

@@ -18,8 +18,6 @@ import msgspec
 from epp.keyed_uniform import keyed_uniform
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
-from epp.server.listed import ListedModel, parse_models
-from epp.server.through_relay import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
     from epp.server.client_credentials import TokenFile
     from epp.server.keep_alive import Answer
+    from epp.server.relays import Through
     from epp.signals.engine_sample import EngineSample
 
 _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
@@ -41,8 +40,8 @@ MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
 #: Adapters come and go while engines run, and an engine may be started again with another model.
 MODELS_INTERVAL_S = 60.0
 #: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
-BEATS, TOGETHER = 20, 8
-#: Where between two moments of a beat probes begin: away from those of scrapes, at intervals as by default.
+SLOTS, MAX_PER_SLOT = 20, 8
+#: Where in a slot probes begin: away from scrapes, at intervals as by default.
 PROBES_AT = 0.25
 #: After an answer that took longer than the interval.
 SHORTEST_PAUSE_S = 0.01
@@ -53,22 +52,15 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where measurements go."""
+    """Takes measurements; see `epp.server.feed.SignalFeed`."""
 
-    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
-        """An endpoint answered; the RTT is None when the connection was not warm."""
-
-    def probe_failed(self, address: str, problem: str, now_s: float) -> None:
-        """An endpoint did not answer, or with a server error."""
-
-    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
-        """What the metrics of an endpoint tell."""
-
-    def scrape_failed(self, address: str, problem: str, now_s: float) -> None:
-        """No metrics from an endpoint."""
-
-    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
-        """An engine lists its models; it is asked for ``unknown`` in vain."""
+    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None: ...  # noqa: D102
+    def probe_failed(self, address: str, problem: str, now_s: float) -> None: ...  # noqa: D102
+    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None: ...  # noqa: D102
+    def scrape_failed(self, address: str, problem: str, now_s: float) -> None: ...  # noqa: D102
+    def models_listed(  # noqa: D102
+        self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +87,19 @@ class Target:
 
 
 def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
-    """The scrape section, or an endpoint's entry, with the paths of its files relative to a folder."""
+    """Resolve the files of the scrape section, or of an endpoint's entry, relative to a folder."""
     files = {name: getattr(section, name) for name in ("ca_file", "bearer_token_file")}
     beside = {name: str(base / file) for name, file in files.items() if file}
     return msgspec.structs.replace(section, **beside)
 
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
-    """The endpoint's own credentials, else those of the scrape section; through its relay if configured."""
-    endpoint = spec.endpoint()
+    """Describe an endpoint to poll: its own credentials, else the scrape section's; its relay, if any."""
+    endpoint, through = spec.endpoint(), None
+    if relays is not None and relays.regions:
+        from epp.server.relays import relay_to  # noqa: PLC0415
+
+        through = relay_to(spec.region, relays)
     return Target(
         address=address,
         base_url=f"{'https' if spec.tls else 'http'}://{address}",
@@ -111,66 +107,49 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
-        through=None if relays is None else relay_to(spec.region, relays),
+        through=through,
     )
 
 
-class Beat:
-    """Moments at which probes or scrapes begin, a few at each: the next ones cost less than the first.
+class PollSchedule:
+    """When endpoints are asked: each once an interval, at a place of its own, a few together.
 
-    What runs alone every few milliseconds finds the processor's caches taken by others each time. More than a
-    few would keep requests waiting. A round trip is measured where bytes come and go, so that it contains no
-    more of its neighbours than their few microseconds there, and least of all does the least of several.
+    What runs alone every few milliseconds finds the processor's caches taken by others each time, and more
+    than a few would keep requests waiting.
 
     Args:
-        at: where in the period they are, as a share of it.
+        interval_s: between two questions to one endpoint, 0 for none.
+        offset: where between two slots questions begin, as a share of a slot.
 
     Attributes:
-        period_s: between two of these moments; 0 for any moment.
+        slot_s: between two moments at which questions begin; 0 for any moment.
     """
 
-    def __init__(self, at: float = 0.0) -> None:
-        self._at = at
-        self.period_s = 0.0
+    def __init__(self, interval_s: float, offset: float = 0.0) -> None:
+        self.interval_s, self._offset = interval_s, offset
+        self.slot_s = 0.0
 
-    def share(self, interval_s: float, endpoints: int) -> None:
-        """Set the period for so many endpoints."""
-        self.period_s = min(interval_s / BEATS, interval_s * TOGETHER / max(endpoints, 1))
+    def spread(self, endpoints: int) -> None:
+        """Divide the interval for so many endpoints."""
+        self.slot_s = self.interval_s * min(1.0 / SLOTS, MAX_PER_SLOT / max(endpoints, 1))
 
-    def pause_s(self, now_s: float, pause_s: float) -> float:
-        """A pause that ends at the moment nearest to the end of this one, but not before now."""
-        if self.period_s <= 0.0:
-            return pause_s
-        ends_s = (round((now_s + pause_s) / self.period_s - self._at) + self._at) * self.period_s
-        return ends_s - now_s if ends_s > now_s else ends_s + self.period_s - now_s
+    def pause_s(self, started_s: float, now_s: float, place: float) -> float:
+        """Compute the pause until an endpoint's next turn.
 
+        All are asked at once at start, and all are late together where the process was held up; each returns
+        to its own place. What was asked within half an interval before its turn is asked at the next.
 
-def own_pause_s(started_s: float, now_s: float, interval_s: float, share: float) -> float:
-    """How long until an endpoint's next moment: one in every interval, so far into it as its share.
-
-    All are asked at once at start, and all are late together where the process was held up for a while; each
-    goes back to its own moment. What was asked within half an interval before a moment is asked at the next.
-
-    Args:
-        started_s: when it was asked the last time.
-        now_s: when that was over.
-        interval_s: between two moments.
-        share: of the interval, at least 0 and below 1.
-    """
-    moments = round(started_s / interval_s - share) + 1
-    return max((moments + share) * interval_s - now_s, SHORTEST_PAUSE_S)
-
-
-class Beats(NamedTuple):
-    """The moments of a pool's probes and of its scrapes."""
-
-    probe: Beat
-    scrape: Beat
-
-
-def new_beats() -> Beats:
-    """Any moment, until they are shared."""
-    return Beats(Beat(PROBES_AT), Beat())
+        Args:
+            started_s: when it was asked the last time.
+            now_s: when that was over.
+            place: its place in the interval, at least 0 and below 1.
+        """
+        turns = round(started_s / self.interval_s - place) + 1
+        next_s = max((turns + place) * self.interval_s, now_s + SHORTEST_PAUSE_S)
+        if self.slot_s <= 0.0:
+            return next_s - now_s
+        slot_s = (round(next_s / self.slot_s - self._offset) + self._offset) * self.slot_s
+        return slot_s - now_s if slot_s > now_s else slot_s + self.slot_s - now_s
 
 
 class Poller:
@@ -178,13 +157,14 @@ class Poller:
 
     Args:
         target: the endpoint.
-        probe: intervals and limits of probes.
-        scrape: intervals and limits of scrapes.
+        probe: limits of probes.
+        scrape: limits of scrapes.
+        probes: when probes begin.
+        scrapes: when scrapes begin.
         sink: where results go.
         clock: the time.
         token: of the target's `bearer_token_file`, followed by the caller; None without one.
-        beats: when probes and scrapes begin, any time when None.
-        known_as: what a relay calls an endpoint, its address when None.
+        known_as: from an endpoint to what a relay calls it.
     """
 
     def __init__(
@@ -195,26 +175,27 @@ class Poller:
         scrape: Scrape,
         sink: Sink,
         clock: Clock,
+        probes: PollSchedule | None = None,
+        scrapes: PollSchedule | None = None,
         token: TokenFile | None = None,
-        beats: Beats | None = None,
-        known_as: Callable[[str], str] | None = None,
+        known_as: Callable[[str], str] = str,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
-        self._sink, self._clock, self._beats = sink, clock, beats or new_beats()
-        self._known_as = known_as or str
-        self._token = token
+        self._probes = probes or PollSchedule(probe.interval_s)
+        self._scrapes = scrapes or PollSchedule(scrape.interval_s)
+        self._sink, self._clock, self._known_as, self._token = sink, clock, known_as, token
         self._reader = MetricsReader()
 
     async def run(self) -> None:
         """Poll until cancelled."""
         works: list[Callable[[Connection], Awaitable[None]]] = []
-        for interval_s, salt, once, beat, failed in (
-            (self._probe.interval_s, "probe", self._probe_once, self._beats.probe, self._failed_probe),
-            (self._scrape.interval_s, "scrape", self._scrape_once, self._beats.scrape, self._failed_scrape),
+        for schedule, salt, once, failed in (
+            (self._probes, "probe", self._probe_once, self._failed_probe),
+            (self._scrapes, "scrape", self._scrape_once, self._failed_scrape),
         ):
-            if interval_s:
-                works.append(partial(self._kept, partial(self._every, interval_s, salt, once, beat), failed))
-        if self._probe.interval_s:
+            if schedule.interval_s:
+                works.append(partial(self._kept, partial(self._every, schedule, salt, once), failed))
+        if self._probes.interval_s:
             works.append(partial(self._kept, self._check_models, None))
         if self._token is not None:
             await self._token.first_read()
@@ -244,7 +225,7 @@ class Poller:
         return {} if self._token is None else self._token.headers()
 
     async def _connected(self) -> Connection:
-        """A connection, as soon as the certificates that it needs can be read."""
+        """Make a connection, as soon as the certificates that it needs can be read."""
         plain = self._target.through is None and not self._target.base_url.startswith("https")
         while True:
             try:
@@ -260,6 +241,8 @@ class Poller:
     def _connection(self) -> Connection:
         target, tls = self._target, None
         if target.through is not None:
+            from epp.server.relays import RelayedConnection  # noqa: PLC0415
+
             return RelayedConnection(
                 target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
             )
@@ -270,20 +253,16 @@ class Poller:
             authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES
         )
 
-    async def _every(
-        self, interval_s: float, salt: str, work: _Work, beat: Beat, connection: Connection
-    ) -> None:
+    async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: Connection) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
-        share = keyed_uniform(0, self._target.address, salt)
+        place = keyed_uniform(0, self._target.address, salt)
         # The second time comes within an interval of the first: only then is the connection warm.
-        sooner_s = interval_s / 2
+        sooner_s = schedule.interval_s / 2
         while True:
             started_s = self._clock.mono_s()
             await work(connection)
-            now_s = self._clock.mono_s()
-            pause_s = own_pause_s(started_s - sooner_s, now_s, interval_s, share)
+            await asyncio.sleep(schedule.pause_s(started_s - sooner_s, self._clock.mono_s(), place))
             sooner_s = 0.0
-            await asyncio.sleep(beat.pause_s(now_s, pause_s))
 
     async def _probe_once(self, connection: Connection) -> None:
         opened = connection.opened
@@ -321,7 +300,7 @@ class Poller:
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
     async def _listed(self, connection: Connection) -> dict[str, ListedModel] | None:
-        """Models that the engine lists, none when it does not tell; None when it is not up."""
+        """Ask for the engine's models, none when it does not list them; None when it is not up."""
         try:
             answer = await connection.get("/v1/models", self._headers(), self._probe.timeout_s)
         except (OSError, TimeoutError, ValueError):
@@ -342,16 +321,9 @@ class Connection(Protocol):
     """`KeepAlive`, or the same through a relay."""
 
     @property
-    def opened(self) -> int:
-        """Connections opened so far."""
-        ...
-
-    async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer:
-        """Ask for a page; see `KeepAlive.get`."""
-        ...
-
-    def close(self) -> None:
-        """Close it; the next request opens another."""
+    def opened(self) -> int: ...  # noqa: D102
+    async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class _Work(Protocol):
@@ -360,3 +332,52 @@ class _Work(Protocol):
 
 def _problem(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class ListedModel(NamedTuple):
+    """A model as its engine lists it.
+
+    Attributes:
+        context_tokens: context length, prompt and answer together, where the engine tells it: vLLM and SGLang
+            do, as ``max_model_len``.
+        root: what the engine was started with, a hub id or a folder; empty when not known.
+        parent: the base model of an adapter; empty for others.
+    """
+
+    context_tokens: int | None = None
+    root: str = ""
+    parent: str = ""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: object = None
+    root: object = None
+    parent: object = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_DECODER = msgspec.json.Decoder(_Models)
+
+
+def parse_models(body: bytes) -> dict[str, ListedModel]:
+    """Read the names that requests may give, adapters among them; empty when the body tells none."""
+    try:
+        models = _DECODER.decode(body).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {
+        model.id: ListedModel(_tokens(model.max_model_len), _text(model.root), _text(model.parent))
+        for model in models
+    }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _tokens(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 and value is not True else None

@@ -10,25 +10,22 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import ConfigError
 from epp.server.client_credentials import TokenFile
 from epp.server.eds import EdsFile
-from epp.server.poll import Poller, new_beats, target_of, with_credentials_of
+from epp.server.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.config.relays import Relays
-    from epp.config.schema import Pool, Probe, Scrape
-    from epp.schedule.picker import Picker
+    from epp.config.schema import Config
+    from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
-    from epp.server.resolve import Resolver
-    from epp.server.tasks import Tasks
+    from epp.server.process import Tasks
     from epp.types import Endpoint
 
 #: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
@@ -41,54 +38,48 @@ class PoolFeed:
     """Applies contents of the endpoints file.
 
     Args:
-        picker: told of every change.
+        config: where the endpoints come from and go to, probes, scrapes, relays.
+        core: its picker and its resolver follow the pool.
         sink: where the pollers' results go.
         tasks: runs the pollers.
-        probe: the probes' settings.
-        scrape: the scrapes' settings.
         metrics: counted into.
         clock: the time.
-        settings: where the endpoints come from, and where they are written for Envoy.
-        base: folder that paths in them are relative to.
-        resolver: told of the addresses.
-        relays: the way to each region.
+        base: folder that paths in the configuration are relative to.
     """
 
     def __init__(
         self,
+        config: Config,
         *,
-        picker: Picker,
+        core: Core,
         sink: Sink,
         tasks: Tasks,
-        probe: Probe,
-        scrape: Scrape,
         metrics: Metrics,
         clock: Clock,
-        settings: Pool,
         base: Path,
-        resolver: Resolver,
-        relays: Relays | None = None,
     ) -> None:
-        self._resolver, self._relays = resolver, relays
+        settings, relays = config.pool, config.relays
+        self._resolver, self._relays = core.resolver, relays
         self._source = str(base / settings.file)
-        self._picker, self._sink, self._tasks = picker, sink, tasks
-        self._probe, self._scrape = probe, scrape
+        self._picker, self._sink, self._tasks = core.picker, sink, tasks
+        self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
         self._endpoints: list[Endpoint] = []
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
-        if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
+        if settings.eds_file and settings.kubernetes is None and not relays.regions:
             self._eds = EdsFile(
                 base / settings.eds_file,
                 delay_s=EDS_DELAY_S,
-                resolver=resolver,
+                resolver=core.resolver,
                 metrics=metrics,
                 on_known=self._offer,
             )
         self._pollers: dict[str, Target] = {}
         self._tokens: dict[str, TokenFile] = {}
-        self._beats = new_beats()
+        self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
+        self._scrapes = PollSchedule(self._scrape.interval_s)
 
     @property
     def size(self) -> int:
@@ -102,7 +93,7 @@ class PoolFeed:
             self._tasks.start("write the EDS file", self._eds.run())
 
     def content(self, text: bytes | None) -> None:
-        """New content of the file; None when it is gone."""
+        """Take the content of the endpoints file; None when it is gone."""
         try:
             specs = parse_pool(text, self._source)
         except ConfigError as error:
@@ -113,18 +104,11 @@ class PoolFeed:
         self.apply({address: with_credentials_of(spec, self._base) for address, spec in specs.items()})
 
     def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
-        """Make these the pool; ``aliases`` are further addresses of them, to their own.
-
-        Raises:
-            ValueError: an entry that no source of entries lets pass; nothing is changed.
-        """
-        # All that an entry can fail in comes before the first change: no half pool is ever in force.
+        """Make these the pool; ``aliases`` are further addresses of them, to their own."""
         endpoints = [spec.endpoint() for spec in specs.values()]
         targets = {
             address: target_of(address, spec, self._scrape, self._relays) for address, spec in specs.items()
         }
-        for address in (*specs, *(aliases or ())):
-            split_address(address)
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
         self._endpoints = endpoints
@@ -164,10 +148,8 @@ class PoolFeed:
         self._picker.set_pool(endpoints, self._clock.mono_s())
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
-        for beat, interval_s in zip(
-            self._beats, (self._probe.interval_s, self._scrape.interval_s), strict=True
-        ):
-            beat.share(interval_s, len(self._specs))
+        self._probes.spread(len(self._specs))
+        self._scrapes.spread(len(self._specs))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
             # Of other names, or of none: what was found of these says nothing any more.
@@ -180,10 +162,11 @@ class PoolFeed:
                     target,
                     probe=self._probe,
                     scrape=self._scrape,
+                    probes=self._probes,
+                    scrapes=self._scrapes,
                     sink=self._sink,
                     clock=self._clock,
                     token=self._tokens.get(target.bearer_token_file),
-                    beats=self._beats,
                     known_as=self._resolver.known_as,
                 )
                 self._tasks.start(_task_name(address), poller.run())

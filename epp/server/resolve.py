@@ -39,28 +39,32 @@ class Resolver:
         self._failing: set[str] = set()
         self._under_way: set[str] = set()
         self._wake = asyncio.Event()
+        #: Whether any endpoint is a host name, and whether any has further addresses.
+        self.any_names = self.any_aliases = False
         #: Called when a name resolves to something else, and when it first does not.
         self.on_change: Callable[[], None] = lambda: None
 
     def set_pool(self, addresses: Iterable[str]) -> None:
-        """The endpoints now in the pool; host names among them are resolved soon."""
+        """Set the endpoints of the pool; host names among them are resolved soon."""
         wanted = {address: split_address(address) for address in addresses}
         self._names = {address: pair for address, pair in wanted.items() if not is_ip(pair[0])}
+        self.any_names = bool(self._names)
         self._known = {address: ip for address, ip in self._known.items() if address in self._names}
         self._failing &= self._names.keys()
         self._wake.set()
 
     def set_aliases(self, aliases: Mapping[str, str]) -> None:
-        """Further addresses of endpoints, to their own: the other family of a dual-stack pod."""
+        """Set further addresses of endpoints, to their own: the other family of a dual-stack pod."""
         self._aliases = dict(aliases)
+        self.any_aliases = bool(aliases)
         self._alias_hosts = hosts_of(self._aliases)
 
     def known_as(self, address: str) -> str:
-        """What Envoy calls an endpoint: itself, or its address once its name is resolved."""
+        """Name an endpoint as Envoy does: itself, or its address once its name is resolved."""
         return self._known.get(address, address)
 
     def resolved(self, address: str) -> str | None:
-        """The address of an endpoint; None while its name has not been resolved."""
+        """Return the address of an endpoint; None while its name has not been resolved."""
         return None if address in self._names and address not in self._known else self.known_as(address)
 
     @property
@@ -69,7 +73,7 @@ class Resolver:
         return not self._names.keys() <= self._known.keys() | self._failing
 
     def endpoint_of(self, upstream: str) -> str:
-        """The endpoint that Envoy calls ``upstream``; itself when it is neither resolved name nor alias."""
+        """Find the endpoint that Envoy calls ``upstream``; itself when it is neither name nor alias."""
         if upstream in self._aliases:
             return self._aliases[upstream]
         if not self._known:
@@ -77,7 +81,7 @@ class Resolver:
         return next((address for address, known in self._known.items() if known == upstream), upstream)
 
     def names_of(self, host: str, port: int | None) -> list[str]:
-        """The endpoints whose names resolve to an address; on any port of it when ``port`` is None."""
+        """Find the endpoints whose names resolve to an address; on any port when ``port`` is None."""
         return [
             address
             for address, known in self._known.items()
@@ -90,16 +94,6 @@ class Resolver:
         for alias in hint.addresses(self._alias_hosts):
             found.setdefault(self._aliases[alias], alias)
         return found
-
-    @property
-    def any_aliases(self) -> bool:
-        """Whether any endpoint has further addresses."""
-        return bool(self._aliases)
-
-    @property
-    def any_names(self) -> bool:
-        """Whether any endpoint is a host name."""
-        return bool(self._names)
 
     async def run(self) -> None:
         """Resolve for ever: at once when the pool changes, else every few seconds."""

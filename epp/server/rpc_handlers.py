@@ -25,7 +25,7 @@ from epp.transport.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.server.als import AccessLogReceiver
+    from epp.server.access_log import AccessLogReceiver
     from epp.server.health import HealthNames
     from epp.transport.calls import Call
     from epp.transport.messages import Message

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from epp.server.als import METHOD as ACCESS_LOG_METHOD
-from epp.server.als import SERVICE as ACCESS_LOG
+from epp.server.access_log import METHOD as ACCESS_LOG_METHOD
+from epp.server.access_log import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ProcessCall
 from epp.server.health import EXT_PROC
 from epp.server.rpc_handlers import AccessLogCall, Watching, health_service
@@ -17,7 +17,7 @@ from epp.server.rpc_handlers import AccessLogCall, Watching, health_service
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.server.als import AccessLogReceiver
+    from epp.server.access_log import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics

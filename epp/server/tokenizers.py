@@ -1,7 +1,8 @@
 """Real tokenizers beside the event loop: a count within its time budget, or the estimate and a reason.
 
-Owns the threads that count and the waiting. A count that comes too late is not lost: its thread goes on, and
-what it has tokenized is known at the next turn. Nothing here raises into the path of a request.
+Owns the threads that count, the waiting, and which model is counted by what. A count that comes too late is
+not lost: its thread goes on, and what it has tokenized is known at the next turn. Tokenizers of models that
+engines list are found and loaded in a thread; their names come from engines alone, never from requests.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from epp.apis.arguments import with_first
 from epp.apis.canonical import exact_tokens
 from epp.apis.types import NotCountableError
+from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError, gather, raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
-    from pathlib import Path
 
-    from epp.apis.types import CountedPrompt, FirstArguments, ParsedRequest, TemplateArguments
+    from epp.apis.types import FirstArguments, ParsedRequest, TemplateArguments, TokenCount
     from epp.config.schema import Tokens
 
+
 log = logging.getLogger(__name__)
+
 
 #: Threads that count.
 THREADS = 2
@@ -41,8 +49,8 @@ class Counting(Protocol):
     #: Arguments that its chat template puts before the chat.
     first_arguments: FirstArguments
 
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
-        """Tokens of a prompt, rendered with these arguments, and how they spread over its blocks."""
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
+        """Count the tokens of a prompt, rendered with these arguments, and their spread over its blocks."""
         ...
 
 
@@ -56,17 +64,17 @@ class Count:
 
     def __init__(
         self,
-        job: asyncio.Future[CountedPrompt],
-        wait: Callable[[asyncio.Future[CountedPrompt]], Coroutine[Any, Any, CountedPrompt | None]],
+        job: asyncio.Future[TokenCount],
+        wait: Callable[[asyncio.Future[TokenCount]], Coroutine[Any, Any, TokenCount | None]],
     ) -> None:
         self._job, self._wait = job, wait
 
-    def __await__(self) -> Generator[Any, None, CountedPrompt | None]:
+    def __await__(self) -> Generator[Any, None, TokenCount | None]:
         """Wait; whoever is cancelled meanwhile gives the count up."""
         return self._wait(self._job).__await__()
 
     def cancel(self) -> None:
-        """Nobody waits, or will: a count that has not begun never does."""
+        """Give the count up: one that has not begun never does."""
         self._job.cancel()
 
 
@@ -98,7 +106,7 @@ class Tokenizers:
         self._failed: set[str] = set()
 
     def with_first(self, request: ParsedRequest) -> ParsedRequest:
-        """The request, told apart by arguments that its model's template puts before the chat."""
+        """Mark a request by the arguments that its model's template puts before the chat."""
         model = self._models.get(request.model)
         return request if model is None else with_first(request, model.first_arguments)
 
@@ -129,7 +137,7 @@ class Tokenizers:
     def _end(self) -> None:
         self._running -= 1
 
-    async def _within_budget(self, name: str, job: asyncio.Future[CountedPrompt]) -> CountedPrompt | None:
+    async def _within_budget(self, name: str, job: asyncio.Future[TokenCount]) -> TokenCount | None:
         try:
             # Cancels the job when the time is over or the client has gone: one that waits is never begun.
             # Python 3.11's `wait_for` takes no notice of who goes in the moment in which it is done.
@@ -168,3 +176,125 @@ def load_models(tokens: Tokens, base: Path, source: str) -> dict[str, Counting]:
             models[name] = load_model(name, section, base, source)
     raise_all(errors)
     return models
+
+
+#: Tokenizers in memory, some 100 MB each with large vocabularies.
+MAX_TOKENIZERS = 8
+#: Models that are remembered.
+MAX_MODELS = 256
+#: How soon what was not found is looked for again, and a model that no engine lists any more is forgotten.
+RETRY_S, FORGET_S = 300.0, 600.0
+
+
+@dataclass
+class _Served:
+    """A model that is served.
+
+    Attributes:
+        root: what it is served from, a hub id or a folder.
+        listed_s: when an engine last listed it.
+        retry_s: when its tokenizer is looked for again.
+        reason: why its tokens are estimated.
+    """
+
+    root: str
+    listed_s: float
+    retry_s: float = 0.0
+    reason: str = ""
+
+
+class ServedTokenizers:
+    """Finds the tokenizers of served models.
+
+    Args:
+        models: what counts, by public model name: those that the configuration names; found ones are added.
+        tokens: where tokenizers may come from.
+        mono_s: the time.
+    """
+
+    def __init__(self, models: dict[str, Counting], tokens: Tokens, mono_s: Callable[[], float]) -> None:
+        self._models, self._tokens, self._mono_s = models, tokens, mono_s
+        self._by_root: WeakValueDictionary[str, Counting] = WeakValueDictionary()
+        self._served: dict[str, _Served] = {}
+        self._wanted: SimpleQueue[tuple[str, _Served]] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    @property
+    def counted_by(self) -> dict[str, str]:
+        """``tokenizer`` or ``estimate``, by public model name."""
+        names = {**self._tokens.models, **self._served}
+        return {name: "tokenizer" if name in self._models else "estimate" for name in names}
+
+    def look_for(self, roots: Mapping[str, str]) -> None:
+        """Look for the tokenizers of served models that have none yet.
+
+        Args:
+            roots: what each is served from, a hub id or a folder, by public model name.
+        """
+        now_s = self._mono_s()
+        for name in [name for name, served in self._served.items() if served.listed_s < now_s - FORGET_S]:
+            del self._served[name]
+            self._models.pop(name, None)
+        for name, root in roots.items():
+            if name in self._tokens.models or (name not in self._served and len(self._served) >= MAX_MODELS):
+                continue
+            served = self._served.setdefault(name, _Served(root, now_s))
+            if served.root == root:
+                served.listed_s = now_s
+            if name not in self._models and now_s >= served.retry_s:
+                served.retry_s = now_s + RETRY_S
+                self._start(name, served)
+
+    def _start(self, name: str, served: _Served) -> None:
+        if self._tokens.tokenizer == "estimate":
+            self._report(name, served, "tokens.tokenizer is estimate")
+            return
+        self._wanted.put((name, served))
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="tokenizers", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            name, served = self._wanted.get()
+            try:
+                model = self._model(name, served.root)
+            except BaseException as error:  # noqa: BLE001  # libraries raise anything, a panic in Rust no Exception
+                self._report(name, served, next(iter(str(error).splitlines()), type(error).__name__))
+                continue
+            if self._served.get(name) is served:
+                self._models[name] = model
+                served.reason = ""
+
+    def _report(self, name: str, served: _Served, reason: str) -> None:
+        """Say once why a model's tokens are estimated."""
+        if served.reason != reason:
+            served.reason = reason
+            log.info("tokens of %s are estimated: %s", name, reason)
+
+    def _model(self, name: str, root: str) -> Counting:
+        """Load the tokenizer of a model, shared by all that are served from one root."""
+        known = self._by_root.get(root)
+        if known is not None:
+            log.info("tokens of %s are counted by the tokenizer of %s", name, root)
+            return known
+        # imported here: who estimates needs none of it
+        from epp.tokens.load import INSTALL, load_model  # noqa: PLC0415
+        from epp.tokens.places import find  # noqa: PLC0415
+
+        if len(self._by_root) >= MAX_TOKENIZERS:
+            raise LookupError(f"{MAX_TOKENIZERS} tokenizers are loaded already")
+        try:
+            found = find((root, name), may_download=self._tokens.tokenizer == "download")
+        except ImportError as error:
+            raise LookupError(f"{error} ({INSTALL})") from error
+        except Exception as error:  # the library passes its HTTP client's errors on
+            raise LookupError(f"the hub gives no tokenizer of {root}: {error}") from error
+        if found is None:
+            raise LookupError(
+                f"no tokenizer of {root} on this machine, neither a folder nor in the Hugging Face cache"
+                f" (name a folder in tokens.models.{name}.source, or set tokens.tokenizer: download)"
+            )
+        model = load_model(name, ModelTokenizer(source=str(found)), Path(), "<auto>")
+        self._by_root[root] = model
+        return model

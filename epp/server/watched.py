@@ -37,7 +37,7 @@ class Watched(asyncio.Protocol):
         self._looks: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It can be spoken on."""
+        """Begin."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from no asyncio class
         self._acceptor.begun(self)
         self._heard_s = self._loop.time()
@@ -45,24 +45,24 @@ class Watched(asyncio.Protocol):
         self._spoken.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Something was heard."""
+        """Pass data on."""
         self._heard_s = self._loop.time()
         self._spoken.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Nothing more will be."""
+        """Pass the end on."""
         return self._spoken.eof_received()
 
     def pause_writing(self) -> None:
-        """The socket takes no more."""
+        """Pass on that the socket takes no more."""
         self._spoken.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Pass on that the socket takes more."""
         self._spoken.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """End."""
         self._transport = None
         if self._looks is not None:
             self._looks.cancel()
@@ -90,7 +90,7 @@ def watching(
     tls: ssl.SSLContext | None,
     on_refused: Callable[[], None],
 ) -> Acceptor[Watched]:
-    """An `Acceptor` whose connections are watched; its arguments, and what makes what is spoken on one."""
+    """Make an `Acceptor` whose connections are watched; its arguments, and what makes a protocol."""
     acceptor: Acceptor[Watched] = Acceptor(
         lambda: Watched(new_protocol(), acceptor), most=most, tls=tls, on_refused=on_refused
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from epp.apis.content import prompt_content
-from epp.apis.types import CountedPrompt, NotCountableError
+from epp.apis.types import NotCountableError
 from epp.tokens.chunks import safe_markers, split_points
 from epp.tokens.token_offsets import token_offsets
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from epp.apis.content import PromptContent
-    from epp.apis.types import TemplateArguments
+    from epp.apis.types import TemplateArguments, TokenCount
     from epp.tokens.template import ChatTemplate
 
 #: Bytes that tokenizers is given in one call, and of the longest chunk that is counted at all: it takes up to
@@ -62,7 +62,7 @@ class TokenizerModel:
         self._lock = Lock()
         self._seed = secrets.randbits(64)  # nobody outside can search for texts with one hash
 
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
+    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
         """Count a prompt's tokens, and how they spread over its blocks.
 
         Args:
@@ -92,7 +92,7 @@ class TokenizerModel:
         offsets: list[float] = []
         if not content.media_tokens:  # where media are in the text, templates know and canonical bytes do not
             offsets = token_offsets(canonical, b"".join(texts), ends, tokens, block_bytes)
-        return CountedPrompt(total, offsets)
+        return total, offsets
 
     def rendered(self, content: PromptContent, arguments: TemplateArguments = ()) -> list[bytes]:
         """Return the texts that a prompt's tokens are made from.

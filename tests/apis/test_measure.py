@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.registry import affinity_key
-from epp.apis.types import MeasuredPrompt, ParsedRequest
+from epp.apis.types import ParsedRequest
 from epp.prefix_cache import blocks
 from epp.prefix_cache.blocks import BlockHasher
 from epp.tokens.estimate import EstimateCounter
+
+if TYPE_CHECKING:
+    from epp.types import RequestView
 
 COUNTER = EstimateCounter()
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
@@ -18,7 +22,7 @@ def request(data: bytes, *, model: str = "m", salt: str = "", session: str = "")
     return ParsedRequest("api", model, data, False, None, session, salt, False)
 
 
-def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> MeasuredPrompt:
+def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> RequestView:
     return hasher.measure(request(data, **fields), COUNTER, tenant)
 
 
@@ -75,9 +79,9 @@ def test_names_outside_of_the_process_are_keyed_and_stable() -> None:
 
 def test_affinity_keys_on_the_session_else_on_the_first_blocks() -> None:
     def key(data: bytes, session: str = "") -> str:
-        return affinity_key(request(data, session=session), measure(data))
+        return measure(data, session=session).affinity_key
 
     head = b"h" * 16 * 32
     assert key(head + b"a" * 64) == key(head + b"b" * 64) != key(b"i" + head)
-    assert key(head, session="s") == "s"
+    assert key(head, session="s") == key(b"", session="s") == HASHER.export_name("s")
     assert key(b"short") == ""

@@ -9,7 +9,7 @@ import pytest
 
 from epp.errors import EppError
 from epp.extproc.stream import Stream
-from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
+from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
 from epp.lab.bench import learned, prompts, recorded, soak
 from epp.lab.bench.bare import NOBODY, TRANSPORTS, answer
 from epp.lab.bench.children import bare, picker, pool_of
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 BODY = prompts.conversation(2_000, 1)[1]
 
 
-def hold(mode: Mode, chunks: int = 3) -> tuple[list[PickNeeded], list[ProcessingResponse], bytes]:
+def hold(mode: Mode, chunks: int = 3) -> tuple[list[HttpRequest], list[ProcessingResponse], bytes]:
     stream, answer = Stream(), b""
-    asked: list[PickNeeded] = []
+    asked: list[HttpRequest] = []
     replies: list[ProcessingResponse] = []
     for step in recorded.conversation(mode, BODY, chunks):
         before = len(replies)
@@ -42,7 +42,7 @@ def hold(mode: Mode, chunks: int = 3) -> tuple[list[PickNeeded], list[Processing
             while waiting:
                 output = waiting.pop(0)
                 assert not isinstance(output, Abort), output
-                if isinstance(output, PickNeeded):
+                if isinstance(output, HttpRequest):
                     asked.append(output)
                     waiting += stream.picked(Pick("10.0.0.1:8000", "d-1"))
                 elif isinstance(output, ProcessingResponse):
@@ -60,7 +60,7 @@ def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None
     assert len(asked) == 1
     assert sum("epp" in reply.dynamic_metadata.fields for reply in replies) == 1
     wanted = None if mode in (Mode.HEADERS, Mode.STREAMED) else BODY
-    assert asked[0].request.body == wanted
+    assert asked[0].body == wanted
     if mode in (Mode.RESPONSE, Mode.DUPLEX):
         assert answer.count(b"data: ") == 3 + 1
         assert b"cached_tokens" in answer

@@ -22,6 +22,7 @@ from epp.schedule.decision import to_record
 from epp.server.app import App
 from epp.types import MAX_MODEL_CHARS, Cell
 from tests.kit.records import command, decided, recorder_to
+from tests.kit.requests import decide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,8 +170,8 @@ def test_what_cannot_be_fitted_is_said(tmp_path: Path, text: str, words: str) ->
 def test_flight_records_with_feedback_are_checked_answers(tmp_path: Path) -> None:
     requests = decided(6, "laar")
     with recorder_to(tmp_path) as (recorder, _):
-        for decision, ask in requests:
-            recorder.decision(decision, ask)
+        for decision, _ in requests:
+            recorder.decision(decision)
         recorder.verdict(Verdict(id=requests[1][0].id, correct=False), 1.0)
         recorder.verdict(Verdict(id=requests[1][0].id, correct=True), 2.0)
         recorder.verdict(Verdict(id="unknown", correct=True), 3.0)
@@ -222,7 +223,7 @@ def test_the_longest_name_is_the_same_in_configuration_requests_records_and_capa
     app.picker.set_pool([spec.endpoint() for spec in specs.values()], 0.0)
     chat = {"model": public, "messages": [{"role": "user", "content": "what is the answer to all of this?"}]}
     request = HttpRequest("POST", "/v1/chat/completions", {}, json.dumps(chat).encode())
-    decided = app.core.decide(request)
+    decided = decide(app.core, request)
     assert not isinstance(decided, Refusal)
     record = to_record(decided.decision)
     assert record["request"]["model"] == public

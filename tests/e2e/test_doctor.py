@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Self
-
-import pytest
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, parse_pool
-from epp.envoy.settings import Variant
-from tests.kit.doctor import examined, findings, noted, said
+from tests.kit.doctor import examined, noted, said
 from tests.kit.picker import CONFIG, Serving
 from tests.kit.records import ended
 
@@ -70,33 +66,6 @@ async def test_nothing_is_found_on_a_healthy_deployment(tmp_path: Path) -> None:
         assert "holds all endpoints" in notes
 
 
-@pytest.mark.parametrize(
-    ("variant", "expected"),
-    [
-        (Variant.ORIGINAL_DST, ["takes a single endpoint"]),
-        (Variant.FULL_DUPLEX, ["every piece of every answer"]),
-    ],
-)
-async def test_of_the_other_variants_only_what_is_true_is_said(
-    tmp_path: Path, variant: Variant, expected: list[str]
-) -> None:
-    async with Serving(tmp_path, variant=variant) as serving:
-        report = await doctor(serving, tmp_path)
-        for words, what in zip(expected, said(report), strict=True):
-            assert words in what
-
-
-@pytest.mark.parametrize(("fallbacks", "served"), [(0, 200), (2, 503)])
-async def test_original_dst_serves_picks_of_a_single_endpoint(
-    tmp_path: Path, fallbacks: int, served: int
-) -> None:
-    policy = {"fallbacks": fallbacks}
-    async with Serving(tmp_path, variant=Variant.ORIGINAL_DST, policy=policy) as serving:
-        assert (await serving.chat("hello"))[0] == served
-        report = await doctor(serving, tmp_path, config=CONFIG | {"policy": policy})
-        assert any("takes a single endpoint" in what for what in said(report)) is (served == 503)
-
-
 async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
     async with Serving(
         tmp_path, envoy={"observe": False, "retries": 0, "message_timeout_ms": 5000, "eds_path": ""}
@@ -127,88 +96,3 @@ async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
             "no Lua filter",
         ):
             assert words in whats
-
-
-async def test_a_foreign_page_is_told() -> None:
-    async with Engine([]) as engine:
-        report = await examined(parse_config(b"", "epp.yaml"), {}, picker=f"http://{engine.address}")
-        assert any("is not the page of a picker" in what for what in said(report))
-
-
-class Engine:
-    """An engine that answers with a usage of the test's choice and a clock of its own."""
-
-    def __init__(self, usages: list[dict[str, Any] | None], date: str | None = None) -> None:
-        self._usages, self._date = usages, date
-        self.requests = 0
-        self.address = ""
-
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        text = (
-            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1\n'
-        )
-        return web.Response(text=text, headers={"date": self._date} if self._date else {})
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def _chat(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        assert body["max_tokens"] == 1
-        usage = self._usages[self.requests]
-        self.requests += 1
-        return web.json_response({"choices": [], **({"usage": usage} if usage else {})})
-
-
-def usage(cached: int | None) -> dict[str, Any]:
-    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {"prompt_tokens": 420, "completion_tokens": 1, **details}
-
-
-@pytest.mark.parametrize(
-    ("usages", "words", "fix"),
-    [
-        ([usage(0), usage(416)], "", ""),
-        ([usage(None), usage(416)], "", ""),  # SGLang leaves a zero out
-        ([usage(None), usage(None)], "carries no cached_tokens", "--enable-prompt-tokens-details"),
-        ([usage(0), usage(0)], "cached nothing", "--no-enable-prefix-caching"),
-        ([None, None], "carry no usage", "usage"),
-    ],
-)
-async def test_what_an_engine_tells_of_its_cache(usages: list[Any], words: str, fix: str) -> None:
-    async with Engine(usages) as engine:
-        specs = {engine.address: EndpointSpec(address=engine.address)}
-        report = await examined(parse_config(b"", "epp.yaml"), specs)
-        assert engine.requests == 2
-        assert [words in what for what in said(report)] == [True] * bool(words)
-        assert all(fix in finding.fix for finding in findings(report))
-
-
-async def test_no_requests_are_sent_when_none_are_wanted() -> None:
-    async with Engine([]) as engine:
-        specs = {engine.address: EndpointSpec(address=engine.address)}
-        report = await examined(parse_config(b"", "epp.yaml"), specs, send_requests=False)
-        assert engine.requests == 0
-        assert findings(report) == []
-
-
-async def test_a_clock_that_is_off_is_found() -> None:
-    async with Engine([usage(0), usage(416)], date="Sat, 01 Jan 2000 00:00:00 GMT") as engine:
-        specs = {engine.address: EndpointSpec(address=engine.address)}
-        (what,) = said(await examined(parse_config(b"", "epp.yaml"), specs), "clock")
-        assert engine.address in what

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
-from epp.envoy.settings import Variant
 from tests.e2e.test_faults import STEADY, under_load, until_seen
 from tests.kit.picker import Serving
 from tests.kit.records import recorded
@@ -82,18 +81,6 @@ async def test_an_answer_under_way_outlives_the_draining_and_the_removal_of_its_
             serving.write_pool([b])
             await until_held(serving, lambda hosts: a.address not in hosts)
             assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
-
-
-async def test_a_host_name_is_written_as_its_address_and_picked(tmp_path: Path) -> None:
-    async with Serving(tmp_path, variant=Variant.FULL_DUPLEX) as serving:
-        replica = serving.replicas[0]
-        serving.write_pool([EndpointSpec(address=replica.address.replace("127.0.0.1", "localhost"))])
-        await until_held(serving, lambda hosts: list(hosts) == [replica.address])
-        before = replica.requests
-        assert (await serving.chat())[0] == 200, (
-            "no other serves, so it is picked before Envoy has had its time"
-        )
-        assert replica.requests > before
 
 
 async def test_a_pick_that_envoy_cannot_honour_is_counted_logged_once_and_explained(

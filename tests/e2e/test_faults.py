@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from epp.server.command import STALLED
 from tests.kit.hanging import HANGING
@@ -45,19 +44,6 @@ async def until_seen(seen: Counter[int], more: int) -> None:
     async with asyncio.timeout(30):
         while seen.total() < target:
             await asyncio.sleep(0.01)
-
-
-async def test_a_killed_picker_costs_no_request_and_is_used_again_when_back(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        stop, tasks, seen = await under_load(serving)
-        await until_seen(seen, 100)
-        await serving.picker.kill()
-        await until_seen(seen, 200)
-        await serving.picker.start()
-        await serving.picker.until_metric("epp_decisions_total", lambda value: value > 0, policy="gorgo-ms")
-        stop.set()
-        await asyncio.gather(*tasks)
-        assert set(seen) == {200}
 
 
 async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_path: Path) -> None:
@@ -101,48 +87,6 @@ async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path, va
         assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
 
 
-@pytest.mark.parametrize("alive", [True, False])
-async def test_a_forged_destination_never_chooses(tmp_path: Path, alive: bool) -> None:
-    async with Serving(tmp_path) as serving:
-        admin = serving.envoy.admin_url.removeprefix("http://")
-        forged = {
-            "x-gateway-destination-endpoint": admin,
-            "x-gateway-destination-endpoint-subset": admin,
-            "x-gateway-destination-endpoint-served": admin,
-        }
-        if not alive:
-            await serving.picker.kill()
-        for _ in range(20):
-            status, body = await serving.chat("forged", headers=forged)
-            assert status == 200
-            assert body["object"] == "chat.completion"
-
-
-async def test_a_killed_replica_fails_at_most_what_it_held_and_returns_when_healthy(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        stop, tasks, seen = await under_load(serving)
-        await until_seen(seen, 100)
-        victim = serving.replicas[0]
-        await victim.kill()
-        await serving.picker.until_metric(
-            "epp_endpoint_unavailable", lambda value: value == 1, endpoint=victim.address, reason="ejected"
-        )
-        await until_seen(seen, 200)
-        failed = seen.total() - seen[200]
-        assert failed <= 20, f"at most one per client was on the replica: {seen}"
-        await victim.start()
-        await serving.picker.until_metric(
-            "epp_endpoint_unavailable", lambda value: value == 0, endpoint=victim.address, reason="ejected"
-        )
-        before = victim.requests
-        async with asyncio.timeout(20):
-            while victim.requests < before + 20:
-                await asyncio.sleep(0.05)
-        stop.set()
-        await asyncio.gather(*tasks)
-        assert seen.total() - seen[200] == failed, "nothing fails once it is ejected, nor when it returns"
-
-
 async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path) -> None:
     endless = [quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 50.0),)), answer_tokens=4000)]
     async with Serving(tmp_path, replicas=endless) as serving:
@@ -170,15 +114,6 @@ async def test_without_hosts_of_its_own_envoy_refuses_what_a_hung_picker_does_no
         assert (await serving.chat("awake"))[0] == 200
 
 
-async def test_a_hung_picker_costs_its_timeout_and_no_request(tmp_path: Path) -> None:
-    async with Serving(tmp_path, envoy={"message_timeout_ms": 250}) as serving:
-        serving.picker.freeze()
-        for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
-            assert status == 200
-        serving.picker.thaw()
-        assert (await serving.chat("awake"))[0] == 200
-
-
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
 async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
     tmp_path: Path, variant: Variant
@@ -196,50 +131,3 @@ async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
         async with asyncio.timeout(20):
             while (await serving.chat("after"))[0] != 200:
                 await asyncio.sleep(0.1)
-
-
-async def test_the_pool_follows_its_file_through_every_mistake(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        picker, specs = serving.picker, [EndpointSpec(address=r.address) for r in serving.replicas]
-        file = tmp_path / "endpoints.yaml"
-        file.write_text("endpoints: [{address: nonsense}]")
-        await picker.until_metric("epp_file_ok", lambda value: value == 0, file="endpoints")
-        assert (await serving.chat())[0] == 200, "a broken file keeps the last good pool"
-        assert f"{file}: endpoints[0].address: " in picker.log()
-        file.write_text("")
-        assert (await serving.chat())[0] == 200, "so does a file cut to nothing"
-        file.write_text("endpoints: []")
-        await picker.until_metric("epp_file_ok", lambda value: value == 1, file="endpoints")
-        status, body = await serving.chat()
-        assert status == 503
-        assert "no endpoints" in body["error"]["message"]
-        await picker.until_ready(503)
-        serving.write_pool(specs[:1])
-        await picker.until_metric(
-            "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=specs[0].address
-        )
-        await picker.until_metric(
-            "epp_endpoint_unavailable", lambda value: value == 0, endpoint=specs[0].address, reason="draining"
-        )  # until Envoy knows it
-        before = serving.replicas[0].requests
-        for _ in range(5):
-            assert (await serving.chat())[0] == 200
-        assert serving.replicas[0].requests >= before + 5
-        await picker.until_ready()
-
-
-async def test_weights_torn_mid_write_keep_the_last_good_values(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        picker, file = serving.picker, tmp_path / "weights.yaml"
-        file.write_text("weights: {decode_weight: 0.25, network_weight: 1.5}")
-        await picker.until_metric("epp_weight", lambda value: value == 1.5, name="network_weight")
-        file.write_text("weights: {decode_weight: 0.")
-        await picker.until_metric("epp_file_ok", lambda value: value == 0, file="weights")
-        assert await picker.metric("epp_weight", name="network_weight") == 1.5
-        assert picker.log().count("weights.yaml:") == 1, "told once, not at every look"
-        assert f"{file}: " in picker.log(), "and where it lies"
-        (tmp_path / "overrides.yaml").write_text("weights: {network_weight: 0.75}")
-        await picker.until_metric("epp_weight", lambda value: value == 0.75, name="network_weight")
-        file.write_text("weights: {decode_weight: 0.5, network_weight: 2.0}")
-        await picker.until_metric("epp_weight", lambda value: value == 0.5, name="decode_weight")
-        assert await picker.metric("epp_weight", name="network_weight", source="override") == 0.75

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from tests.kit.engines import Answered, Asked, Engine, EngineServing
 from tests.kit.envoy import require_envoy
-from tests.kit.picker import CHAT, Serving
-from tests.kit.replicas import MODEL, quick_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -152,49 +148,6 @@ async def test_streams_are_restored_however_they_are_cut(serving: EngineServing,
     assert serving.engines[0].asked or serving.engines[1].asked
 
 
-async def test_a_compressed_answer_passes_as_it_came(serving: EngineServing) -> None:
-    def zipped(asked: Asked) -> Answered:
-        return Answered([gzip.compress(chat_answer(asked))], headers={"content-encoding": "gzip"})
-
-    answers(serving, zipped)
-    status, body = await serving.chat(model="chat")
-    assert status == 200
-    assert body["model"] in {"llama-a", "llama-b/with-a-longer-name"}, "what the engine said"
-
-
-async def test_anthropic_streams_are_restored_and_tool_inputs_are_not(serving: EngineServing) -> None:
-    def messages(asked: Asked) -> Answered:
-        model = asked.fields["model"]
-        message = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": model,
-                   "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}  # fmt: skip
-        block = {"type": "tool_use", "id": "t", "name": "f", "input": {"model": model}}
-        documents: list[dict[str, Any]] = [
-            {"type": "message_start", "message": message},
-            {"type": "content_block_start", "index": 0, "content_block": block},
-            {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
-            {"type": "message_stop"},
-        ]
-        pieces = [f"event: {d['type']}\ndata: {json.dumps(d)}\n\n".encode() for d in documents]
-        return Answered(pieces, "text/event-stream", chunked=True)
-
-    answers(serving, messages)
-    body = {
-        "model": "chat",
-        "max_tokens": 8,
-        "messages": [{"role": "user", "content": "hi"}],
-        "stream": True,
-    }
-    async with serving.http.post(f"{serving.url}/v1/messages", json=body) as answer:
-        lines = (await answer.text()).splitlines()
-    seen = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert [line for line in lines if line.startswith("event: ")] == [f"event: {one['type']}" for one in seen]
-    assert seen[0]["message"]["model"] == "chat"
-    assert seen[1]["content_block"]["input"] == {
-        "model": next(asked.fields["model"] for engine in serving.engines for asked in engine.asked)
-    }
-
-
 async def test_an_unknown_model_is_404_in_openais_words(serving: EngineServing) -> None:
     client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
     async with client:
@@ -209,21 +162,6 @@ async def test_an_unknown_model_is_404_in_openais_words(serving: EngineServing) 
     assert not any(engine.asked for engine in serving.engines)
 
 
-async def test_a_body_of_unknown_length_gets_a_new_one(serving: EngineServing) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "x" * 200_000}], "model": "chat"}).encode()
-
-    async def pieces() -> Any:
-        for at in range(0, len(body), 30_000):
-            yield body[at : at + 30_000]
-
-    headers = {"content-type": "application/json"}
-    async with serving.http.post(serving.url + CHAT, data=pieces(), headers=headers) as answer:
-        assert (await answer.json())["model"] == "chat"
-    asked = next(asked for engine in serving.engines for asked in engine.asked)
-    assert asked.fields["messages"][0]["content"] == "x" * 200_000
-    assert asked.fields["model"].startswith("llama-")
-
-
 async def test_an_answer_longer_than_envoys_buffers_is_restored(serving: EngineServing) -> None:
     def long(asked: Asked) -> Answered:
         return Answered([chat_answer(asked, padding="y" * 3_000_000)])
@@ -231,41 +169,6 @@ async def test_an_answer_longer_than_envoys_buffers_is_restored(serving: EngineS
     answers(serving, long)
     status, body = await serving.chat(model="chat")
     assert (status, body["model"], len(body["padding"])) == (200, "chat", 3_000_000)
-
-
-async def test_the_record_names_both_and_fallbacks_have_the_same_name(tmp_path: Path) -> None:
-    three = [Engine({"chat": name}, answer=whole) for name in ("llama-a", "llama-b", "llama-a")]
-    async with EngineServing(tmp_path, three) as serving:
-        for number in range(12):
-            await serving.chat(f"question {number}", model="chat")
-            async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
-                record = await answer.json()
-            assert record["request"]["model"] == "chat"
-            assert record["served_models"] == ["llama-a", "llama-b", "llama-a"]
-            assert record["served_model"] == record["served_models"][record["chosen"]]
-            assert len(record["costs"]) == 3, "the policy prices all of them"
-            alike = {
-                row for row, name in enumerate(record["served_models"]) if name == record["served_model"]
-            }
-            assert set(record["fallbacks"]) == alike - {record["chosen"]}
-
-
-async def test_a_name_that_an_engine_does_not_list_is_shown_and_said_once(tmp_path: Path) -> None:
-    async with Serving(tmp_path, replicas=[quick_config("a")]) as serving:
-        address = serving.replicas[0].address
-
-        async def mismatch(count: int) -> None:
-            await serving.picker.until_metric(
-                "epp_endpoint_model_mismatch", lambda value: value == count, endpoint=address
-            )
-
-        serving.write_pool([EndpointSpec(address=address, models={"chat": MODEL, "big": "absent"})])
-        await mismatch(1)
-        assert serving.picker.log().count("does not serve absent, requests for it fail there") == 1
-        status, _ = await serving.chat(model="chat")
-        assert status == 200, "nothing else changes"
-        serving.write_pool([EndpointSpec(address=address, models={"chat": MODEL})])
-        await mismatch(0)
 
 
 @pytest.mark.parametrize(("setting", "asked_for"), [("always", {"include_usage": True}), ("never", None)])

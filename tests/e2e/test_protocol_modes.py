@@ -160,17 +160,6 @@ async def test_bodies_that_nobody_asks_about_are_not_buffered(
         assert await engines.seen() == {"unread": 4}
 
 
-async def test_bodies_are_read_where_anything_asks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speaking(monkeypatch, SPEECHES["buffered"])
-    usage = {"inject_usage": "always"}
-    async with TwoEngines(tmp_path, policy={"name": "round-robin"}, request=usage) as engines:
-        async with engines.http.post(engines.url + CHAT, data=chat(10), headers=JSON) as answer:
-            assert answer.status == 200
-        assert await engines.seen() == {"whole": 1}
-
-
 async def test_in_observability_mode_all_is_decided_and_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,28 +177,6 @@ async def test_in_observability_mode_all_is_decided_and_nobody_waits(
         assert not any("x-gateway-destination-endpoint" in got.headers for got in engines.got)
         await no_lease_is_left(engines)
         assert "aborted" not in engines.picker.log()
-
-
-async def test_models_are_renamed_in_every_mode_that_shows_the_body(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, name in enumerate(("buffered", "partial", "streamed-ahead", "full duplex")):
-        with monkeypatch.context() as patched:
-            speaking(patched, SPEECHES[name])
-            own = {"restore_model": name != "full duplex"}
-            engines = TwoEngines(tmp_path / str(number), envoy=own)
-            engines.models = [{"m": "engine-a"}, {"m": "engine-b"}]
-            async with engines:
-                async with engines.http.post(engines.url + CHAT, data=chat(10), headers=JSON) as answer:
-                    told = await answer.json()
-                    assert (answer.status, told["model"]) == (200, "m"), name
-                got = engines.got[0]
-                assert json.loads(got.body)["model"].startswith("engine-"), name
-                assert int(got.headers.get("content-length", len(got.body))) == len(got.body)
-                if name == "full duplex":
-                    assert (
-                        await engines.picker.metric("epp_response_model_names_total", result="restored") == 1
-                    )
 
 
 def certificates(folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.records.files import read_records, record_files
 from tests.kit.picker import CHAT, Serving
 from tests.kit.records import command, ended
 from tests.kit.replicas import MODEL
@@ -51,38 +50,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("policy", ["gorgo", "session-affinity", "random"])
-async def test_what_was_decided_runs_again_to_the_same_choice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
-) -> None:
-    records = tmp_path / "records"
-    async with Serving(tmp_path, policy={"name": policy}) as serving:
-        answers = await asyncio.gather(
-            *(serving.chat(text_of(number % 7, 0), stream=number % 2 == 0) for number in range(60))
-        )
-        assert all(status == 200 for status, _ in answers)
-        async with serving.http.get(f"{serving.url}/v1/models") as answer:
-            assert answer.status == 200
-        await until(lambda: ended(records) == 61)
-        assert command("records", "verify", records) == 0
-        assert "61 decisions run again: all identical" in capsys.readouterr().out
-        assert command("explain", "--records", records) == 0
-        assert "E2E" in capsys.readouterr().out
-        assert await serving.picker.metric("epp_records_dropped_total") == 0
-
-
-async def test_nothing_of_a_client_is_on_file(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        await turns(serving, 1)
-        await until(lambda: ended(tmp_path / "records") == CONVERSATIONS)
-    text = b"".join(path.read_bytes() for path in record_files(tmp_path / "records"))
-    for word in (b"said", b"things", b"session-", b"person-", b"example.com"):
-        assert word not in text
-    sessions = {record["session"] for record in read_records(tmp_path / "records") if "session" in record}
-    assert len(sessions) == CONVERSATIONS
-    assert "" not in sessions
 
 
 async def until_used(serving: Serving) -> None:

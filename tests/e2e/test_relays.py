@@ -15,9 +15,7 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
 from epp.lab.sim.http import SimReplica
-from epp.ops.doctor.command import load
 from epp.records.schema import join
-from tests.kit.doctor import examined, noted, said
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import CHAT, CONFIG, PickerProcess
 from tests.kit.records import recorded
@@ -142,32 +140,6 @@ async def test_a_relay_that_falls_back_says_so_and_the_dead_endpoint_is_left_alo
         assert outcome["served"] == alive
         assert outcome["cause"] == ("completed" if picked == alive else "retried-elsewhere")
         assert picked in (alive, dead)
-
-
-async def test_the_doctor_knows_a_relay_by_any_spelling_of_its_address(tmp_path: Path) -> None:
-    require_envoy()
-    certificates(tmp_path)
-    known = msgspec.structs.replace(relays(tmp_path, ()), regions={"far": "[2001:0DB8:0::1]:8443"})
-    endpoint = EndpointSpec(address="[2001:db8::2]:8000", region="far")
-    (tmp_path / "endpoints.yaml").write_bytes(dump_pool([endpoint]))
-    (tmp_path / "epp.yaml").write_bytes(msgspec.json.encode({"relays": msgspec.to_builtins(known)}))
-    settings = EnvoySettings(
-        endpoints=(endpoint.endpoint(),), relays=known, listener_port=0, admin_port=0, first_token_port=0
-    )
-    async with EnvoyProcess(settings, folder=tmp_path / "global") as envoy:
-        config, specs = load(tmp_path / "epp.yaml")
-        report = await examined(config, {}, envoy_admin=envoy.admin_url)
-    assert specs
-    assert "cluster replicas holds all relays" in noted(report)
-
-
-async def test_the_doctor_asks_engines_through_their_relays(tiers: Tiers) -> None:
-    config, specs = load(tiers.folder / "epp.yaml")
-    report = await examined(config, specs)
-    told = noted(report)
-    for replica in tiers.replicas.values():
-        assert any(text.startswith(f"{replica.address}: metrics of vllm") for text in told)
-    assert said(report) == []
 
 
 async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.headers import header_values, plain_bytes
+from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
-from epp.extproc.stream import Stream, StreamLimits
+from epp.extproc.stream import Stream
 from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
@@ -36,9 +34,9 @@ BUFFERED, PARTIAL = BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL
 HEAD = plain_bytes(header_values(request_headers().request_headers.headers))
 
 
-def words(request: HttpRequest) -> Refusal:
+def words(request: HttpRequest, status: int) -> Refusal:
     assert request.body is None
-    return Refusal(503, f"no room on {request.path}".encode())
+    return Refusal(status, f"no room on {request.path}".encode())
 
 
 def budget(*arguments: Any) -> Share:
@@ -48,14 +46,14 @@ def budget(*arguments: Any) -> Share:
 
 def sending(bodies: Share, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
     """A request whose body is to come."""
-    stream = Stream(StreamLimits(max_body_bytes=50), pick_at=lambda _: at, bodies=bodies)
+    stream = Stream(50, refuse=words, pick_at=lambda _: at, bodies=bodies)
     talk = Conversation(stream)
     talk.send(with_modes(request_headers(), mode))
     return talk
 
 
 def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> None:
-    bodies = budget(30 + 2 * HEAD, words)
+    bodies = budget(30 + 2 * HEAD)
     first, second = sending(bodies), sending(bodies)
     first.send(request_body(bytes(20)), expect=[])
     second.send(request_body(bytes(10)), expect=[])
@@ -73,7 +71,7 @@ def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> Non
 
 def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
     hint = {"endpoints": [f"10.0.0.{number}:8000" for number in range(50)]}
-    bodies = budget(2 * HEAD + 5000, words)
+    bodies = budget(2 * HEAD + 5000)
     sending(bodies)
     talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
     headers = with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", hint)
@@ -96,12 +94,11 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
 def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
     bodies, asked = budget(), list[HttpRequest]()
 
-    def note(request: HttpRequest) -> Refusal:
+    def note(request: HttpRequest, status: int) -> Refusal:
         asked.append(request)
-        return words(request)
+        return Refusal(status, b"no room")
 
-    bodies.refusal = note
-    talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    talk = Conversation(Stream(refuse=note, pick_at=lambda _: PickAt.BODY, bodies=bodies))
     talk.send(with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", {"a": 1.0}))
     talk.send(request_body(b"{}", end=True))
     talk.pick()
@@ -114,11 +111,11 @@ def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
 
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED, PARTIAL])
 def test_what_makes_a_body_whole_is_taken_without_room(mode: BodyMode) -> None:
-    bodies = budget(10 + 2 * HEAD, words)
+    bodies = budget(10 + 2 * HEAD)
     sending(bodies).send(request_body(bytes(10)))
     talk = sending(bodies, mode)
     talk.send(request_body(b"123456789012", end=mode is not PARTIAL))
-    assert talk.asked().request.body == b"123456789012"
+    assert talk.asked().body == b"123456789012"
     assert bodies.held_bytes == 2 * HEAD + 22, "until its pick is answered"
     talk.pick()
     assert bodies.held_bytes == HEAD + 10
@@ -139,11 +136,6 @@ def refused(talk: Conversation) -> None:
     talk.refuse()
 
 
-def passed(talk: Conversation) -> None:
-    whole(talk)
-    talk.pass_through()
-
-
 def ended_by_trailers(talk: Conversation) -> None:
     talk.send(request_trailers())
     talk.pick()
@@ -161,9 +153,7 @@ def answered_before(talk: Conversation) -> None:
     talk.send(response_headers("413", end=True))
 
 
-@pytest.mark.parametrize(
-    "end", [picked, refused, passed, ended_by_trailers, too_long, out_of_order, answered_before]
-)
+@pytest.mark.parametrize("end", [picked, refused, ended_by_trailers, too_long, out_of_order, answered_before])
 def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
     bodies = budget(10_000)
     sending(bodies).send(request_body(b"another's"))
@@ -175,56 +165,6 @@ def test_it_is_given_back_once(end: Callable[[Conversation], None]) -> None:
     talk.close(cut=False)
     talk.close(cut=True)
     assert bodies.held_bytes == HEAD + 9
-
-
-@pytest.mark.parametrize("before", [lambda _: None, whole])
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_that_goes_takes_nothing_with_it(before: Callable[[Conversation], None], cut: bool) -> None:
-    bodies = budget(10_000)
-    talk = sending(bodies)
-    talk.send(request_body(b"12345"))
-    before(talk)
-    talk.close(cut=cut)
-    assert bodies.held_bytes == 0
-    talk.pick()
-    assert bodies.held_bytes == 0
-
-
-def test_what_comes_while_an_early_pick_is_made_counts_and_what_is_forwarded_does_not() -> None:
-    bodies = budget(10, words)
-    talk = sending(bodies, at=PickAt.HEADERS)
-    talk.send(request_body(b"12345"), expect=[])
-    assert bodies.held_bytes == 5
-    talk.pick()
-    assert bodies.held_bytes == 0
-    talk.send(request_body(bytes(40)), expect=["request_body"])
-    assert bodies.held_bytes == 0
-    other = sending(bodies, at=PickAt.HEADERS)
-    other.send(request_body(bytes(20)), expect=["immediate_response", ended(Cause.REFUSED)])
-    assert bodies.held_bytes == 0
-
-
-@pytest.mark.parametrize("sizes", [(2,), (0, 1), (1, 511, 512, 513, 3), (600, 2, 2, 600), (0, 600, 0)])
-def test_pieces_however_short_make_the_body_and_take_no_more_than_they_count(sizes: tuple[int, ...]) -> None:
-    """Objects of their own would take twenty times what short ones say."""
-    bodies = budget()
-    talk = Conversation(Stream(bodies=bodies))
-    talk.send(with_modes(request_headers(), DUPLEX))
-    pieces = [
-        bytes((at % 256,)) * size for at, size in zip(range(20_000), itertools.cycle(sizes), strict=False)
-    ]
-    messages = [request_body(piece) for piece in pieces]
-    tracemalloc.start()
-    try:
-        for told in messages:
-            talk.stream.receive(told)
-        taken_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert bodies.held_bytes == HEAD + sum(map(len, pieces))
-    assert taken_bytes < bodies.held_bytes * 1.5 + 5000
-    talk.send(request_body(b"last", end=True))
-    assert talk.asked().request.body == b"".join(pieces) + b"last"
 
 
 def test_who_holds_the_most_gives_way_to_who_holds_little() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import BodyMode
-from epp.extproc.request_modes import HELD_BYTES
+from epp.extproc.modes import HELD_BYTES, BodyMode
 from epp.extproc.stream import Stream
 from epp.extproc.types import Cause, ExchangeEnded, Finish, Observe, Pick, PickAt
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
@@ -17,7 +16,6 @@ from tests.kit.conversation import (
     header_changes,
     request_body,
     request_headers,
-    request_trailers,
     streamed,
     with_modes,
 )
@@ -45,7 +43,7 @@ def headers_reply(outputs: list[object]) -> ProcessingResponse:
 @pytest.mark.parametrize("mode", LOCKSTEP)
 def test_the_body_is_left_with_envoy(mode: BodyMode, at: PickAt) -> None:
     talk = opened(mode, at)
-    request = talk.asked().request
+    request = talk.asked()
     assert (request.body, request.whole) == (None, False)
     reply = headers_reply([*talk.pick()])
     assert reply.request_headers.response.status == CommonResponse.CONTINUE_AND_REPLACE
@@ -57,24 +55,10 @@ def test_the_body_is_left_with_envoy(mode: BodyMode, at: PickAt) -> None:
     talk.send(request_body(b"all the same", end=True), expect=["request_body"])
 
 
-def test_an_override_keeps_what_is_shown_of_responses() -> None:
-    reply = headers_reply([*opened(BodyMode.BUFFERED, PickAt.HEADERS, STREAMED).pick()])
-    assert reply.mode_override.response_body_mode == ProcessingMode.STREAMED
-    assert reply.mode_override.response_header_mode == ProcessingMode.SEND
-
-
-def test_without_bodies_shown_there_is_nothing_to_wait_for() -> None:
-    talk = opened(NONE, PickAt.BODY)
-    reply = headers_reply([*talk.pick(expect=["request_headers"])])
-    assert reply.request_headers.response.status == CommonResponse.CONTINUE
-    assert not reply.HasField("mode_override")
-    talk.send(request_trailers(), expect=["request_trailers"])
-
-
 def test_full_duplex_passes_an_upload_piece_by_piece() -> None:
     talk = opened(DUPLEX, PickAt.HEADERS, DUPLEX)
     talk.send(request_body(b"before the pick"), expect=[])
-    outputs = talk.pick(Pick("a:1", "d", body=b"other", observe_response=Observe.LEAVE))
+    outputs = talk.pick(Pick("a:1", "d", body=b"other", observe_response=Observe.END_STREAM_AFTER_PICK))
     assert streamed(outputs, "request_body") == (b"before the pick", [False])
     assert streamed(talk.send(request_body(b"x" * 70_000)), "request_body") == (b"x" * 70_000, [False, False])
     assert streamed(talk.send(request_body(b"end", end=True)), "request_body") == (b"end", [True])
@@ -84,14 +68,14 @@ def test_full_duplex_passes_an_upload_piece_by_piece() -> None:
 
 def test_an_upgrade_in_full_duplex_can_be_left_with_the_headers() -> None:
     talk = opened(DUPLEX, PickAt.UPGRADE, DUPLEX)
-    outputs = talk.pick(Pick("a:1", "d", observe_response=Observe.LEAVE))
+    outputs = talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK))
     assert outputs[1:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
 
 
 def test_full_duplex_waits_for_what_nobody_needs() -> None:
     talk = opened(DUPLEX, PickAt.EITHER, DUPLEX)
     talk.send(request_body(b"{}", end=True))
-    assert talk.asked().request.body == b"{}"
+    assert talk.asked().body == b"{}"
 
 
 @pytest.mark.parametrize("size", [1, 1000, HELD_BYTES, HELD_BYTES + 1])
@@ -100,10 +84,10 @@ def test_bodies_ahead_are_held_up_to_what_every_gateway_reads(size: int) -> None
     talk.send(request_body(b"x" * size), expect=[] if size <= HELD_BYTES else None)
     if size <= HELD_BYTES:
         talk.send(request_body(b"", end=True))
-        assert talk.asked().request.body == b"x" * size
+        assert talk.asked().body == b"x" * size
         talk.pick(expect=["request_headers", "request_body", "request_body"])
     else:
-        assert not talk.asked().request.whole
+        assert not talk.asked().whole
         talk.pick(expect=["request_headers", "request_body"])
         talk.send(request_body(b"rest", end=True), expect=["request_body"])
 
@@ -112,7 +96,7 @@ def test_bodies_ahead_are_held_up_to_what_every_gateway_reads(size: int) -> None
 def test_a_partial_buffer_may_be_cut(end: bool) -> None:
     talk = opened(BodyMode.BUFFERED_PARTIAL, PickAt.BODY)
     talk.send(request_body(b"{}", end=end))
-    request = talk.asked().request
+    request = talk.asked()
     assert (request.body, request.whole) == (b"{}", end)
     talk.pick(expect=["request_body"])
 
@@ -125,9 +109,9 @@ def test_observing_asks_and_says_nothing(refuse: bool) -> None:
     talk.send(message, expect=[])
     talk.send(request_body(b"x" * 100_000), expect=[])
     talk.send(request_body(b"", end=True))
-    assert talk.asked().request.body == b"x" * 100_000
+    assert talk.asked().body == b"x" * 100_000
     if refuse:
         talk.refuse(expect=[ended(Cause.REFUSED)])
     else:
-        talk.pick(Pick("a:1", "d", observe_response=Observe.LEAVE), expect=[])
+        talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK), expect=[])
         talk.close(expect=[ended(Cause.STREAM_END)])

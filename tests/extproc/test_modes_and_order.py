@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import Assumption, BodyMode
+from epp.extproc.modes import BodyMode, Modes
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Cause, ExchangeEnded
 from epp.pb.ext_proc_pb2 import ProcessingRequest
@@ -30,7 +30,7 @@ def test_undeclared_modes_are_assumed_duplex() -> None:
 
 
 def assumed(mode: BodyMode) -> Conversation:
-    return Conversation(Stream(assume=Assumption(request_body=mode)))
+    return Conversation(Stream(assumed=Modes(mode, DUPLEX, declared=False)))
 
 
 def test_undeclared_modes_are_assumed_as_configured() -> None:
@@ -62,15 +62,8 @@ def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None
     talk = assumed(BUFFERED)
     talk.send(request_headers({**POST, "content-length": length}))
     talk.send(request_body(b"x" * 60))
-    assert talk.asked().request.body == b"x" * 60
+    assert talk.asked().body == b"x" * 60
     assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
-
-
-def test_a_declared_buffer_is_believed_whatever_its_length() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers({**POST, "content-length": "100"}), BUFFERED))
-    talk.send(request_body(b"x" * 60))
-    assert talk.asked().request.body == b"x" * 60
 
 
 OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [
@@ -104,36 +97,3 @@ def test_a_mode_that_is_not_spoken_is_named(mode: BodyMode) -> None:
     abort = outputs[-1]
     assert isinstance(abort, Abort)
     assert (abort.status, mode.name in abort.detail) == ("UNIMPLEMENTED", True)
-
-
-def test_a_mode_from_the_future_is_named() -> None:
-    message = request_headers()
-    message.protocol_config.request_body_mode = 17  # type: ignore[assignment]  # open enum
-    abort = Conversation().send(message)[-1]
-    assert isinstance(abort, Abort)
-    assert "17" in abort.detail
-
-
-REQUEST_PARTS = [request_headers(), request_body(b"{"), request_body(b"}"), request_trailers()]
-
-
-@pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("upto", range(len(REQUEST_PARTS) + 1))
-@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
-def test_a_stream_may_end_anywhere(mode: BodyMode, upto: int, cut: bool) -> None:
-    talk = Conversation()
-    parts = (
-        REQUEST_PARTS if mode is DUPLEX else [REQUEST_PARTS[0], request_body(b"{}"), None, REQUEST_PARTS[3]]
-    )
-    for index, message in enumerate(parts[:upto]):
-        if message is None:
-            talk.pick()
-            continue
-        copy = ProcessingRequest()
-        copy.CopyFrom(message)
-        talk.send(with_modes(copy, mode) if index == 0 else copy)
-    talk.close(cut=cut, expect=[ended(Cause.CLIENT_GONE if cut else Cause.STREAM_END)])
-    talk.pick(expect=[])
-    talk.refuse(expect=[])
-    talk.send(request_headers(), expect=[])
-    talk.close(cut=not cut, expect=[])

@@ -5,20 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from epp.extproc import mutate
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Pick, Refusal
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
-from tests.kit.conversation import DUPLEX, Conversation, request_body, request_headers, with_modes
 from tools import gen_protos
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing these generated classes warns about how they were generated
@@ -47,7 +41,7 @@ PROTO_TYPES = {
 }
 
 
-def messages() -> list[tuple[Descriptor, Any]]:
+def both() -> list[tuple[Descriptor, Any]]:
     return [
         (descriptor, getattr(theirs, name))
         for ours, theirs in PAIRS
@@ -81,7 +75,7 @@ def map_entry(field: FieldDescriptor) -> Descriptor | None:
     return message if message is not None and message.GetOptions().map_entry else None
 
 
-@pytest.mark.parametrize(("ours", "theirs"), messages(), ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("ours", "theirs"), both(), ids=lambda value: getattr(value, "name", ""))
 def test_every_field_is_envoys(ours: Descriptor, theirs: Any) -> None:
     their_fields = {field.name: field for field in dataclasses.fields(theirs)}
     left_out = {name for message, name in LEFT_OUT if message == ours.name}
@@ -128,73 +122,6 @@ def test_our_messages_clash_with_no_definition_of_envoys() -> None:
         assert not ours.DESCRIPTOR.package.startswith("envoy")
 
 
-def read_theirs(message: ext_proc_pb2.ProcessingResponse) -> their_ext_proc.ProcessingResponse:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # their message classes warn of their own fields
-        return their_ext_proc.ProcessingResponse.parse(message.SerializeToString())
-
-
-def replies(mode: BodyMode, pick: Pick) -> list[their_ext_proc.ProcessingResponse]:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), mode))
-    talk.send(request_body(b"hello", end=True))
-    talk.pick(pick)
-    return [read_theirs(o) for o in talk.outputs if isinstance(o, ext_proc_pb2.ProcessingResponse)]
-
-
-def test_an_independent_reader_reads_a_buffered_answer() -> None:
-    pick = Pick("10.0.0.1:8000,10.0.0.2:8000", "d-7", {"x-more": "ü"}, body=b"changed")
-    first, second = replies(BodyMode.BUFFERED, pick)
-    assert first.request_headers is not None
-    assert first.request_headers.response == their_ext_proc.CommonResponse()
-    assert second.request_body is not None
-    common = second.request_body.response
-    assert common is not None
-    assert common.clear_route_cache
-    assert common.body_mutation is not None
-    assert common.body_mutation.body == b"changed"
-    assert common.header_mutation is not None
-    headers = {o.header.key: o.header.raw_value for o in common.header_mutation.set_headers if o.header}
-    assert headers == {
-        "x-more": "ü".encode(),
-        "content-length": b"7",
-        "x-gateway-destination-endpoint": b"10.0.0.1:8000,10.0.0.2:8000",
-    }
-    assert second.dynamic_metadata is not None
-    assert second.dynamic_metadata.to_dict() == {
-        "envoy.lb": {"x-gateway-destination-endpoint": "10.0.0.1:8000,10.0.0.2:8000"},
-        "epp": {"decision_id": "d-7"},
-    }
-
-
-def test_an_independent_reader_reads_a_duplex_answer() -> None:
-    first, second = replies(DUPLEX, Pick("[fd00::1]:8000", "d-8"))
-    assert first.request_headers is not None
-    assert first.dynamic_metadata is not None
-    assert second.request_body is not None
-    assert second.request_body.response is not None
-    mutation = second.request_body.response.body_mutation
-    assert mutation is not None
-    assert mutation.streamed_response == their_ext_proc.StreamedBodyResponse(
-        body=b"hello", end_of_stream=True
-    )
-
-
-def test_an_independent_reader_reads_a_refusal() -> None:
-    refusal = Refusal(429, b"slow down", "text/plain", {"retry-after": "1"}, "epp no endpoint")
-    read = read_theirs(mutate.immediate(refusal)).immediate_response
-    assert read is not None
-    assert read.status is not None
-    assert read.status.code == 429
-    assert read.body == b"slow down"
-    assert read.headers is not None
-    assert {o.header.key: o.header.raw_value for o in read.headers.set_headers if o.header} == {
-        "content-type": b"text/plain",
-        "retry-after": b"1",
-    }
-    assert read.details == "epp_no_endpoint", "response code details hold no whitespace"
-
-
 needs_protoc = pytest.mark.skipif(
     importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed"
 )
@@ -203,38 +130,3 @@ needs_protoc = pytest.mark.skipif(
 @needs_protoc
 def test_generated_code_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     assert gen_protos.main(["--check"]) == 0, capsys.readouterr().err
-
-
-@needs_protoc
-def test_stale_code_is_found(tmp_path: Path) -> None:
-    fresh, committed = tmp_path / "fresh", tmp_path / "committed"
-    fresh.mkdir()
-    names = gen_protos.generate(fresh)
-    for name in names:
-        target = committed / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = (fresh / name).read_text()
-        target.write_text(text)
-    module = committed / "epp/pb/core_pb2.py"
-    module.write_text(module.read_text().replace("raw_value", "raw_valve"))
-    (committed / "epp/pb/http_status_pb2.py").unlink()
-    (committed / "epp/pb/left_over_pb2.py").write_text("")
-    problems = gen_protos.stale(fresh, names, committed)
-    assert "epp/pb/core_pb2.py: differs from its source" in problems
-    assert "epp/pb/http_status_pb2.py: missing" in problems
-    assert "epp/pb/left_over_pb2.py: no source in protos/" in problems
-
-
-@needs_protoc
-def test_another_protoc_is_judged_by_its_descriptors(tmp_path: Path) -> None:
-    fresh, committed = tmp_path / "fresh", tmp_path / "committed"
-    fresh.mkdir()
-    names = gen_protos.generate(fresh)
-    for name in names:
-        (committed / name).parent.mkdir(parents=True, exist_ok=True)
-        text = (fresh / name).read_text().replace("Protobuf Python Version: ", "Protobuf Python Version: 1")
-        (committed / name).write_text(text + "# worded differently\n")
-    assert gen_protos.stale(fresh, names, committed) == []
-    module = committed / "epp/pb/core_pb2.py"
-    module.write_text(module.read_text().replace("raw_value", "raw_valve"))
-    assert gen_protos.stale(fresh, names, committed)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from epp.apis.media import MAX_REQUEST_TOKENS
 from epp.apis.pooling import MAX_REPEATED_BYTES
-from epp.apis.registry import affinity_key, error_words, find_parser
+from epp.apis.registry import error_words, find_parser
 from epp.errors import ClientError
 from epp.prefix_cache.blocks import BlockHasher
 from epp.tokens.estimate import EstimateCounter
@@ -156,7 +156,6 @@ def check(case: Case) -> str:
     assert _COUNTER.count(parsed) == _COUNTER.count(replace(parsed, text_only=False))
     prompt = _HASHER.measure(parsed, _COUNTER)
     assert prompt.prompt_tokens >= bool(parsed.canonical)
-    assert isinstance(affinity_key(parsed, prompt), str)
     assert isinstance(_HASHER.export_name(parsed.session), str)
     return parser.name
 

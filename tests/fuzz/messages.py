@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.stream import Output, Stream, StreamLimits
-from epp.extproc.types import Abort, ExchangeEnded, Finish, Observe, Pick, PickAt, PickNeeded, Refusal
+from epp.extproc.stream import Output, Stream
+from epp.extproc.types import Abort, ExchangeEnded, Finish, HttpRequest, Observe, Pick, PickAt, Refusal
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from tests.kit import conversation as say
 from tests.kit.peer import Peer, Shape, Side
@@ -33,13 +33,11 @@ def shape(rng: random.Random) -> Shape:
     return Shape(pieces, rng.random() < 0.3)
 
 
-def answer_of(rng: random.Random, asked: PickNeeded) -> Pick | Refusal | None:
-    """A pick, a refusal, or None to pass the request on."""
-    if (kind := rng.random()) < 0.1:
+def answer_of(rng: random.Random, asked: HttpRequest) -> Pick | Refusal:
+    """A pick or a refusal."""
+    if rng.random() < 0.1:
         return Refusal(503, b"no")
-    if kind < 0.2:
-        return None
-    replace = asked.request.whole and asked.request.body and rng.random() < 0.3
+    replace = asked.whole and asked.body and rng.random() < 0.3
     observe = rng.choice(list(Observe))
     return Pick("a:1", "d", body=b"another body" * 10 if replace else None, observe_response=observe)
 
@@ -50,7 +48,7 @@ def scene(rng: random.Random) -> tuple[Peer, Stream, str]:
     at, observing = rng.choice(list(PickAt)), rng.random() < 0.1
     peer = Peer(shape(rng), shape(rng), modes, ahead=ahead, overrides=rng.random() < 0.5, observing=observing)
     story = f"{modes[0].name}/{modes[1].name} ahead={ahead} {at} observing={observing}"
-    return peer, Stream(StreamLimits(), pick_at=lambda _: at), story
+    return peer, Stream(pick_at=lambda _: at), story
 
 
 class Play:
@@ -64,7 +62,7 @@ class Play:
         self.rng = rng
         self.peer, self.stream, self.story = scene(rng)
         self.outputs: list[Output] = []
-        self.asked: PickNeeded | None = None
+        self.asked: HttpRequest | None = None
         self.answer: Pick | Refusal | None = None
         self.leases = 0
 
@@ -73,7 +71,7 @@ class Play:
         assert not any(isinstance(output, Abort) for output in heard), heard
         self.peer.take([output for output in heard if isinstance(output, ProcessingResponse)])
         for output in heard:
-            if isinstance(output, PickNeeded):
+            if isinstance(output, HttpRequest):
                 self.asked, self.leases = output, self.leases + 1
             elif isinstance(output, ExchangeEnded):
                 self.leases = 0
@@ -93,9 +91,7 @@ class Play:
         if self.asked is None:
             return
         self.answer, self.asked = answer_of(self.rng, self.asked), None
-        if self.answer is None:
-            self.hear(self.stream.pass_through())
-        elif isinstance(self.answer, Refusal):
+        if isinstance(self.answer, Refusal):
             self.hear(self.stream.refused(self.answer))
         else:
             self.hear(self.stream.picked(self.answer))
@@ -149,7 +145,7 @@ def check(peer: Peer, answer: Pick | Refusal | None, story: str) -> None:
 
 def disorder(rng: random.Random) -> str:
     """Any messages in any order; how the exchange ended."""
-    stream = Stream(StreamLimits(max_body_bytes=1000), pick_at=lambda _: rng.choice(list(PickAt)))
+    stream = Stream(1000, pick_at=lambda _: rng.choice(list(PickAt)))
     outputs: list[Output] = []
     for number in range(rng.randint(1, 12)):
         end, data = rng.random() < 0.4, rng.randbytes(rng.choice((0, 1, 300, 2000)))
@@ -170,7 +166,7 @@ def disorder(rng: random.Random) -> str:
             say.with_modes(message, rng.choice(list(BodyMode)), rng.choice(list(BodyMode)))
         outputs += stream.receive(message)
         if rng.random() < 0.4:
-            outputs += rng.choice([stream.pass_through, lambda: stream.picked(say.PICK)])()
+            outputs += stream.picked(say.PICK)
     outputs += stream.closed(rng.random() < 0.5)
     ends = [output for output in outputs if isinstance(output, ExchangeEnded)]
     assert len(ends) == 1, f"ended {len(ends)} times"

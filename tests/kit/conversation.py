@@ -2,7 +2,7 @@
 
     talk = Conversation()
     talk.send(request_headers(), expect=[])
-    talk.send(request_body(b"{}", end=True), expect=[PickNeeded(...)])
+    talk.send(request_body(b"{}", end=True), expect=[HttpRequest(...)])
     talk.pick(expect=["request_headers", ...])
 
 Builders make messages as Envoy sends them; `check_legal` holds any list of outputs against the rules that
@@ -23,8 +23,8 @@ from epp.extproc.types import (
     Cause,
     ExchangeEnded,
     Finish,
+    HttpRequest,
     Pick,
-    PickNeeded,
     Refusal,
     ResponseData,
     ResponseStarted,
@@ -135,7 +135,7 @@ def matches(output: Output, expected: Expected) -> bool:
         return isinstance(output, ProcessingResponse) and part_of(output) == expected
     if isinstance(
         expected,
-        ProcessingResponse | PickNeeded | ResponseStarted | ResponseData | ExchangeEnded | Finish | Abort,
+        ProcessingResponse | HttpRequest | ResponseStarted | ResponseData | ExchangeEnded | Finish | Abort,
     ):
         return output == expected
     return expected(output)
@@ -179,17 +179,13 @@ class Conversation:
         """Answer the client."""
         return self._heard(f"refused {refusal.status}", self.stream.refused(refusal), expect)
 
-    def pass_through(self, expect: Sequence[Expected] | None = None) -> list[Output]:
-        """Let the request go on."""
-        return self._heard("pass through", self.stream.pass_through(), expect)
-
     def close(self, *, cut: bool = False, expect: Sequence[Expected] | None = None) -> list[Output]:
         """End the gRPC stream."""
         return self._heard(f"closed cut={cut}", list(self.stream.closed(cut)), expect)
 
-    def asked(self) -> PickNeeded:
+    def asked(self) -> HttpRequest:
         """The one pick that was asked for."""
-        asked = [output for output in self.outputs if isinstance(output, PickNeeded)]
+        asked = [output for output in self.outputs if isinstance(output, HttpRequest)]
         assert len(asked) == 1, self._story(f"{len(asked)} picks were asked for")
         return asked[0]
 
@@ -216,13 +212,15 @@ def check_legal(outputs: Sequence[Output]) -> None:
     """Hold all outputs of a stream against what is true of every stream."""
     ends = [index for index, output in enumerate(outputs) if isinstance(output, ExchangeEnded)]
     assert len(ends) <= 1, f"ended {len(ends)} times"
-    assert sum(isinstance(output, PickNeeded) for output in outputs) <= 1, "asked for two picks"
+    assert sum(isinstance(output, HttpRequest) for output in outputs) <= 1, "asked for two picks"
     for index, output in enumerate(outputs):
         if isinstance(output, Finish | Abort):
             assert index == len(outputs) - 1, f"something after {output}"
             assert ends, "a marker without an end"
     for index in ends:
-        late = [o for o in outputs[index + 1 :] if isinstance(o, PickNeeded | ResponseStarted | ResponseData)]
+        late = [
+            o for o in outputs[index + 1 :] if isinstance(o, HttpRequest | ResponseStarted | ResponseData)
+        ]
         assert not late, f"events after the end: {late}"
     for half in ("request", "response"):
         replies = [o for o in outputs if isinstance(o, ProcessingResponse) and part_of(o).startswith(half)]

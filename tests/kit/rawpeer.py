@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from epp.config.load import parse_config
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from epp.server.app import App
-from epp.server.clock import SystemClock
 from epp.server.health import EXT_PROC
+from epp.server.process import SystemClock
 from epp.transport import frames
 from epp.transport.status import Status
 from epp.types import Endpoint

@@ -7,7 +7,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from epp import cli
-from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.config.schema import Records
 from epp.policies.registry import create
@@ -17,16 +16,18 @@ from epp.records.files import read_records
 from epp.records.recorder import FILE_BYTES, FileRecorder
 from epp.records.schema import join
 from epp.schedule.decision import Outcome
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from epp.schedule.decision import Decision
+    from epp.types import RequestView
 
 HASHER = BlockHasher(b"the secret of the tests")
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))
@@ -43,16 +44,16 @@ def ended(folder: Path) -> int:
     return sum(request.outcome is not None for request in join(recorded(folder)))
 
 
-def prompt_of(seed: int, blocks: int = 40) -> MeasuredPrompt:
+def prompt_of(seed: int, blocks: int = 40) -> RequestView:
     """A prompt of 64-token blocks whose hashes depend on the seed alone: longer ones extend shorter ones."""
-    return MeasuredPrompt(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
+    return measured(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
 
 
-def ask_of(seed: int, blocks: int = 40, **fields: Any) -> Ask:
+def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestView:
     """A chat request with such a prompt."""
     name = HASHER.export_name(f"session {seed}")
     fields = {"session": name, "affinity_key": name, "api": "openai-chat", **fields}
-    return Ask(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, **fields)
+    return asked(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, **fields)
 
 
 def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
@@ -76,7 +77,7 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
     return picker
 
 
-def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, Ask]]:
+def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, RequestView]]:
     """So many decisions on eight conversations; every second request has ended by the next."""
     picker = picker_of(policy, **settings)
     found = []
@@ -117,11 +118,11 @@ def recorder_to(folder: Path, **settings: Any) -> Iterator[tuple[FileRecorder, l
         recorder.close()
 
 
-def record_all(folder: Path, requests: list[tuple[Decision, Ask]], **settings: Any) -> None:
+def record_all(folder: Path, requests: list[tuple[Decision, RequestView]], **settings: Any) -> None:
     """Record these with their outcomes."""
     with recorder_to(folder, **settings) as (recorder, _):
-        for decision, ask in requests:
-            recorder.decision(decision, ask)
+        for decision, _ in requests:
+            recorder.decision(decision)
             recorder.outcome(outcome_of(decision), decision.at_wall_s + 0.1)
 
 

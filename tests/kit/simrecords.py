@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.results import SimResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.schedule.decision import Decision
-    from epp.schedule.picker import Ask
+    from epp.types import RequestView
 
 _HASHER = BlockHasher(b"the secret of the tests")
 
@@ -36,13 +36,13 @@ def record_simulation(
 ) -> list[SimResult]:
     """Serve a load and write what a recorder would have written; what clients saw."""
     sim = FleetSim(requests, fleet, create(policy), weights=weights or {}, seed=3, options=WindowOptions())
-    decisions: dict[str, tuple[Decision, Ask]] = {}
+    decisions: dict[str, tuple[Decision, RequestView]] = {}
     pick, over = sim._picker.pick, sim.over
     results: list[SimResult] = []
 
-    def picked(ask: Ask, now_s: float, wall_s: float) -> Decision:
-        decision = pick(ask, now_s, wall_s)
-        decisions[decision.id] = (decision, ask)
+    def picked(request: RequestView, now_s: float, wall_s: float) -> Decision:
+        decision = pick(request, now_s, wall_s)
+        decisions[decision.id] = (decision, request)
         return decision
 
     def ended(result: SimResult) -> None:
@@ -56,13 +56,10 @@ def record_simulation(
     lines: list[tuple[float, dict[str, Any]]] = []
     for result in results:
         decision, ask = decisions[result.decision_id]
-        assert ask.prompt is not None
         record = to_record(
             decision,
-            stream=True,
-            session=ask.session,
-            blocks=_HASHER.coarse_ids(ask.prompt),
-            block_tokens=ask.prompt.block_tokens * _HASHER.coarse_blocks,
+            blocks=_HASHER.coarse_ids(ask),
+            block_tokens=ask.block_tokens * _HASHER.coarse_blocks,
         )
         outcome = Outcome(
             id=decision.id,

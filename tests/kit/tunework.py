@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.clock import ManualClock
 from epp.config.bounds import tuner_bounds
@@ -31,10 +30,11 @@ from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.records.files import file_name
 from epp.schedule.decision import SCHEMA_VERSION, Outcome, outcome_record, to_record
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -276,9 +276,9 @@ class World:
         """One request: decided, recorded, ended."""
         number = next(self._numbers)
         name = f"id{number}"
-        prompt = MeasuredPrompt(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
+        prompt = measured(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
         wall_s = self.clock.wall_s() + keyed_uniform(1, name, "at") * 0.9
-        ask = Ask(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
+        ask = asked(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
         decision = self.picker.pick(ask, self.clock.mono_s(), wall_s)
         self.picker.end(decision.id, "completed", self.clock.mono_s())
         arm = decision.arm.split("/")[1] if decision.arm else ""
@@ -293,7 +293,7 @@ class World:
             e2e_ms=2.0 * ttft_ms,
             usage=Usage(640, 16, 0),
         )
-        lines = [to_record(decision, session=ask.session)]
+        lines = [to_record(decision)]
         if self.outcomes:
             lines.append(outcome_record(outcome, wall_s + outcome.e2e_ms / 1e3))
         self.write(*lines)

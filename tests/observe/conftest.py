@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpcio_services import AccessLog
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from epp.server.report import Report
+    from epp.server.access_log import Report
 
 
 @dataclass

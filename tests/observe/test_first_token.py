@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from epp.server.report import Report
+    from epp.server.access_log import Report
 
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 MISSING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

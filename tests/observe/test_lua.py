@@ -16,7 +16,7 @@ from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 import epp.envoy
 from epp.apis.usage import NO_USAGE, Usage, UsageReader
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.server.report import decode
+from epp.server.access_log import decode
 from tests.observe import answers
 from tests.observe.entries import entry, wire
 

@@ -14,9 +14,9 @@ from epp.envoy import clusters, filters, observe
 from epp.envoy.examples import ENDPOINTS
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.extproc import mutate
-from epp.server import report
-from epp.server.report import Termination
+from epp.extproc import messages
+from epp.server import access_log
+from epp.server.access_log import Termination
 from tests.observe import answers
 from tests.observe.conftest import running
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.envoy
 
 
 def test_both_sides_use_the_same_names() -> None:
-    assert observe.OBSERVED_NAMESPACE == report.OBSERVED_NAMESPACE
-    assert filters.DECISION_NAMESPACE == mutate.DECISION_NAMESPACE
-    assert clusters.DESTINATION_KEY == mutate.DESTINATION_HEADER
+    assert observe.OBSERVED_NAMESPACE == access_log.OBSERVED_NAMESPACE
+    assert filters.DECISION_NAMESPACE == messages.DECISION_NAMESPACE
+    assert clusters.DESTINATION_KEY == messages.DESTINATION_HEADER
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from epp.apis.types import MeasuredPrompt
 from epp.policies.gorgo_ms import GorgoMs
-from epp.schedule.picker import Ask
 from tests.kit.records import POOL, WALL_S, picker_of
+from tests.kit.requests import asked, measured
+
+if TYPE_CHECKING:
+    from epp.types import RequestView
 
 _WEIGHT = GorgoMs.weight_specs["prefill_weight"].default
 BLOCK_TOKENS, CONTEXT, TASK, SIBLINGS = 64, 112, 2, 8
 
 
-def _ask(sibling: int | None) -> Ask:
+def _ask(sibling: int | None) -> RequestView:
     """The planner's request, or one of a sibling: the planner's context and a task of its own."""
     blocks = list(range(1, CONTEXT + 1))
     if sibling is not None:
         blocks += [1_000 * (sibling + 1) + number for number in range(TASK)]
-    prompt = MeasuredPrompt(0, len(blocks) * BLOCK_TOKENS, blocks, float(BLOCK_TOKENS))
-    return Ask(model="m", prompt=prompt, body_bytes=9000, max_output_tokens=90, api="openai-chat")
+    prompt = measured(0, len(blocks) * BLOCK_TOKENS, blocks, float(BLOCK_TOKENS))
+    return asked(model="m", prompt=prompt, body_bytes=9000, max_output_tokens=90, api="openai-chat")
 
 
 def _fan_out(apart_s: float) -> tuple[set[str], list[float]]:

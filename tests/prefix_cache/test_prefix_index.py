@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -8,9 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from epp.apis.types import MeasuredPrompt
 from epp.keyed_uniform import keyed_uniform
 from epp.prefix_cache.index import PrefixIndex
+from tests.kit.requests import measured
+
+if TYPE_CHECKING:
+    from epp.types import RequestView
 
 BLOCK = 10.0
 
@@ -20,11 +24,11 @@ def chain(path: tuple[int, ...]) -> list[int]:
     return [int(keyed_uniform(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
 
 
-def prompt(*path: int, tail: int = 0) -> MeasuredPrompt:
-    return MeasuredPrompt(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
+def prompt(*path: int, tail: int = 0) -> RequestView:
+    return measured(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
 
 
-def cached(index: PrefixIndex, asked: MeasuredPrompt, *slots: int) -> list[float]:
+def cached(index: PrefixIndex, asked: RequestView, *slots: int) -> list[float]:
     found: list[float] = index.match(asked).cached_tokens(np.array(slots, dtype=np.intp)).tolist()
     return found
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.types import MeasuredPrompt
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
+from tests.kit.requests import measured
+
+if TYPE_CHECKING:
+    from epp.types import RequestView
 
 BLOCK = 10
 
 
-def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> MeasuredPrompt:
+def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> RequestView:
     """A prompt whose first ``shared`` tokens are the family's, the rest its own."""
     blocks = [
         family * 10**6 + number if (number + 1) * BLOCK <= shared or not own else own * 10**9 + number
         for number in range(tokens // BLOCK)
     ]
-    return MeasuredPrompt(0, tokens, blocks, float(BLOCK))
+    return measured(0, tokens, blocks, float(BLOCK))
 
 
-def cached(index: PrefixIndex, asked: MeasuredPrompt, *slots: int) -> list[float]:
+def cached(index: PrefixIndex, asked: RequestView, *slots: int) -> list[float]:
     tokens: list[float] = index.match(asked).cached_tokens(np.array(slots or (0,), np.intp)).tolist()
     return tokens
 

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.types import MeasuredPrompt
 from epp.prefix_cache.warm_index import Seeds, WarmIndex
+from tests.kit.requests import measured
+
+if TYPE_CHECKING:
+    from epp.types import RequestView
 
 STEP, BLOCK_TOKENS = 6, 64.0
 COARSE_TOKENS = STEP * BLOCK_TOKENS
 SLOTS = np.arange(3)
 
 
-def chain(*runs: tuple[int, int]) -> MeasuredPrompt:
+def chain(*runs: tuple[int, int]) -> RequestView:
     """A prompt of runs of blocks: (seed, count); hashes depend on all that comes before."""
     blocks, value = [], 0
     for seed, count in runs:
         for _ in range(count):
             value = hash((value, seed)) & 0xFFFF_FFFF_FFFF_FFFF
             blocks.append(value)
-    return MeasuredPrompt(0, round(len(blocks) * BLOCK_TOKENS), blocks, BLOCK_TOKENS)
+    return measured(0, round(len(blocks) * BLOCK_TOKENS), blocks, BLOCK_TOKENS)
 
 
 def name(block: int) -> str:
     return f"<{block:x}>"
 
 
-def names(prompt: MeasuredPrompt) -> list[str]:
+def names(prompt: RequestView) -> list[str]:
     return [name(block) for block in prompt.blocks[STEP - 1 :: STEP]]
 
 
@@ -39,7 +42,7 @@ def index(**settings: Any) -> WarmIndex:
     return WarmIndex(**settings, name_block=name, coarse_blocks=STEP)
 
 
-def seeded(*held: tuple[int, MeasuredPrompt], capacity_tokens: float = 1e6) -> WarmIndex:
+def seeded(*held: tuple[int, RequestView], capacity_tokens: float = 1e6) -> WarmIndex:
     """An index with seeds, the first given being the latest used."""
     warm = index()
     seeds = Seeds(dict.fromkeys(range(3), capacity_tokens))
@@ -49,7 +52,7 @@ def seeded(*held: tuple[int, MeasuredPrompt], capacity_tokens: float = 1e6) -> W
     return warm
 
 
-def cached(warm: WarmIndex, prompt: MeasuredPrompt) -> list[float]:
+def cached(warm: WarmIndex, prompt: RequestView) -> list[float]:
     found: list[float] = warm.match(prompt).cached_tokens(SLOTS).tolist()
     return found
 

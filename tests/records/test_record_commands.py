@@ -31,8 +31,8 @@ def folder(tmp_path: Path) -> Path:
     for policy, number in (("gorgo", 30), ("random", 10)):
         requests = decided(number, policy, prefix=policy)
         with recorder_to(tmp_path / "records") as (recorder, _):
-            for index, (decision, ask) in enumerate(requests):
-                recorder.decision(decision, ask)
+            for index, (decision, _) in enumerate(requests):
+                recorder.decision(decision)
                 cause = "completed" if index % 3 else "client-gone"
                 if index < number - 1:
                     recorder.outcome(outcome_of(decision, cause=cause), decision.at_wall_s + 0.5)

@@ -57,7 +57,8 @@ def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
 def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[str, Any]) -> None:
     for decision, _ in decided(40, policy, **settings):
         again = rerun(decision_of(through_json(decision)), create(policy))
-        for name in ("id", "request", "chosen", "fallbacks", "tied", "held_back", "weights_version"):
+        assert through_json(again)["request"] == through_json(decision)["request"]
+        for name in ("id", "chosen", "fallbacks", "tied", "held_back", "weights_version"):
             assert getattr(again, name) == getattr(decision, name), name
         assert np.array_equal(again.ranking.costs, decision.ranking.costs)
         assert np.array_equal(again.probabilities(), decision.probabilities())

@@ -49,9 +49,8 @@ def test_each_request_is_a_decision_and_an_outcome_with_one_id(tmp_path: Path, c
         assert request.outcome["ttft_ms"] == 12.5
         assert request.decision["endpoints"][request.decision["chosen"]] == decision.endpoint
         assert request.decision["session"] == ask.session
-        assert ask.prompt is not None
-        assert request.decision["blocks"] == HASHER.coarse_ids(ask.prompt)
-        assert len(request.decision["blocks"]) == len(ask.prompt.blocks) // HASHER.coarse_blocks
+        assert request.decision["blocks"] == HASHER.coarse_ids(ask)
+        assert len(request.decision["blocks"]) == len(ask.blocks) // HASHER.coarse_blocks
         assert 256 <= request.decision["block_tokens"] <= 512
 
 
@@ -59,8 +58,7 @@ def test_no_raw_block_hash_leaves_the_process(tmp_path: Path) -> None:
     record_all(tmp_path, decided(20))
     text = b"".join(path.read_bytes() for path in record_files(tmp_path))
     for _, ask in decided(20):
-        assert ask.prompt is not None
-        for block in ask.prompt.blocks:
+        for block in ask.blocks:
             assert f"{block:016x}".encode() not in text
             assert b'"%d"' % block not in text
 
@@ -205,16 +203,16 @@ def test_lost_records_are_counted_and_requests_go_on(tmp_path: Path, monkeypatch
     disk = FullDisk(monkeypatch)
     requests = decided(60)
     with recorder_to(tmp_path) as (log, dropped):
-        for decision, ask in requests[:20]:
-            log.decision(decision, ask)
+        for decision, _ in requests[:20]:
+            log.decision(decision)
         drain(log)
         disk.room = 0
-        for decision, ask in requests[20:50]:
-            log.decision(decision, ask)
+        for decision, _ in requests[20:50]:
+            log.decision(decision)
         drain(log)
         disk.room = 1 << 30
-        for decision, ask in requests[50:]:
-            log.decision(decision, ask)
+        for decision, _ in requests[50:]:
+            log.decision(decision)
     assert sum(dropped) == 30
     ids = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert ids == [decision.id for decision, _ in requests[:20] + requests[50:]]
@@ -256,8 +254,8 @@ def test_a_hanging_disk_fills_the_queue_and_then_drops(
     requests = decided(10)
     with recorder_to(tmp_path) as (log, dropped):
         for _ in range(30):
-            for decision, ask in requests:
-                log.decision(decision, ask)  # returns at once, or this test would hang
+            for decision, _ in requests:
+                log.decision(decision)  # returns at once, or this test would hang
         lost = sum(dropped)
         assert lost > 200
         gate.set()
@@ -265,11 +263,11 @@ def test_a_hanging_disk_fills_the_queue_and_then_drops(
 
 
 def test_a_record_that_cannot_be_encoded_costs_itself_only(tmp_path: Path) -> None:
-    (good, ask), (bad, other) = decided(2)
+    (good, _), (bad, _) = decided(2)
     bad = msgspec.structs.replace(bad, weights={"w": object()})
     with recorder_to(tmp_path) as (log, dropped):
-        log.decision(bad, other)
-        log.decision(good, ask)
+        log.decision(bad)
+        log.decision(good)
         log.outcome(outcome_of(good, ttft_ms=float("nan"), status=None), 1.0)
     assert dropped == [1]
     (request,) = join(read_records(tmp_path))

@@ -48,12 +48,12 @@ async def test_a_thread_that_fails_starts_again_and_loses_what_it_held(
     first, second, *rest = decided(5)
     for request in (first, second):
         seen = len(restarts)
-        log.decision(*request)
+        log.decision(request[0])
         await until(lambda: len(restarts) > seen)  # noqa: B023  # awaited at once
     assert sum(dropped) == 2
     disk.broken = False
     for request in rest:
-        log.decision(*request)
+        log.decision(request[0])
     log.close()
     kept = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert kept == [decision.id for decision, _ in rest]

@@ -16,8 +16,7 @@ from epp.apis.rewrite_answer import restorer
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.schedule.picker import Ask
-from epp.server.rewrite import rewritten
+from epp.server.gateway import rewrite_bodies
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
@@ -113,7 +112,10 @@ def test_other_answers_keep_their_bytes_and_length(mode: BodyMode, pick: Pick) -
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, DUPLEX])
 def test_an_answer_that_must_be_changed_is_not_left(mode: BodyMode) -> None:
     pick = Pick(
-        "10.0.0.1:8000", "d-1", observe_response=Observe.LEAVE, rewrite_response=partial(restorer, "public")
+        "10.0.0.1:8000",
+        "d-1",
+        observe_response=Observe.END_STREAM_AFTER_PICK,
+        rewrite_response=partial(restorer, "public"),
     )
     conversation = talk(mode, pick)
     outputs = conversation.send(response_body(BODY, end=True))
@@ -131,10 +133,12 @@ def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Pick, Convers
     request = HttpRequest("POST", "/v1/chat/completions", sent, raw)
     one = decided(1)[0][0]
     decision = replace(
-        one, served_models=(served,) * len(one.fleet), request=replace(one.request, model="public")
+        one,
+        served_models=(served,) * len(one.fleet),
+        request=replace(one.request, model="public", api="openai-chat", stream=True),
     )
-    ask = Ask(model="public", api="openai-chat", stream=True)
-    pick = rewritten(Pick("10.0.0.1:8000", "d-1"), request, decision, ask, **options)
+    pick = Pick("10.0.0.1:8000", "d-1")
+    rewrite_bodies(pick, request, decision, **options)
     conversation = Conversation()
     conversation.send(with_modes(request_headers(), mode, BodyMode.NONE))
     conversation.send(request_body(raw, end=True))

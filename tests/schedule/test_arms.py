@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.apis.types import MeasuredPrompt
 from epp.config.plan import Plan, Split, Switchback, render_plan
 from epp.errors import ConfigError
 from epp.learn.tuner.samples import read_stamp
 from epp.policies.balancing import LeastRequest
 from epp.policies.gorgo import Gorgo
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
-from epp.types import Endpoint
+from epp.types import Endpoint, RequestView
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
@@ -66,8 +66,8 @@ def test_a_session_keeps_its_arm_and_the_decision_says_so() -> None:
     arms: dict[str, set[str]] = {}
     for number in range(400):
         session = f"s{number % 100}"
-        prompt = MeasuredPrompt(1, 1000, [number], 64.0)
-        decision = serving.pick(Ask(prompt=prompt, session=session), 0.0, START + number)
+        prompt = measured(1, 1000, [number], 64.0)
+        decision = serving.pick(asked(prompt=prompt, session=session), 0.0, START + number)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         assert stamp.trial == "c1-screen"
@@ -84,7 +84,7 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
     serving = picker(book(switchback()))
     by_block: dict[int, set[str]] = {}
     for second in range(0, 800, 5):
-        decision = serving.pick(Ask(), 0.0, START + second)
+        decision = serving.pick(asked(), 0.0, START + second)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         by_block.setdefault(second // 40, set()).add(stamp.arm)
@@ -94,7 +94,7 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
 
 
 def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
-    decision = picker(book(switchback())).pick(Ask(opaque=True), 0.0, START)
+    decision = picker(book(switchback())).pick(asked(opaque=True), 0.0, START)
     assert decision.policy == "least-request"
     assert not decision.arm
 
@@ -115,11 +115,11 @@ def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split)
     assert (weights.current, weights.arm_weights, weights.plan.trial) == before
 
 
-def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
+def prompt(template: int, conversation: int, turn: int, length: int = 5) -> RequestView:
     """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
     shared = [template * 1_000_000 + depth for depth in range(length)]
     own = [template * 1_000_000 + conversation * 1000 + 100 + depth for depth in range(turn)]
-    return MeasuredPrompt(7, 4000, [*shared, *own], 64.0)
+    return measured(7, 4000, [*shared, *own], 64.0)
 
 
 def learned() -> PromptRoots:
@@ -139,14 +139,14 @@ def test_the_root_of_a_conversation_lies_below_its_template() -> None:
 def test_requests_without_sessions_are_drawn_by_their_root() -> None:
     serving = picker(book(split(share=0.5)))
 
-    def stamp(ask: Ask) -> str:
+    def stamp(ask: RequestView) -> str:
         return serving.pick(ask, START, START).arm
 
     for number in range(150):
-        stamp(Ask(prompt=prompt(1, 500 + number, 2)))
+        stamp(asked(prompt=prompt(1, 500 + number, 2)))
     found = {}
     for number in range(40):
-        stamps = {stamp(Ask(prompt=prompt(1, number, turn))) for turn in range(1, 5)}
+        stamps = {stamp(asked(prompt=prompt(1, number, turn))) for turn in range(1, 5)}
         assert len(stamps) == 1
         found[number] = stamps.pop()
     assert len(set(found.values())) == 2

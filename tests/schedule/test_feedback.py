@@ -10,17 +10,18 @@ import pytest
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause
 from epp.schedule.decision import Source, outcome_record
-from epp.schedule.picker import Ask
 from tests.kit.records import ask_of, picker_of
+from tests.kit.requests import asked
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Outcome
     from epp.schedule.picker import Picker
+    from epp.types import RequestView
 
 WALL_S = 1_700_000_000.0
 
 
-def served(picker: Picker, ask: Ask, usage: Usage, now_s: float, **end: Any) -> Outcome:
+def served(picker: Picker, ask: RequestView, usage: Usage, now_s: float, **end: Any) -> Outcome:
     decision = picker.pick(ask, now_s, WALL_S)
     picker.first_token(decision.id, now_s + 0.1, Source.STREAM)
     picker.response_started(decision.id, 200, end.get("served", ""))
@@ -59,7 +60,7 @@ def test_bytes_per_token_are_learned_from_whoever_tells() -> None:
     served(picker, ask_of(1, text_bytes=9000), Usage(3000, 5, None), 0.0)
     served(picker, ask_of(2, text_bytes=9000), NO_USAGE, 2.0)
     served(picker, ask_of(3, text_bytes=0), Usage(3000, 5, None), 4.0)
-    served(picker, Ask(model="m"), Usage(3000, 5, None), 6.0)
+    served(picker, asked(model="m"), Usage(3000, 5, None), 6.0)
     assert told == [("m", 9000, 3000)]
 
 

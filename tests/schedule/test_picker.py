@@ -7,17 +7,17 @@ from itertools import count
 import numpy as np
 import pytest
 
-from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Basis, to_record
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.rerun import rerun
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
-from epp.types import Endpoint
+from epp.types import Endpoint, RequestView
+from tests.kit.requests import asked, measured
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
 RTTS = {"a:1": 20.0, "b:1": 100.0, "c:1": 200.0}
@@ -40,8 +40,8 @@ def build(policy: str = "gorgo", pool: list[Endpoint] | None = None, **settings:
     return picker
 
 
-def prompt(seed: int, blocks: int = 40) -> MeasuredPrompt:
-    return MeasuredPrompt(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
+def prompt(seed: int, blocks: int = 40) -> RequestView:
+    return measured(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
 
 
 def column(picker: Picker, name: str) -> list[float]:
@@ -51,7 +51,7 @@ def column(picker: Picker, name: str) -> list[float]:
 
 def test_a_burst_does_not_herd_because_each_pick_reserves_at_once() -> None:
     picker = build()
-    picked = [picker.pick(Ask(prompt=prompt(n)), 0.0, 0.0).endpoint for n in range(30)]
+    picked = [picker.pick(asked(prompt=prompt(n)), 0.0, 0.0).endpoint for n in range(30)]
     assert {name: picked.count(name) for name in ("a:1", "b:1", "c:1")} == pytest.approx(
         {"a:1": 10, "b:1": 10, "c:1": 10}, abs=1
     )
@@ -59,18 +59,18 @@ def test_a_burst_does_not_herd_because_each_pick_reserves_at_once() -> None:
 
 def test_the_next_turn_goes_where_the_prefix_is() -> None:
     picker = build()
-    first = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    first = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
     picker.end(first.id, "completed", 1.0)
     for other in range(2, 8):
-        picker.end(picker.pick(Ask(prompt=prompt(other)), 1.0, 1.0).id, "completed", 1.0)
-    second = picker.pick(Ask(prompt=prompt(1, 44)), 2.0, 2.0)
+        picker.end(picker.pick(asked(prompt=prompt(other)), 1.0, 1.0).id, "completed", 1.0)
+    second = picker.pick(asked(prompt=prompt(1, 44)), 2.0, 2.0)
     assert second.endpoint == first.endpoint
     assert second.uncached_tokens == 4 * 64
 
 
 def test_what_is_reserved_is_given_back_in_two_steps() -> None:
     picker = build()
-    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    decision = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
     assert sum(column(picker, "pending_uncached_tokens")) == 40 * 64
     assert picker.first_token(decision.id, 0.5)
     assert sum(column(picker, "pending_uncached_tokens")) == 0
@@ -85,10 +85,10 @@ def test_what_is_reserved_is_given_back_in_two_steps() -> None:
 
 def test_a_restart_clears_what_hung_on_the_old_process() -> None:
     picker = build()
-    first = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    first = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
     picker.fleet.restart(first.endpoint, 1.0)
     assert sum(column(picker, "running_requests")) == 0
-    again = picker.pick(Ask(prompt=prompt(1)), 2.0, 2.0)
+    again = picker.pick(asked(prompt=prompt(1)), 2.0, 2.0)
     assert again.uncached_tokens == 40 * 64
     assert picker.usage(first.id, Usage(2560, 10, 0)), "a late report of the old process"
     picker.end(first.id, "completed", 3.0)
@@ -97,7 +97,7 @@ def test_a_restart_clears_what_hung_on_the_old_process() -> None:
 
 def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came_back() -> None:
     picker = build(pool=POOL[:2])
-    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    decision = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
     first, second = [decision.endpoint, *({"a:1", "b:1"} - {decision.endpoint})]
     slot = picker.fleet.slot_of(first)
     assert slot is not None
@@ -116,17 +116,17 @@ def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came
 
 def test_a_body_that_is_not_understood_is_balanced() -> None:
     picker = build()
-    opaque = picker.pick(Ask(opaque=True, body_bytes=10), 0.0, 0.0)
+    opaque = picker.pick(asked(opaque=True, body_bytes=10), 0.0, 0.0)
     assert (opaque.basis, opaque.policy) == (Basis.BALANCE, "least-request")
-    assert picker.pick(Ask(), 0.0, 0.0).policy == "gorgo", "a request without a body is the policy's"
-    assert build("round-robin").pick(Ask(opaque=True), 0.0, 0.0).policy == "round-robin"
+    assert picker.pick(asked(), 0.0, 0.0).policy == "gorgo", "a request without a body is the policy's"
+    assert build("round-robin").pick(asked(opaque=True), 0.0, 0.0).policy == "round-robin"
 
 
 @pytest.mark.parametrize(
     ("ask", "rule"),
-    [(Ask(model="nope"), "model"), (Ask(prompt=prompt(1), max_output_tokens=10_000), "context")],
+    [(asked(model="nope"), "model"), (asked(prompt=prompt(1), max_output_tokens=10_000), "context")],
 )
-def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: Ask, rule: str) -> None:
+def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestView, rule: str) -> None:
     pool = [Endpoint("a:1", models=frozenset({"llama"}), context_tokens=4096)]
     picker = build(pool=pool)
     with pytest.raises(NoEndpointError) as caught:
@@ -141,7 +141,7 @@ def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: Ask, rule: str
 def test_a_decision_run_again_is_the_same_decision(policy: str) -> None:
     picker = build(policy)
     for number in range(25):
-        decision = picker.pick(Ask(prompt=prompt(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
+        decision = picker.pick(asked(prompt=prompt(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
         again = rerun(decision, create(policy))
         assert to_record(again) == to_record(decision)
         assert decision.probabilities()[decision.chosen] > 0

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from epp.apis.types import MeasuredPrompt
-from epp.schedule.picker import Ask, Picker
+from epp.schedule.picker import Picker
 from epp.signals.paths import NONE_IDLE, ConnectionTiming
 from epp.types import Endpoint
+from tests.kit.requests import asked, measured
 from tests.schedule.test_picker import build
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision, Outcome
+    from epp.schedule.picker import Picker
 
 TWINS = [Endpoint("a:1", region="west"), Endpoint("b:1", region="west")]
 FAR_MS = 200.0
@@ -33,7 +34,7 @@ def far_twins() -> Picker:
 def pick(picker: Picker, now_s: float) -> Decision:
     """A prompt of its own, so that no cache attracts it."""
     blocks = [int(now_s * 1e6) * 1_000 + number for number in range(1, 31)]
-    return picker.pick(Ask(prompt=MeasuredPrompt(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
+    return picker.pick(asked(prompt=measured(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
 
 
 def over(picker: Picker, decision: Decision, told: ConnectionTiming | None, now_s: float) -> Outcome:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server.app import App
-from epp.server.clock import SystemClock
 from epp.server.files import replace_file
+from epp.server.process import SystemClock
 from tests.kit import certificates
 from tests.kit.waiting import until
 from tests.server.test_poll import engine, polling

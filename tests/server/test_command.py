@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.cli import main
-from epp.server.command import STALLED, _end_stalled, serve
+from epp.server.command import serve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,19 +41,6 @@ def test_a_start_that_takes_long_ends_when_asked_to(tmp_path: Path, monkeypatch:
     assert time.monotonic() - begun_s < 30
 
 
-class Stumbling:
-    """An application that cannot be stopped in order."""
-
-    def __init__(self) -> None:
-        self.started = asyncio.Event()
-
-    async def start(self, _on_stall: object) -> None:
-        self.started.set()
-
-    async def stop(self) -> None:
-        raise RuntimeError("the socket cannot be closed")
-
-
 class Steady:
     """An application that says what happens to it."""
 
@@ -68,17 +54,6 @@ class Steady:
         self.stopped.set()
 
 
-def test_a_log_that_nobody_reads_does_not_keep_a_stalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses: list[int] = []
-    read = threading.Event()
-    monkeypatch.setattr("epp.server.command._LAST_ENTRY_S", 0.01)
-    monkeypatch.setattr("epp.server.command.log.critical", lambda *_: read.wait())
-    monkeypatch.setattr("os._exit", statuses.append)
-    _end_stalled(5.0, "a stack")
-    assert statuses == [STALLED]
-    read.set()
-
-
 async def test_a_terminal_that_closes_is_drained_for() -> None:
     app: Any = Steady()
     served = asyncio.ensure_future(serve(app))
@@ -86,27 +61,3 @@ async def test_a_terminal_that_closes_is_drained_for() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     await served
     assert app.stopped.is_set()
-
-
-async def test_who_ignores_a_terminal_that_closes_goes_on() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
-    try:
-        app: Any = Steady()
-        served = asyncio.ensure_future(serve(app))
-        await app.started.wait()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert not app.stopped.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await served
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-async def test_a_stop_that_fails_is_no_success() -> None:
-    app: Any = Stumbling()
-    served = asyncio.ensure_future(serve(app))
-    await app.started.wait()
-    os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(RuntimeError, match="cannot be closed"):
-        await served

@@ -132,30 +132,6 @@ async def test_a_start_with_another_pool_than_envoy_follows_waits_until_it_has_r
     start.cancel()
 
 
-async def test_the_file_is_left_alone_where_nothing_in_it_changes(world: World) -> None:
-    world.picker(0.0)
-    world.pool(A)
-    await world.app._pool.start()
-    before = world.file.stat().st_ino
-    world.pool(A, region="eu")
-    world.pool(A, region="us")
-    for _ in range(20):
-        await asyncio.sleep(0.001)
-    assert world.file.stat().st_ino == before
-    world.pool(A, draining=True)
-    await until(lambda: world.written()[A].get("health_status") == "DRAINING")
-
-
-async def test_without_a_usable_pool_the_file_of_an_earlier_process_stays(world: World) -> None:
-    world.picker(0.0)
-    world.pool(A)
-    await world.app._pool.start()
-    world.picker(0.0)
-    world.app._pool.content(b"endpoints: nonsense")
-    await world.app._pool.start()
-    assert set(world.written()) == {A}
-
-
 async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,20 +168,3 @@ async def test_names_are_written_as_addresses_with_their_names_for_tls(world: Wo
         await world.app.core.resolver.resolve(name)
     await until(lambda: set(world.written()) == {"10.9.9.10:80", "10.9.9.11:80"})
     await until(lambda: world.eligible() == {NAME, "lost.example:80"})
-
-
-@pytest.mark.parametrize(
-    "pool",
-    [{"eds_file": ""}, {"kubernetes": {"pool_name": "pool"}}],
-)
-async def test_where_envoy_follows_no_file_none_is_written(tmp_path: Path, pool: dict[str, Any]) -> None:
-    app = App(parse_config(json.dumps({"pool": pool}), "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-    try:
-        app._pool.apply({A: EndpointSpec(address=A)})
-        await app._pool.start()
-        app._pool.apply({A: EndpointSpec(address=A), B: EndpointSpec(address=B)})
-        assert [each.draining for _, each in app.picker.fleet.members] == [False, False]
-        assert "write the EDS file" not in app.tasks.names()
-        assert not (tmp_path / "eds.json").exists()
-    finally:
-        await app.tasks.stop_all()

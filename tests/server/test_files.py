@@ -3,21 +3,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.clock import ManualClock
-from epp.config.load import parse_config
-from epp.server.app import App
-from epp.server.files import WatchedFile, read_file, replace_file, watch
-from epp.server.tasks import Tasks
+from epp.server.files import WatchedFile, read_file, replace_file
+from epp.server.process import Tasks
 from tests.kit.logs import own_lines
-from tests.kit.shown import shown
-from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,35 +71,13 @@ def test_each_fault_of_a_file_is_reported_once_and_its_last_content_stays(
 
     become(lambda: path.write_text("good"), 0)
     become(path.mkdir, 1)
-    become(lambda: os.mkfifo(path), 2)
-    assert f"{path} is a FIFO" in own_lines(caplog)[-1]
+    become(lambda: os.mkfifo(path), 1)
+    assert f"{path} is no regular file" in own_lines(caplog)[-1]
     assert seen == [b"good"]
-    become(lambda: path.write_text("good"), 2)
-    become(path.mkdir, 3)
-    become(lambda: path.write_text("better"), 3)
+    become(lambda: path.write_text("good"), 1)
+    become(path.mkdir, 2)
+    become(lambda: path.write_text("better"), 2)
     assert seen == [b"good", b"good", b"better"]
-
-
-def test_an_unreadable_file_is_counted_with_the_bad_ones_until_it_is_read_again(tmp_path: Path) -> None:
-    config = parse_config("policy: {name: gorgo}\noverrides_file: o.yaml", "epp.yaml")
-    app = App(config, tmp_path, "epp.yaml", ManualClock())
-
-    def state() -> float | None:
-        return shown(app.metrics, "epp_file_ok", file="overrides")
-
-    file = next(file for file in app._files if file.path.name == "o.yaml")
-    file.path.write_text("weights: {queue_weight: 2}")
-    file.check()
-    file.path.rename(tmp_path / "away")
-    file.path.mkdir()  # a directory exists and cannot be read, for root as well
-    for _ in range(3):
-        file.check()
-    assert state() == 0.0
-    assert app.picker.weights.current.values["queue_weight"] == 2.0
-    file.path.rmdir()
-    (tmp_path / "away").rename(file.path)
-    file.check()
-    assert state() == 1.0
 
 
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,176 +85,6 @@ def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "big").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than"):
         read_file(tmp_path / "big")
-
-
-async def test_a_file_that_hangs_is_reported_and_delays_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers = threading.Event()
-    hanging, other = tmp_path / "hanging", tmp_path / "other"
-    hanging.write_text("late")
-
-    def read(path: Path) -> bytes | None:
-        if path == hanging:
-            answers.wait()
-        return read_file(path)
-
-    monkeypatch.setattr("epp.server.files.read_file", read)
-    monkeypatch.setattr("epp.server.files.HANG_S", 0.05)
-    (one, late), (two, seen) = watched(hanging), watched(other)
-    tasks = Tasks()
-    tasks.start("watch files", watch([one, two], poll_s=0.01))
-    for number in range(3):
-        replace_file(other, str(number).encode())
-        await until(lambda: seen[-1:] == [str(number).encode()])  # noqa: B023  # awaited at once
-    await until(lambda: own_lines(caplog))
-    assert not late
-    answers.set()
-    await until(lambda: late == [b"late"])
-    (line,) = own_lines(caplog)
-    assert f"cannot read {hanging}: no answer within" in line
-    await tasks.stop_all()
-
-
-async def test_a_file_is_read_again_when_threads_can_be_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    path = tmp_path / "pool.yaml"
-    path.write_text("good")
-    file, seen = watched(path)
-    tasks = Tasks()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        tasks.start("watch files", watch([file], poll_s=0.01))
-        await until(lambda: own_lines(caplog))
-    await until(lambda: seen == [b"good"])
-    assert not tasks.failed
-    await tasks.stop_all()
-
-
-def test_blocking_work_keeps_no_process_from_its_end() -> None:
-    program = """
-import asyncio, time
-from epp.threads import in_daemon_thread
-asyncio.run(asyncio.wait_for(in_daemon_thread(time.sleep, 3600), 0.1))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
-    assert b"TimeoutError" in done.stderr.splitlines()[-1]
-
-
-async def test_a_content_that_cannot_be_taken_by_a_fault_of_ours_costs_itself_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    taken: list[bytes | None] = []
-    faults: list[str] = []
-
-    def take(content: bytes | None) -> None:
-        if content == b"odd":
-            raise OverflowError("nobody foresaw this")
-        taken.append(content)
-
-    path, other = tmp_path / "pool.yaml", tmp_path / "weights.yaml"
-    one, (two, seen) = WatchedFile(path, take, lambda: faults.append("pool")), watched(other)
-    tasks = Tasks()
-    tasks.start("watch files", watch([one, two], poll_s=0.01))
-    for number, content in enumerate((b"good", b"odd", b"better")):
-        replace_file(path, content)
-        replace_file(other, str(number).encode())
-        async with asyncio.timeout(10):
-            while len(taken) + len(faults) <= number or len(seen) <= number:
-                assert not tasks.failed
-                await asyncio.sleep(0.01)
-    await tasks.stop_all()
-    assert (taken, faults, seen) == ([b"good", b"better"], ["pool"], [b"0", b"1", b"2"])
-    assert "pool.yaml" in caplog.text
-    assert "nobody foresaw this" in caplog.text, "with its traceback"
-
-
-async def test_a_fault_of_ours_is_counted_with_the_bad_contents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-
-    def odd(*_facts: object) -> None:
-        raise OverflowError("nobody foresaw this")
-
-    def state() -> float | None:
-        return shown(app.metrics, "epp_file_ok", file="endpoints")
-
-    (file,) = app._files
-    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: 'a:1'}]")
-    with monkeypatch.context() as patch:
-        patch.setattr(app.picker, "set_pool", odd)
-        file.check()
-        assert state() == 0.0
-    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    file.check()
-    assert state() == 1.0
-
-
-def test_a_file_that_is_not_there_is_not_counted_as_in_force(tmp_path: Path) -> None:
-    text = "policy: {name: gorgo}\nweights_file: w.yaml\noverrides_file: o.yaml\ncapability: {file: c.json}"
-    app = App(parse_config(text, "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-
-    def states() -> dict[str, float]:
-        names = ("endpoints", "weights", "overrides", "capability")
-        found = {name: shown(app.metrics, "epp_file_ok", file=name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
-
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0}
-    (tmp_path / "o.yaml").write_text("weights: {queue_weight: 0.5}")
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0, "overrides": 1.0}
-    (tmp_path / "o.yaml").unlink()
-    for file in app._files:
-        file.check()
-    assert states() == {"endpoints": 0.0}
-
-
-async def test_a_task_that_died_is_forgotten_when_it_is_wanted_no_more_or_begun_again() -> None:
-    async def die() -> None:
-        raise RuntimeError("broken")
-
-    tasks = Tasks()
-    for again in (True, False):
-        tasks.start("poll a:1", die())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert tasks.failed
-        if again:
-            tasks.start("poll a:1", asyncio.sleep(10))
-            assert not tasks.failed
-        tasks.cancel("poll a:1")
-        assert not tasks.failed
-    await tasks.stop_all()
-
-
-@pytest.mark.parametrize("again", [True, False], ids=["begun again", "wanted no more"])
-async def test_a_task_that_dies_of_its_own_end_says_nothing_of_the_next_one(again: bool) -> None:
-    """Or nobody would ever take it out of what readiness reports."""
-
-    async def stumble() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise RuntimeError("broken")
-
-    tasks = Tasks()
-    tasks.start("poll a:1", stumble())
-    await asyncio.sleep(0)
-    tasks.cancel("poll a:1")
-    if again:
-        tasks.start("poll a:1", asyncio.sleep(10))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert tasks.failed == {}
-    await tasks.stop_all()
 
 
 async def test_a_task_that_dies_is_known_by_name() -> None:
@@ -298,22 +98,3 @@ async def test_a_task_that_dies_is_known_by_name() -> None:
     await asyncio.sleep(0)
     assert "broken" in tasks.failed["watch files"]
     assert tasks.names() == []
-
-
-async def test_a_cancelled_task_frees_its_name_at_once() -> None:
-    tasks = Tasks()
-    started = asyncio.Event()
-
-    async def forever() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    tasks.start("poll a:1", forever())
-    await started.wait()
-    tasks.cancel("poll a:1")
-    tasks.start("poll a:1", forever())
-    with pytest.raises(ValueError, match="already running"):
-        tasks.start("poll a:1", forever())
-    await tasks.stop_all()
-    assert tasks.names() == []
-    assert tasks.failed == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,16 +10,8 @@ import pytest
 from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
-from epp.server.core import Decided
 from epp.types import Endpoint
-from tests.kit.conversation import (
-    DUPLEX,
-    request_body,
-    request_headers,
-    response_body,
-    response_headers,
-    with_modes,
-)
+from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,13 +53,13 @@ def bodyless(*, hint: Any = ...) -> HttpRequest:
 
 
 def picked(made: App, request: HttpRequest) -> list[str]:
-    decided = made.core.decide(request)
+    decided = decide(made.core, request)
     assert isinstance(decided, Decided), decided
     return decided.pick.destination.split(",")
 
 
 def refused(made: App, request: HttpRequest) -> Refusal:
-    refusal = made.core.decide(request)
+    refusal = decide(made.core, request)
     assert isinstance(refusal, Refusal)
     return refusal
 
@@ -143,71 +134,20 @@ def test_by_default_errors_are_the_apis_own(tmp_path: Path) -> None:
     ("errors", "start"), [("api", b'{"error"'), ("llm-d", b"inference error: BadRequest")]
 )
 def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, start: bytes) -> None:
-    refusal = app(tmp_path, errors=errors).core.gateway.too_large(bodyless(), 100)
+    refusal = app(tmp_path, errors=errors).core.refuse_unread(bodyless(), 413)
     assert refusal.status == 413
     assert refusal.body.startswith(start)
-
-
-@pytest.mark.parametrize("transport", ["builtin", "grpcio"])
-async def test_bodies_beyond_what_messages_can_be(tmp_path: Path, transport: str) -> None:
-    config = json.dumps(
-        {
-            "listen": {
-                "transport": transport,
-                **dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0"),
-            },
-            "request": {"max_body_bytes": 3 << 30, "max_held_body_bytes": 6 << 30},
-        }
-    )
-    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
-    try:
-        await made.start()
-    finally:
-        await made.stop(0.0)
-
-
-async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_path: Path) -> None:
-    config = json.dumps({"request": {"max_body_bytes": 10_000, "max_held_body_bytes": 15_000}})
-    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
-    first, second = made._grpc._new_exchange(), made._grpc._new_exchange()
-    for exchange in (first, second):
-        await exchange.receive(with_modes(request_headers(), DUPLEX))
-    assert await first.receive(request_body(bytes(10_000))) == ([], None)
-    assert "epp_held_body_bytes 1" in (await made.metrics.page()).decode()
-    ((reply,), _) = await second.receive(request_body(bytes(5000)))
-    assert reply.immediate_response.status.code == 503
-    assert b"wait for their rest" in reply.immediate_response.body
-    dropped = reply.immediate_response.headers.set_headers
-    assert (REASON, b"rejected-saturated") in {(one.header.key, one.header.raw_value) for one in dropped}
-    second.closed(cut=False)
-    first.closed(cut=True)
-    text = (await made.metrics.page()).decode()
-    assert "epp_held_body_bytes 0.0" in text
-    assert 'epp_refusals_total{status="503",rule="held-bodies"} 1.0' in text
-
-
-async def test_a_body_over_the_limit_is_counted_as_other_refusals_are(tmp_path: Path) -> None:
-    config = json.dumps({"request": {"max_body_bytes": 20}})
-    made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
-    exchange = made._grpc._new_exchange()
-    await exchange.receive(with_modes(request_headers(), DUPLEX))
-    ((reply,), _) = await exchange.receive(request_body(bytes(21)))
-    assert reply.immediate_response.status.code == 413
-    exchange.closed(cut=False)
-    text = (await made.metrics.page()).decode()
-    assert 'epp_refusals_total{status="413",rule="epp_body_too_large"} 1.0' in text
-    assert re.search(r"^llm_d_epp_request_total\{.*\} 1.0$", text, re.MULTILINE)
 
 
 def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     """llm-d's --emit-endpoint-scores; the picked endpoint has the highest."""
     made = app(tmp_path, emit_scores=True)
-    decided = made.core.decide(chat())
+    decided = decide(made.core, chat())
     assert isinstance(decided, Decided)
     scores = decided.pick.scores
     assert set(scores) == set(POOL)
     assert scores[decided.decision.endpoint] == max(scores.values())
-    plain = app(tmp_path).core.decide(chat())
+    plain = decide(app(tmp_path).core, chat())
     assert isinstance(plain, Decided)
     assert not plain.pick.scores
 
@@ -219,7 +159,7 @@ IN_ORDER = ["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8001"]
 def test_the_suite_steers(tmp_path: Path) -> None:
     """Conformance: endpoints of the pool in the order of the header; the lease is the first one's."""
     made = app(tmp_path, conformance=True)
-    decided = made.core.decide(chat(test_epp_endpoint_selection=STEERED))
+    decided = decide(made.core, chat(test_epp_endpoint_selection=STEERED))
     assert isinstance(decided, Decided)
     assert decided.pick.destination.split(",") == IN_ORDER
     assert decided.decision.endpoint == IN_ORDER[0]
@@ -265,26 +205,12 @@ def test_a_dual_stack_pod_is_matched_and_told_by_the_address_that_the_gateway_li
     """Subset hint: only what it lists may be answered, and a pod has two addresses."""
     made = app(tmp_path, emit_scores=True)
     made.core.resolver.set_aliases(OTHER)
-    decided = made.core.decide(request_of(hint=hint))
+    decided = decide(made.core, request_of(hint=hint))
     assert isinstance(decided, Decided)
     assert set(decided.pick.destination.split(",")) == told
     assert set(decided.pick.scores) == told
     assert decided.decision.endpoint in POOL, "one endpoint, one place in the ledger"
     assert made.core.resolver.endpoint_of(decided.pick.destination.split(",")[0]) == decided.decision.endpoint
-
-
-def test_another_address_of_a_pod_that_left_allows_nobody(tmp_path: Path) -> None:
-    """Subset hint: 503 where nothing that it lists is there."""
-    made = app(tmp_path)
-    made.core.resolver.set_aliases({})
-    assert refused(made, chat(hint=["[fd00::2]:8000"])).status == 503
-
-
-def test_the_suite_steers_by_either_address(tmp_path: Path) -> None:
-    """Conformance: endpoints of the pool in the order of the header."""
-    made = app(tmp_path, conformance=True)
-    made.core.resolver.set_aliases(OTHER)
-    assert picked(made, chat(test_epp_endpoint_selection="[fd00::2]:8000")) == ["10.0.0.2:8000"]
 
 
 async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: Path) -> None:
@@ -295,27 +221,3 @@ async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: P
     known = made.core.resolver.known_as("localhost:8000")
     assert picked(made, chat(hint=known)) == [known]
     assert picked(made, chat(hint=known.rpartition(":")[0])) == [known]
-
-
-@pytest.mark.parametrize(
-    ("kind", "learns"), [("text/event-stream", True), ("application/json", False), (None, True)]
-)
-async def test_a_whole_answer_to_a_client_that_asked_for_a_stream_tells_no_speed(
-    tmp_path: Path, kind: str | None, learns: bool
-) -> None:
-    made = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", StillClock())
-    made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
-    fleet = made.picker.fleet
-    before = fleet.answers.expected("m")
-    for _ in range(30):
-        exchange = made._grpc._new_exchange()
-        await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
-        asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-        await exchange.receive(request_body(json.dumps(asked).encode(), end=True))
-        if kind is not None:
-            started = response_headers()
-            started.response_headers.headers.headers.add(key="content-type", raw_value=kind.encode())
-            await exchange.receive(started)
-        await exchange.receive(response_body(b"data: all of an answer in one piece\n\n", end=True))
-        exchange.closed(cut=False)
-    assert (fleet.answers.expected("m") < before) is learns

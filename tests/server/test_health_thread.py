@@ -17,10 +17,10 @@ from epp.config.listen import Listen
 from epp.config.load import parse_config
 from epp.server import health_thread
 from epp.server.app import App
-from epp.server.clock import SystemClock
 from epp.server.command import STALLED
 from epp.server.health_thread import HealthThread, StallClock
 from epp.server.metrics import Metrics
+from epp.server.process import SystemClock
 from tests.kit.hanging import HANGING, hang
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.transports import BOTH

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.answer import WATCH_BYTES
-from epp.apis.types import CountedPrompt
-from epp.extproc.headers import header_values, plain_bytes
+from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.server.health import EXT_PROC
 from epp.server.tokenizers import Count, Tokenizers
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.apis.types import FirstArguments
-    from epp.extproc.types import HttpRequest
+    from epp.apis.types import FirstArguments, TokenCount
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000
@@ -112,10 +110,10 @@ class Counted:
     def __init__(self) -> None:
         self.let, self.begun = threading.Event(), 0
 
-    def count(self, canonical: bytes, *_: Any) -> CountedPrompt:
+    def count(self, canonical: bytes, *_: Any) -> TokenCount:
         self.begun += 1
         self.let.wait(30)
-        return CountedPrompt(len(canonical), ())
+        return (len(canonical), ())
 
 
 async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begins(
@@ -140,7 +138,7 @@ async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begi
     (refusal,) = peer.told[3].replies
     assert refusal.immediate_response.status.code == 503
     model.let.set()
-    await until(lambda: counting._running == 0)
+    await until(lambda: counting._running == 0 and 1 in peer.told)
     assert peer.told[1].replies, "the other one goes on"
     assert model.begun == 1
     counting.close()
@@ -317,19 +315,18 @@ async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_dec
     serving: Serving, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, counted = serving.app.core, asyncio.Event()
-    begin = core.begin
     waited = []
 
-    def slowly(request: HttpRequest) -> Any:
+    def slowly(_parsed: object) -> Any:
         async def wait(_: Any) -> None:
             try:
                 await counted.wait()
             finally:
                 waited.append(counted.is_set())
 
-        return begin(request)[0], Count(asyncio.get_running_loop().create_future(), wait)
+        return Count(asyncio.get_running_loop().create_future(), wait)
 
-    monkeypatch.setattr(core, "begin", slowly)
+    monkeypatch.setattr(core, "count", slowly)
     peer.open(1)
     peer.say(1, with_modes(request_headers(), BodyMode.BUFFERED), request_body(CHAT, end=True))
     await fill(peer, range(3, 9, 2))

@@ -138,7 +138,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
 ) -> None:
     """The stream is over before the first message is looked at; what the answer told is not lost."""
     outcomes: list[str] = []
-    serving.app.core.outcomes.told.append(lambda outcome: outcomes.append(outcome.cause))
+    serving.app.core.outcomes.listeners.append(lambda outcome: outcomes.append(outcome.cause))
     peer = await RawPeer.connect(serving.address)
     peer.open(1)
     chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -198,6 +198,6 @@ async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_leas
     else:
         peer.write(bytes(100))
     await until(lambda: not serving.app.picker.in_flight)
-    assert not len(serving.app._observation.leases)
+    assert not len(serving.app.core.leases)
     await peer.close()
     await serving.stop()

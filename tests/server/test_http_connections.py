@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.load import parse_config
 from epp.server.app import App
-from epp.server.clock import SystemClock
+from epp.server.process import SystemClock
 from epp.server.watched import SILENT_S
 
 if TYPE_CHECKING:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 
 import pytest
 
-from epp.llmd.settings import LogSettings
-from epp.server.logs import REPEATED, REPEATED_EVERY_S, JsonLines, RateLimit, TextLines, configure, stamp
+from epp.server.logs import REPEATED, REPEATED_EVERY_S, JsonLines, RateLimit, stamp
 
 AT_S = 1785542400.25
 
@@ -43,43 +41,6 @@ def test_a_line_of_json() -> None:
         "logger": "epp.pool",
         "msg": "pool: 3 endpoints",
     }
-
-
-def test_an_exception_stays_on_its_line() -> None:
-    try:
-        int("broken\nin two")
-    except ValueError:
-        text = JsonLines("epoch").format(record(logging.ERROR, exc_info=sys.exc_info()))
-    assert "\n" not in text
-    assert "ValueError" in json.loads(text)["stacktrace"]
-
-
-def test_a_line_for_people() -> None:
-    assert (
-        TextLines("iso8601").format(record())
-        == "2026-08-01T00:00:00.250Z WARNING epp.pool: pool: 3 endpoints"
-    )
-
-
-def test_at_debug_other_libraries_say_no_more_than_at_info(capsys: pytest.CaptureFixture[str]) -> None:
-    loggers = logging.getLogger(), logging.getLogger("epp")
-    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
-    try:
-        configure(LogSettings(level="DEBUG"))
-        for name in ("epp.server.pool", "kubernetes_asyncio.client.rest", "asyncio"):
-            logging.getLogger(name).debug("a debug line of %s", name)
-            logging.getLogger(name).info("an info line of %s", name)
-        lines = capsys.readouterr().err.splitlines()
-    finally:
-        for logger, level, handlers in before:
-            logger.setLevel(level)
-            logger.handlers[:] = handlers
-    assert [line.partition(": ")[2] for line in lines] == [
-        "a debug line of epp.server.pool",
-        "an info line of epp.server.pool",
-        "an info line of kubernetes_asyncio.client.rest",
-        "an info line of asyncio",
-    ]
 
 
 def test_lines_that_peers_can_repeat_are_written_every_few_seconds_with_their_number() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from epp.extproc.message_size import MAX_BODILESS_BYTES
+from epp.extproc.messages import MAX_BODILESS_BYTES
 from epp.lab.bench.cpu import held
 from epp.server.health import EXT_PROC, MAX_WATCHES
 from epp.transport.calls import STREAM_BYTES

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
-from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
-from epp.clock import ManualClock
 from epp.config.plan import Plan, Switchback, render_plan
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.metrics import Histogram, Metrics
+from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
-from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
+from epp.server.metrics_requests import GONE, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 from epp.signals.duration import network_ms, predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.paths import ConnectionTiming
 from epp.types import Endpoint
 from tests.kit.replicas import metric
+from tests.kit.requests import asked, measured
 from tools.gen_metrics_docs import PAGE, page
 
 POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
@@ -62,10 +56,12 @@ class Bench:
         self, model: str = "m", tokens: int = 1024, *, streamed: bool = True, priority: int = 0
     ) -> tuple[str, str]:
         """A decision; its id and endpoint."""
-        prompt = MeasuredPrompt(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
-        decision = self.picker.pick(Ask(model=model, prompt=prompt, body_bytes=4 * tokens), 0.0, 0.0)
+        prompt = measured(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
+        decision = self.picker.pick(
+            asked(model=model, prompt=prompt, body_bytes=4 * tokens, stream=streamed), 0.0, 0.0
+        )
         expected = predict_duration(decision.request, decision.fleet, decision.chosen)
-        self.metrics.requests.decided(decision, expected, streamed=streamed, priority=priority)
+        self.metrics.requests.decided(decision, expected, priority=priority)
         return decision.id, decision.endpoint
 
     def end(
@@ -90,16 +86,6 @@ class Bench:
 
     def page(self) -> str:
         return "".join(self.metrics.pieces())
-
-
-@pytest.mark.parametrize("pool", [POOL[:1], [f"10.0.1.{n}:8000" for n in range(20)]], ids=["fewer", "others"])
-def test_a_pool_that_changes_while_the_page_is_written_spoils_nothing(pool: list[str]) -> None:
-    """The page is written in turns with requests and everything else, a metric a turn."""
-    for turn in range(1, len(list(Bench().metrics.pieces()))):
-        bench = Bench()
-        for number, _ in enumerate(bench.metrics.pieces(), 1):
-            if number == turn:
-                bench.picker.set_pool([Endpoint(address) for address in pool], 1.0)
 
 
 def test_a_request_is_counted_from_its_decision_to_its_end() -> None:
@@ -130,29 +116,6 @@ def test_a_request_is_counted_from_its_decision_to_its_end() -> None:
     assert read("epp_usage_total", known="nothing") == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "cause", "code"),
-    [
-        (429, "completed", "ResourceExhausted"),
-        (503, "unreachable", "ServiceUnavailable"),
-        (418, "completed", "418"),
-        (99999, "completed", "Internal"),
-        (200, "upstream-reset", "UpstreamReset"),
-        (None, "timed-out", "TimedOut"),
-        (200, "client-gone", None),
-        (200, "completed", None),
-        (None, "expired", None),
-    ],
-)
-def test_errors_are_named_as_llm_d_names_them(status: int | None, cause: str, code: str | None) -> None:
-    bench = Bench()
-    bench.end(*bench.decide(), status=status, cause=cause)
-    text = bench.page()
-    assert ("llm_d_epp_request_error_total{" in text) is (code is not None)
-    if code:
-        assert bench.read("llm_d_epp_request_error_total", error_code=code, model_name="m") == 1
-
-
 def test_a_refusal_is_a_request_and_an_error() -> None:
     bench = Bench()
     bench.metrics.requests.refused(503, "pool-empty", "m")
@@ -176,20 +139,6 @@ def test_requests_are_told_apart_by_the_priority_of_their_objective() -> None:
     assert bench.read("llm_d_epp_request_error_total", priority="-1", error_code="ResourceExhausted") == 1
 
 
-def test_priorities_without_end_do_not_become_labels() -> None:
-    bench = Bench()
-    for priority in range(3 * MAX_PRIORITIES):
-        bench.decide(priority=priority)
-    lines = [line for line in bench.page().splitlines() if line.startswith("llm_d_epp_request_total{")]
-    assert len(lines) == MAX_PRIORITIES + 1
-    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 3 * MAX_PRIORITIES, "none is lost"
-
-
-def test_saturation_is_shown_for_the_pool() -> None:
-    shown = Bench().read("llm_d_epp_flow_control_pool_saturation", inference_pool="p", stage="effective")
-    assert shown == 0.25
-
-
 def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     bench = Bench()
     for number in range(5_000):
@@ -202,31 +151,6 @@ def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     assert "xxxxx" not in page
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == 10_001, "none is lost"
     assert len(page) < 1_500_000
-
-
-def test_models_that_the_pool_serves_keep_their_label_whatever_clients_invent() -> None:
-    bench = Bench()
-    for number in range(2 * MAX_STRANGE_MODELS):
-        bench.decide(f"invented-{number}")
-    bench.decide("served")
-    assert bench.read("llm_d_epp_request_total", model_name="served") == 0
-    bench.metrics.requests.models.keep({"served"})
-    bench.decide("served")
-    assert bench.read("llm_d_epp_request_total", model_name="served") == 1
-
-
-def test_hostile_names_leave_the_page_readable() -> None:
-    bench = Bench()
-    names = ['q"uote', "back\\slash", "new\nline", "}", "\x00", "ünï"]
-    for name in names:
-        bench.decide(name)
-    read = {
-        sample.labels["model_name"]
-        for family in text_string_to_metric_families(bench.page())
-        for sample in family.samples
-        if sample.name == "llm_d_epp_request_total"
-    }
-    assert read == set(names)
 
 
 def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
@@ -245,30 +169,12 @@ def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
     assert bench.read("llm_d_epp_request_running", model_name="m") == 0
 
 
-def test_what_is_remembered_of_open_requests_goes_with_their_ends() -> None:
-    bench = Bench()
-    opened = [bench.decide() for _ in range(50)]
-    assert bench.metrics.requests.open == 50
-    for decision_id, endpoint in opened:
-        bench.end(decision_id, endpoint)
-    assert bench.metrics.requests.open == 0
-
-
 def test_cached_tokens_expected_and_reported_are_in_the_engines_tokens() -> None:
     bench = Bench(POOL[:1])
     bench.end(*bench.decide(tokens=1024), Usage(1024, 1, 0))
     bench.end(*bench.decide(tokens=1024), Usage(2048, 1, 100))
     found = [bench.read("epp_cache_tokens_total", kind=kind) for kind in ("prompt", "expected", "reported")]
     assert found == [3072, 2048, 100]
-
-
-def test_another_endpoint_than_picked_says_nothing_about_predictions() -> None:
-    bench = Bench()
-    decision_id, endpoint = bench.decide()
-    other = next(address for address in POOL if address != endpoint)
-    bench.end(decision_id, other, Usage(1024, 1, 512))
-    assert bench.read("epp_cache_tokens_total", kind="prompt") == 0
-    assert bench.read("llm_d_epp_request_cached_tokens_count") == 1
 
 
 def test_ttft_is_predicted_and_the_ratio_counted() -> None:
@@ -287,22 +193,6 @@ def test_ttft_is_predicted_and_the_ratio_counted() -> None:
     decision_id, endpoint = bench.decide(tokens=64 * 40, streamed=False)
     bench.end(decision_id, endpoint, ttft_ms=5000.0)
     assert bench.read("epp_ttft_prediction_ratio_count") == 39, "whole answers have no first token"
-
-
-@given(st.lists(st.floats(0, 100)))
-def test_a_histogram_counts_everything_up_to_each_bound(values: list[float]) -> None:
-    histogram = Histogram((1, 5, 50))
-    for value in values:
-        histogram.observe(value)
-    assert list(accumulate(histogram.counts)) == [
-        sum(value <= bound for value in values) for bound in (1, 5, 50, math.inf)
-    ]
-    assert histogram.sum == pytest.approx(sum(values))
-
-
-def test_a_metric_refuses_another_number_of_labels() -> None:
-    with pytest.raises(ValueError, match="labels"):
-        Metrics().value("epp_refusals_total", "503")
 
 
 def test_llm_ds_gauges_of_the_pool() -> None:
@@ -337,32 +227,6 @@ def test_every_metric_that_code_names_is_one_of_the_table() -> None:
     assert named <= shown | {f"{name}_count" for name in shown}
 
 
-def test_engines_metrics_that_come_while_the_page_is_written_are_not_younger_than_nothing() -> None:
-    clock, bench = ManualClock(), Bench()
-    bench.metrics.show("picker", PickerState(bench.picker, clock.mono_s))
-    pieces = bench.metrics.pieces()
-    next(pieces)
-    clock.advance(1.0)
-    for slot, _ in bench.picker.fleet.members:
-        bench.picker.fleet.engine.update(slot, EngineSample(), clock.mono_s())
-    assert metric("".join(pieces), "epp_endpoint_engine_age_seconds") == 0.0
-
-
-async def test_the_page_lets_others_in_while_it_is_written() -> None:
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.ensure_future(other())
-    await Bench().metrics.page()
-    task.cancel()
-    assert turns > 40
-
-
 def trial_of(trial: Switchback | None) -> Bench:
     plan = Plan(weights={"rtt_weight": 0.5}, policy="gorgo", written_wall_s=7.0, trial=trial)
     bench = Bench()
@@ -380,32 +244,3 @@ def test_a_trial_shows_the_weights_and_the_decisions_of_both_arms() -> None:
     assert bench.read("epp_weight", name="rtt_weight", arm="candidate") == 0.9
     assert bench.read("epp_weights_written_timestamp_seconds", policy="gorgo") == 7.0
     assert bench.read("epp_decisions_total", arm="candidate") == 1
-
-
-def test_outside_of_trials_there_is_one_arm() -> None:
-    bench = trial_of(None)
-    bench.decide()
-    assert 'arm="candidate"' not in bench.page()
-    assert bench.read("epp_decisions_total", arm="none") == 1
-
-
-def test_paths_that_nobody_reported_have_no_series_and_a_region_is_one_path() -> None:
-    bench = Bench([])
-    bench.picker.set_pool([Endpoint("a:1", region="eu"), Endpoint("b:1", region="eu"), Endpoint("c:1")], 0.0)
-    fleet = bench.picker.fleet
-    fleet.assume_rtt("a:1", 100.0)
-    assert 'path="' not in bench.page()
-    warm = ConnectionTiming(is_new=False, first_byte_ms=150.0)
-    for slot in (0, 1):
-        fleet.paths.observe(slot, 0, warm, rtt_ms=100.0, body_bytes=43_800)
-    fleet.paths.observe(
-        0, 6, ConnectionTiming(is_new=True, connect_ms=210.0), rtt_ms=100.0, body_bytes=43_800
-    )
-    fleet.paths.observe(
-        2, 6, ConnectionTiming(is_new=True, connect_ms=105.0), rtt_ms=100.0, body_bytes=43_800
-    )
-    assert bench.read("epp_path_requests_total", path="eu", connection="warm") == 2
-    assert bench.read("epp_path_requests_total", path="eu", connection="cold") == 1
-    assert bench.read("epp_path_network_seconds", path="eu", connection="warm") == pytest.approx(0.15)
-    assert bench.read("epp_path_network_seconds", path="eu", connection="cold") == pytest.approx(0.51)
-    assert bench.read("epp_path_requests_total", path="c:1", connection="cold") == 1

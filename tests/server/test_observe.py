@@ -9,32 +9,27 @@ from unittest.mock import patch
 
 import pytest
 
-from epp.apis.types import MeasuredPrompt
 from epp.apis.usage import Usage
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
-from epp.errors import ConfigError
-from epp.extproc.types import Finish, Observe
+from epp.extproc.types import Observe
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome, Source
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.app import App
-from epp.server.observe import Sampler, section_of, share_of
-from epp.server.unobserved import LONGEST, UnobservedLeases
+from epp.server.response_sampling import LONGEST, EstimatedLeases, Sampler, section_of, share_of
 from epp.signals.duration import predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
 from epp.types import Endpoint
-from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines
+from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from epp.signals.duration import Duration
 
@@ -57,15 +52,6 @@ def test_the_configuration_has_a_short_form(text: str, mode: str, share: float) 
     assert (section.mode, share_of(section.mode)) == (mode, share)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["observe: some", "observe: sample:2", "observe: sample", "observe: {mode: 'sample:-1'}", "observe: 1"],
-)
-def test_other_words_are_errors(text: str) -> None:
-    with pytest.raises(ConfigError, match="observe"):
-        parse_config(text, "epp.yaml")
-
-
 def sampler(mode: str = "all", limit: float = 1000.0, **fields: Any) -> tuple[Sampler, ManualClock]:
     clock = ManualClock()
     section = ObserveSection(mode=mode, max_chunks_per_s=limit, **fields)
@@ -81,22 +67,7 @@ def test_the_draw_takes_its_share_and_is_keyed(mode: str, low: int, high: int) -
     read = [one.choose(decision_id) for decision_id in IDS]
     assert low <= read.count(Observe.READ) <= high
     assert read == [other.choose(decision_id) for decision_id in IDS]
-    assert set(read) <= {Observe.READ, Observe.LEAVE}
-
-
-def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
-    small, large = sampler("sample:0.1")[0], sampler("sample:0.4")[0]
-    for decision_id in IDS:
-        if small.choose(decision_id) is Observe.READ:
-            assert large.choose(decision_id) is Observe.READ
-
-
-def test_what_is_not_read_can_be_carried() -> None:
-    one, _ = sampler("none", unobserved="carry")
-    assert one.choose("d") is Observe.CARRY
-    assert not one.may_leave
-    assert not sampler("all", limit=0.0)[0].may_leave
-    assert sampler("all")[0].may_leave
+    assert set(read) <= {Observe.READ, Observe.END_STREAM_AFTER_PICK}
 
 
 def seconds(one: Sampler, clock: ManualClock, number: int, rate: Callable[[], float]) -> None:
@@ -124,7 +95,7 @@ def test_in_full_duplex_the_limit_carries_and_only_the_operator_leaves() -> None
     assert one.share < 0.2
     duplex = [one.choose(decision_id, duplex=True) for decision_id in IDS]
     assert 1000 < duplex.count(Observe.CARRY) < 2000
-    assert 1800 < duplex.count(Observe.LEAVE) < 2200
+    assert 1800 < duplex.count(Observe.END_STREAM_AFTER_PICK) < 2200
     others = [one.choose(decision_id) for decision_id in IDS]
     assert Observe.CARRY not in others
     assert [how is Observe.READ for how in others] == [how is Observe.READ for how in duplex]
@@ -141,19 +112,11 @@ def test_it_rises_again_when_there_is_room_and_no_further() -> None:
     assert one.share == 0.5
 
 
-def test_a_load_at_the_limit_does_not_swing() -> None:
-    one, clock = sampler(limit=1000.0)
-    seconds(one, clock, 20, lambda: 1500 * one.share)
-    settled = one.share
-    seconds(one, clock, 100, lambda: 1500 * one.share)
-    assert one.share == settled
-
-
 class Told:
     """Outcomes, as far as leases need them."""
 
     def __init__(self, picker: Picker, clock: ManualClock) -> None:
-        self.told: list[Callable[[Outcome], None]] = []
+        self.listeners: list[Callable[[Outcome], None]] = []
         self.ended: list[str] = []
         self._picker, self._clock = picker, clock
 
@@ -165,7 +128,7 @@ class Told:
         self.tell(outcome)
 
     def tell(self, outcome: Outcome) -> None:
-        for listener in self.told:
+        for listener in self.listeners:
             listener(outcome)
 
 
@@ -187,21 +150,21 @@ class Bench:
             self.picker.set_pool([Endpoint("a:1", engine_class="steady")], 0.0)
         self.picker.fleet.assume_rtt("a:1", 100.0)
         self.told = Told(self.picker, self.clock)
-        self.leases = UnobservedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
+        self.leases = EstimatedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
 
     def decide(self, *, left: bool = True) -> str:
-        prompt = MeasuredPrompt(0, 1000, list(range(1, 16)), 64.0)
-        ask = Ask(model="m", prompt=prompt, max_output_tokens=11, stream=True)
+        prompt = measured(0, 1000, list(range(1, 16)), 64.0)
+        ask = asked(model="m", prompt=prompt, max_output_tokens=11, stream=True)
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
         self.leases.decided(decision, predict_duration(decision.request, decision.fleet, decision.chosen))
         if left:
-            self.leases.left(decision.id)
+            self.leases.stream_ended(decision.id)
         return decision.id
 
     def expected(self) -> Duration:
         """How long the next request is expected to take; it is given back at once."""
         decision_id = self.decide(left=False)
-        expected = self.leases._sent[decision_id].expected
+        expected = self.leases._open[decision_id].expected
         outcome = self.picker.end(decision_id, "client-gone", self.clock.mono_s())
         assert outcome is not None
         self.told.tell(outcome)
@@ -273,21 +236,6 @@ def test_a_busy_engine_bears_a_lease_out_but_not_for_ever() -> None:
     assert bench.ledger == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("running", [0.0, 5.0])
-def test_another_endpoint_in_its_slot_tells_nothing_of_a_request(running: float) -> None:
-    bench = Bench()
-    decision_id = bench.decide()  # expected to end after 0.7 s
-    bench.wait(0.1)
-    bench.picker.set_pool([], bench.clock.mono_s())
-    bench.picker.set_pool([Endpoint("b:1", engine_class="steady")], bench.clock.mono_s())
-    bench.clock.advance(0.5)
-    bench.scrape(running)
-    bench.leases.tick()
-    assert bench.told.ended == [], "that one is idle, not the one that has the request"
-    bench.wait(0.3)
-    assert bench.told.ended == [decision_id], "nor does it bear it out"
-
-
 def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench = Bench()
     decision_id = bench.decide()
@@ -296,50 +244,3 @@ def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench.told.tell(outcome)
     bench.wait(5.0)
     assert (bench.told.ended, len(bench.leases)) == ([], 0)
-
-
-def test_it_learns_from_what_was_seen() -> None:
-    bench = Bench()
-    before = bench.expected()
-    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
-    after = bench.expected()
-    assert after.first_token_s > 3 * before.first_token_s
-    assert after.end_s - after.first_token_s > 3 * (before.end_s - before.first_token_s)
-    assert len(bench.leases._sent) == 0, "what has ended is forgotten"
-
-
-def test_a_predicted_end_is_no_measurement() -> None:
-    bench = Bench()
-    before = bench.expected()
-    bench.decide()
-    bench.wait(2.0)
-    assert bench.told.ended
-    bench.picker.fleet.index.forget(0)
-    assert bench.expected() == before
-
-
-def test_an_endpoint_that_left_takes_what_it_taught_with_it() -> None:
-    bench = Bench()
-    bench.seen(100, ttft_ms=5000.0, itl_ms=400.0)
-    bench.picker.set_pool([], 0.0)
-    bench.picker.set_pool([Endpoint("b:1", engine_class="y")], 0.0)
-    bench.picker.fleet.assume_rtt("b:1", 100.0)
-    other = bench.expected()
-    assert other.first_token_s < 1.0
-    assert other.end_s - other.first_token_s < 1.0
-
-
-@pytest.mark.parametrize("cut", [True, False])
-async def test_a_pick_that_did_not_reach_the_proxy_holds_nothing(tmp_path: Path, cut: bool) -> None:
-    """It was too long to send, or found no room: no engine has the request."""
-    made = App(parse_config("observe: {mode: none}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
-    made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
-    exchange, ledger = made._grpc._new_exchange(), made.picker.fleet.ledger
-    await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    _, marker = await exchange.receive(request_body(body, end=True))
-    assert isinstance(marker, Finish)
-    assert ledger.running_requests[0] == 1.0
-    exchange.closed(cut=cut)
-    assert ledger.running_requests[0] == (0.0 if cut else 1.0)
-    assert len(made._observation.leases) == (0 if cut else 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.lab.bench.rig import Rig, request
-from epp.server.core import Decided, RecentDecisions
+from epp.server.core import RecentDecisions
+from tests.kit.requests import Decided, decide
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
@@ -14,7 +15,7 @@ def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
     """Ids of decisions that are still known after ten of them, the oldest first."""
     core, ids = Rig(endpoints).core, []
     for _ in range(10):
-        decided = core.decide(request(BODY))
+        decided = decide(core, request(BODY))
         assert isinstance(decided, Decided)
         recent.add(decided.decision)
         ids.append(decided.decision.id)
@@ -26,7 +27,7 @@ def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("endpoints", "size", "most", "kept"),
-    [(3, 1000, 64_000, 10), (3, 4, 64_000, 4), (3, 1000, 20, 6), (3, 2, 20, 2), (30, 1000, 20, 1)],
+    [(3, 1000, 64_000_000, 10), (3, 4, 64_000_000, 4), (3, 1000, 4800, 6), (30, 1000, 4800, 1)],
 )
 def test_the_oldest_go_by_number_and_by_endpoints(endpoints: int, size: int, most: int, kept: int) -> None:
     assert len(remembered(RecentDecisions(size, most), endpoints)) == kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, deque
 from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.extproc.types import Cause, HttpRequest
+from epp.extproc.types import Cause
 from epp.ops.explain import explain
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
-from epp.server.core import Decided
-from epp.server.listed import ListedModel
+from epp.server.poll import ListedModel
 from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 
@@ -87,30 +85,10 @@ def test_where_all_refuse_the_one_that_returns_first_serves(deployment: Deployme
         assert deployment.decide(QUESTION).endpoint == first
 
 
-def test_an_answer_seen_twice_asks_once(deployment: Deployment) -> None:
-    decision = deployment.decide(QUESTION)
-    refused(deployment, decision, "10", by_stream=True)
-    slot = deployment.slot(decision.endpoint)
-    left_s = deployment.fleet.retry_after.left_s(slot, deployment.clock.now_s)
-    deployment.clock.now_s += 1.0
-    deployment.core.outcomes.finished(report(decision, status=429, retry_after="10"))
-    assert deployment.fleet.retry_after.left_s(slot, deployment.clock.now_s) == pytest.approx(left_s - 1.0)
-
-
-def test_an_endpoint_that_leaves_and_returns_is_not_left_alone(deployment: Deployment) -> None:
-    decision = deployment.decide(QUESTION)
-    refused(deployment, decision, "50", by_stream=True)
-    deployment.app.picker.set_pool(
-        [endpoint for endpoint in POOL if endpoint.address != decision.endpoint], deployment.clock.now_s
-    )
-    deployment.app.picker.set_pool(POOL, deployment.clock.now_s)
-    assert deployment.decide(QUESTION).excluded == {}
-
-
 def outcomes_of(deployment: Deployment) -> list[Outcome]:
     """Outcomes from now on."""
     outcomes: list[Outcome] = []
-    deployment.core.outcomes.told.append(outcomes.append)
+    deployment.core.outcomes.listeners.append(outcomes.append)
     return outcomes
 
 
@@ -147,36 +125,13 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     expected = deployment.fleet.answers.expected("m")
     decision = deployment.decide(QUESTION)
     if by_stream:
-        deployment.core.outcomes.observed(decision.id, usage=usage, response_bytes=300)
+        deployment.core.picker.observed(decision.id, usage=usage, response_bytes=300)
         deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     else:
         deployment.ended(decision, usage=usage, chunks=None)
     assert [outcome.usage for outcome in outcomes] == [usage if known == "tokens" else NO_USAGE]
     assert shown(deployment.app.metrics, "epp_usage_total", known=known) == 1
     assert (deployment.fleet.answers.expected("m") == expected) is (known == "refused")
-
-
-def test_the_counts_of_several_prompts_are_not_bounded_by_one_context(deployment: Deployment) -> None:
-    outcomes = outcomes_of(deployment)
-    list_context(deployment)
-    body = json.dumps({"model": "m", "input": ["one", "two"]}).encode()
-    request = HttpRequest("POST", "/v1/embeddings", {"content-type": "application/json"}, body)
-    decided = deployment.core.decide(request)
-    assert isinstance(decided, Decided)
-    deployment.ended(decided.decision, usage=Usage(9000, 0, None))
-    assert outcomes[0].usage == Usage(9000, 0, None)
-
-
-def test_each_of_several_choices_may_be_as_long_as_the_context(deployment: Deployment) -> None:
-    outcomes = outcomes_of(deployment)
-    list_context(deployment)
-    body = json.dumps({"model": "m", "messages": QUESTION, "n": 4}).encode()
-    request = HttpRequest("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
-    for answers in (30_000, 40_000):
-        decided = deployment.core.decide(request)
-        assert isinstance(decided, Decided)
-        deployment.ended(decided.decision, usage=Usage(100, answers, None))
-    assert [outcome.usage for outcome in outcomes] == [Usage(100, 30_000, None), NO_USAGE]
 
 
 EMPTY = (
@@ -193,35 +148,13 @@ def answered_empty(
     outcomes = deployment.core.outcomes
     if by_stream:
         deployment.core.response_started(decision.id, 200)
-        outcomes.observed(
+        deployment.core.picker.observed(
             decision.id, usage=facts["usage"], chunks=1, response_bytes=facts["response_bytes"], streamed=True
         )
         outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     else:
         outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
     outcomes.finished(report(decision, **{"ttft_ms": 0.5, "e2e_ms": 1.0, **facts}))
-
-
-@pytest.mark.parametrize("facts", EMPTY)
-@pytest.mark.parametrize("by_stream", [True, False])
-def test_an_endpoint_that_turns_to_fast_empty_answers_gets_no_more_than_its_share(
-    deployment: Deployment, facts: dict[str, Any], by_stream: bool
-) -> None:
-    broken, picks = POOL[0].address, Counter[str]()
-    answering: deque[tuple[float, Decision]] = deque()
-    for _ in range(300):
-        deployment.clock.now_s += 0.1
-        while answering and answering[0][0] <= deployment.clock.now_s:
-            ended = answering.popleft()[1]
-            deployment.core.outcomes.stream_ended(ended.id, Cause.STREAM_END.value)
-            deployment.core.outcomes.finished(report(ended, usage=Usage(100, 50, None)))
-        decision = deployment.decide(QUESTION, stream=True)
-        picks[decision.endpoint] += 1
-        if decision.endpoint == broken:
-            answered_empty(deployment, decision, facts, by_stream=by_stream)
-        else:
-            answering.append((deployment.clock.now_s + 1.0, decision))
-    assert 0 < picks[broken] <= 100
 
 
 @pytest.mark.parametrize("facts", EMPTY)
@@ -241,24 +174,3 @@ def test_nothing_is_learned_from_an_empty_answer(
     decision = deployment.decide(QUESTION, stream=True)
     answered_empty(deployment, decision, facts, by_stream=by_stream)
     assert learned() == before
-    assert deployment.fleet.health._slots[deployment.slot(decision.endpoint)].failed == 1.0
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 0}, 200),
-        ("/v1/embeddings", {"input": "one"}, 200),
-        ("/v1/messages/count_tokens", {"messages": QUESTION}, 200),
-        ("/v1/chat/completions", {"messages": QUESTION}, 204),
-    ],
-)
-def test_an_answer_that_need_not_have_tokens_is_no_failure(
-    deployment: Deployment, path: str, body: dict[str, Any], status: int
-) -> None:
-    data = json.dumps({"model": "m", **body}).encode()
-    decided = deployment.core.decide(HttpRequest("POST", path, {"content-type": "application/json"}, data))
-    assert isinstance(decided, Decided)
-    deployment.ended(decided.decision, status=status, usage=NO_USAGE, response_bytes=2)
-    slot = deployment.slot(decided.decision.endpoint)
-    assert deployment.fleet.health._slots[slot].failed == 0.0

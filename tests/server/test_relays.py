@@ -9,11 +9,10 @@ import pytest
 from epp.config.relays import Relays
 from epp.extproc.types import Pick
 from epp.server.relays import RELAYS_KEY, RelayPaths
+from epp.types import RequestView
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision
-
-PICK = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
 
 
 class Fleet:
@@ -24,6 +23,7 @@ class Decided:
     """What of a decision is asked."""
 
     fleet = Fleet()
+    request = RequestView()
 
     def __init__(self, chosen: int, *fallbacks: int) -> None:
         self.chosen, self.fallbacks = chosen, fallbacks
@@ -37,12 +37,11 @@ def paths(connections: int = 1, **regions: str) -> RelayPaths:
 
 
 def through(relays: RelayPaths, decided: Decided, allowed: frozenset[str] | None = None) -> list[str]:
-    pick = relays.through(PICK, cast("Decision", decided), allowed)
+    pick = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
+    decided.request = RequestView(regions=allowed)
+    relays.set_path(pick, cast("Decision", decided))
+    assert pick.metadata["model_public"] == "m"
     return pick.metadata.get(RELAYS_KEY, "").split(",")
-
-
-def test_without_relays_a_pick_stays_as_it_is() -> None:
-    assert RelayPaths(Relays()).through(PICK, cast("Decision", Decided(0)), None) is PICK
 
 
 @pytest.mark.parametrize(
@@ -65,21 +64,6 @@ def test_connections_take_turns() -> None:
     relays = paths(3, near="192.0.2.1:8443", far="192.0.2.9:8443")
     first = [through(relays, Decided(0))[0] for _ in range(6)]
     assert first == ["192.0.2.1:8443", "192.0.2.1:8444", "192.0.2.1:8445"] * 2
-
-
-def test_turns_of_regions_do_not_fall_into_step() -> None:
-    """Requests that alternate between regions use all connections of each."""
-    relays = paths(2, near="192.0.2.1:8443", far="192.0.2.9:8443")
-    near = set()
-    for _ in range(4):
-        near.add(through(relays, Decided(0))[0])
-        through(relays, Decided(2))
-    assert near == {"192.0.2.1:8443", "192.0.2.1:8444"}
-
-
-def test_other_metadata_of_the_pick_stays() -> None:
-    pick = paths().through(PICK, cast("Decision", Decided(0)), None)
-    assert pick.metadata["model_public"] == "m"
 
 
 async def test_relays_by_name_are_named_by_address() -> None:

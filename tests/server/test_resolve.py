@@ -55,26 +55,6 @@ async def test_a_failure_keeps_the_last_good_answer_and_is_told_once(
     assert not resolver.any_names
 
 
-async def test_the_other_address_of_a_dual_stack_endpoint_is_the_same_endpoint() -> None:
-    resolver = Resolver()
-    resolver.set_pool(["10.0.0.1:8000"])
-    resolver.set_aliases({"[fd00::1]:8000": "10.0.0.1:8000"})
-    assert resolver.endpoint_of("[fd00::1]:8000") == "10.0.0.1:8000"
-    assert resolver.endpoint_of("[fd00::2]:8000") == "[fd00::2]:8000"
-    resolver.set_aliases({})
-    assert resolver.endpoint_of("[fd00::1]:8000") == "[fd00::1]:8000"
-
-
-async def test_a_name_that_leaves_as_its_look_up_begins_is_let_be(answers: dict[str, list[str]]) -> None:
-    answers["gpu.example"] = ["10.0.0.2"]
-    resolver = Resolver()
-    resolver.set_pool(["gpu.example:8000"])
-    look_up = asyncio.create_task(resolver.resolve("gpu.example:8000"))
-    resolver.set_pool([])
-    await look_up
-    assert resolver.known_as("gpu.example:8000") == "gpu.example:8000"
-
-
 async def test_no_name_waits_for_another_and_none_is_asked_twice_at_once(
     answers: dict[str, list[str]],
 ) -> None:

@@ -46,8 +46,7 @@ async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
     await restore.run()
     held: set[str | None] = set()
     for _, ask in requests:
-        assert ask.prompt is not None
-        for name in HASHER.coarse_ids(ask.prompt):
+        for name in HASHER.coarse_ids(ask):
             assert index._seeds is not None
             held |= {fleet.address_of(slot) for slot in index._seeds.take(name)}
     assert held == {endpoint.address for endpoint in POOL if lost == "nothing" or endpoint is not gone}

@@ -7,27 +7,21 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from epp.config.load import parse_config
-from epp.errors import EppError
 from epp.extproc.types import HttpRequest
-from epp.ops import explain
 from epp.ops import feedback as feedback_command
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
-from epp.schedule.decision import to_record
 from epp.server.app import App
-from epp.server.core import Decided
-from epp.server.decision_ids import DecisionIds
 from epp.server.http import build_app
 from epp.server.metrics import Metrics
+from epp.server.process import DecisionIds
 from epp.types import Endpoint
 from tests.kit.records import command, decided, recorder_to
+from tests.kit.requests import Decided, decide
 from tests.server.test_gateway import StillClock
 
 if TYPE_CHECKING:
@@ -61,7 +55,7 @@ def app(folder: Path, **sections: Any) -> App:
 def ask(made: App, text: str = QUESTION, **headers: str) -> Decided:
     body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", names, body))
+    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", names, body))
     assert isinstance(found, Decided), found
     return found
 
@@ -96,22 +90,10 @@ def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: 
         ("chat-ü", {"x-epp-served-model": "chat-ü", "x-epp-untried-models": "0"}),
     ):
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]}).encode()
-        found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+        found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
         assert isinstance(found, Decided)
         assert found.pick.response_headers == headers
         assert ("model_served" in found.pick.metadata) is bool(headers)
-
-
-def test_models_that_are_not_worth_the_time_are_not_told_as_left(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "laar", "fallbacks": 0, "params": {"patience_s": 5.0}})
-    write(made, tmp_path, CAPABILITY)
-    first = ask(made, x_epp_tried_models="large")
-    assert first.decision.served_model == "small"  # whoever asks is answered
-    hopeless = {"large": CAPABILITY["models"]["large"]}
-    hopeless["small"] = [{"language": "en", "bucket_tokens": 1024, "success": 0.01}]
-    write(made, tmp_path, {"models": hopeless})
-    assert ask(made).pick.response_headers["x-epp-untried-models"] == "0"
-    assert ask(made, x_epp_tried_models="large").decision.served_model == "small"
 
 
 def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: Path) -> None:
@@ -128,37 +110,10 @@ def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: 
     assert ask(made).decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_another_language_is_not_guessed(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    write(made, tmp_path, CAPABILITY)
-    decision = ask(made, "キーの値は何ですか。").decision
-    assert decision.request.language == "ja"
-    assert decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
-    assert decision.fleet.unknown["success"].all()
-
-
 def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> None:
     pick = ask(app(tmp_path, capability={})).pick
     assert not pick.response_headers
     assert "models_untried" not in pick.metadata
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(tried=st.text(max_size=5000), task=st.text(max_size=200))
-@example(tried="", task="stall_weight")
-def test_forged_words_change_no_more_than_their_own_request(tmp_path: Path, tried: str, task: str) -> None:
-    made = app(tmp_path)
-    write(made, tmp_path, CAPABILITY)
-    decision = ask(made, x_epp_tried_models=tried, x_epp_task=task).decision
-    assert set(decision.request.tried_models) <= {"small", "large"}
-    assert decision.request.task == ""
-    told, record, other = (
-        task.strip(),
-        *(msgspec.json.encode(to_record(one)).decode() for one in (decision, ask(made).decision)),
-    )
-    # Short words are in it by chance, and names of its own by right ("stall_weight").
-    assert len(told) < 12 or told not in record or told in other
-    assert ask(made).decision.served_model == "large"
 
 
 def client(verdict: Any = None) -> TestClient[Any, Any]:
@@ -197,25 +152,11 @@ async def test_feedback_is_taken_in_one_shape(path: str, body: object, status: i
     assert len(told) == (status == 202)
 
 
-async def test_without_records_there_is_nowhere_to_put_it() -> None:
-    async with client() as http:
-        answer = await http.post("/decisions/ab-1/feedback", data=b'{"correct": true}')
-        assert answer.status == 409
-        assert "records.folder" in (await answer.json())["error"]
-
-
-async def test_explain_says_in_the_picker_s_words_why_there_is_no_such_decision() -> None:
-    async with client() as http:
-        url = str(http.make_url("/"))
-        with pytest.raises(EppError, match="no such decision among the recent ones"):
-            await asyncio.to_thread(command, explain, "gone", "--url", url)
-
-
 async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path) -> None:
     with recorder_to(tmp_path) as (recorder, _):
         assert isinstance(recorder, FileRecorder)
-        decision, asked = decided(1)[0]
-        recorder.decision(decision, asked)
+        decision, _ = decided(1)[0]
+        recorder.decision(decision)
         async with client(recorder.verdict) as http:
             url = str(http.make_url("/"))
             words = (decision.id, "--wrong", "--score", "0.5", "--evaluator", "me", "--url", url)
@@ -238,10 +179,3 @@ def test_a_process_knows_the_ids_that_it_made() -> None:
     after = f"{prefix}-{int(last, 16) + 1:x}"
     for unknown in (after, f"{prefix}-0", f"{prefix}-01", f"{prefix}-", prefix, f"{prefix}--1", "", others()):
         assert unknown not in ids
-
-
-async def test_the_command_says_that_a_decision_is_unknown() -> None:
-    async with client(lambda *_: None) as http:
-        url = str(http.make_url("/"))
-        with pytest.raises(EppError, match="unknown decision: this picker process has not made it"):
-            await asyncio.to_thread(command, feedback_command, "unknown-1", "--wrong", "--url", url)

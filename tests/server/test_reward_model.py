@@ -6,7 +6,6 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,12 +16,10 @@ from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
 from epp.records.model_files import dump_reward_model
 from epp.schedule.decision import to_record
-from epp.schedule.model_watch import WINDOW
 from epp.server.app import App
-from epp.server.core import Decided
-from epp.server.learned import PER_CHECK
-from epp.server.learning import MODEL_MAX_AGE_S
+from epp.server.learned import MODEL_MAX_AGE_S
 from epp.types import Endpoint
+from tests.kit.requests import Decided, decide
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ def app(folder: Path, clock: ManualClock | None = None, **sections: Any) -> App:
 
 def ask(made: App, text: str = "hello") -> Decision:
     body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
-    found = made.core.decide(HttpRequest("POST", "/v1/chat/completions", {}, body))
+    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
     assert isinstance(found, Decided), found
     return found.decision
 
@@ -82,9 +79,9 @@ def metrics(made: App) -> dict[tuple[str, ...], float]:
 
 
 def check(made: App) -> None:
-    feed = made._learning.feed
-    assert feed is not None
-    feed.check()
+    assert made._learning is not None
+    assert made._learning.feed is not None
+    made._learning.feed.check()
 
 
 def test_a_good_file_decides_from_the_next_request_on_and_is_named_in_it(tmp_path: Path) -> None:
@@ -117,14 +114,6 @@ def test_a_bad_file_changes_nothing_and_says_so(
     assert metrics(made)["epp_file_ok", "model"] == 1.0
 
 
-def test_a_file_that_is_gone_withdraws_the_model(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    write(made, tmp_path, FAR)
-    write(made, tmp_path, None)
-    assert reason(ask(made)) == "no-model"
-    assert not [name for name, *_ in metrics(made) if name.startswith("epp_reward")]
-
-
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=NOW_S)
     policy = {"name": "lodestar", "model_file": "reward.json"}
@@ -143,29 +132,6 @@ def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path)
     assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
 
 
-def test_a_model_of_other_data_is_withdrawn_and_comes_back_with_its_data(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    elsewhere = linear_model(
-        {"rtt_ms": 1.0, "body_bytes": 0.0}, low={"rtt_ms": 900.0}, high={"rtt_ms": 1100.0},
-        mean=np.array([1000.0, 0.0]), std=np.array([30.0, 1.0]),
-    )  # fmt: skip
-    write(made, tmp_path, elsewhere)
-    for _ in range(WINDOW // 2 // PER_CHECK):
-        assert reason(ask(made)) == "out-of-distribution"
-        for _ in range(PER_CHECK):
-            ask(made)
-        check(made)
-    assert reason(ask(made)) == "mismatch"
-    assert ("epp_reward_model_age_seconds", elsewhere.version, "mismatch") in metrics(made)
-    for address in POOL:
-        made.picker.fleet.assume_rtt(address, 1000.0)
-    for _ in range(WINDOW // PER_CHECK):
-        for _ in range(PER_CHECK):
-            ask(made)
-        check(made)
-    assert reason(ask(made)) == ""
-
-
 def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
     made = app(tmp_path)
     for _ in range(3):
@@ -179,38 +145,8 @@ def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
     assert found["epp_learned_decisions_total", "model"] == 2.0
 
 
-def test_exploration_is_counted_as_such(tmp_path: Path) -> None:
-    policy = {"name": "lodestar", "model_file": "reward.json", "params": {"explore": 1.0}}
-    made = app(tmp_path, policy=policy)
-    write(made, tmp_path, linear_model({"rtt_ms": 1.0}, low={"rtt_ms": 5.0}, high={"rtt_ms": 60.0}))
-    for _ in range(4):
-        ask(made)
-    found = metrics(made)
-    assert found["epp_learned_decisions_total", "explored"] == 4.0
-
-
-def test_without_lodestar_there_is_nothing_of_it(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "gorgo"})
-    ask(made)
-    assert not [name for name, *_ in metrics(made) if name.startswith(("epp_learned", "epp_reward"))]
-
-
 def test_a_model_file_that_nobody_reads_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no policy uses a model") as caught:
         app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"})
     assert caught.value.key == "policy.model_file"
     app(tmp_path, policy={"name": "gorgo", "model_file": "reward.json"}, shadow=["lodestar"])
-
-
-def test_lodestar_without_a_file_says_that_it_cannot_learn(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        app(tmp_path, policy={"name": "lodestar"})
-    assert "policy.model_file is not set" in caplog.text
-
-
-def test_a_picker_takes_no_other_policy_than_its_own(tmp_path: Path) -> None:
-    made = app(tmp_path, policy={"name": "gorgo"})
-    with pytest.raises(ValueError, match="those of gorgo"):
-        made.picker.replace_policy(app(tmp_path).picker.policy)

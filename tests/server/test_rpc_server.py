@@ -15,9 +15,9 @@ from epp.config.listen import ServerTls
 from epp.extproc.types import Finish
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from epp.server.als import METHOD as ACCESS_LOG_METHOD
-from epp.server.als import SERVICE as ACCESS_LOG
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import METHOD as ACCESS_LOG_METHOD
+from epp.server.access_log import SERVICE as ACCESS_LOG
+from epp.server.access_log import AccessLogReceiver
 from epp.server.health import EXT_PROC, HealthNames, HealthState
 from epp.server.metrics import Metrics
 from epp.server.rpc_server import RpcServer

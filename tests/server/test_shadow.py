@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from epp.errors import ConfigError
 from epp.policies.balancing import Random
-from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.schedule.rerun import rerun
-from epp.server.shadow import Shadow, quiet, shadows
+from epp.server.shadow import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
@@ -39,21 +37,6 @@ def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
     return found["agreed"], found["differed"], found["failed"]
 
 
-def difference_s(scoring: Shadow, policy: str, judge: str) -> float:
-    (found,) = (account.difference_s for account in scoring.accounts if account.policy.name == policy)
-    return found[judge]
-
-
-def test_the_policy_that_decides_agrees_with_itself() -> None:
-    scoring = shadow("gorgo", "random")
-    for decision, _ in decided(60, "gorgo"):
-        scoring.score(decision)
-    assert counts(scoring, "gorgo") == (60, 0, 0)
-    assert difference_s(scoring, "gorgo", "gorgo-ms") == 0.0
-    assert 0 < counts(scoring, "random")[0] < 60
-    assert difference_s(scoring, "random", "gorgo-ms") > 0.0
-
-
 @pytest.mark.parametrize("live", ["gorgo", "least-request"])
 @pytest.mark.parametrize("name", ["gorgo", "laar", "llm-d", "lmetric", "mooncake"])
 def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str) -> None:
@@ -65,24 +48,6 @@ def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str
         }
         again = rerun(decisions[live], create(name), 1.0)
         assert (again.chosen, again.tie_band) == (decisions[name].chosen, decisions[name].tie_band)
-
-
-def test_the_reward_model_judges_where_it_knows_both() -> None:
-    model = linear_model({"rtt_ms": 2.0}, low={"rtt_ms": 10.0}, high={"rtt_ms": 42.0})
-    far = linear_model({"rtt_ms": -1.0})
-    decision = picker_of("gorgo").pick(ask_of(1), 0.0, 0.0)
-    assert decision.chosen == 0  # 20 ms away
-    for judge, policy, seconds in (
-        ("model", Lodestar(linear_model({"rtt_ms": -1.0}, high={"rtt_ms": 42.0}, low={"rtt_ms": 0.0})), 0.04),
-        ("gorgo-ms", Lodestar(far), None),
-    ):
-        scoring = Shadow([policy], lambda: model)
-        scoring.score(decision)
-        difference = difference_s(scoring, "lodestar", judge)
-        if seconds is not None:
-            assert difference == pytest.approx(seconds)
-        else:
-            assert difference > 0.0  # 60 ms away: the model does not know such a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +71,6 @@ def test_a_policy_that_fails_is_counted_and_told_once(
     assert "".join(own_lines(caplog)).count("Traceback") == 1
 
 
-def test_a_judge_that_fails_spoils_no_score() -> None:
-    def broken() -> None:
-        raise ZeroDivisionError
-
-    scoring = shadow("gorgo", model=broken)
-    scoring.score(decided(1)[0][0])
-    assert counts(scoring, "gorgo")[0] == 1
-
-
 async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -135,37 +91,17 @@ async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     assert sum(counts(scoring, "gorgo")) == 8
 
 
-def test_exploration_is_nobodys_opinion() -> None:
-    scoring = shadow("gorgo")
-    picker = picker_of("lodestar")
-    picker.replace_policy(Lodestar(explore=1.0))
-    scoring.decided(picker.pick(ask_of(1), 0.0, 0.0))
-    assert not scoring._waiting
-    assert quiet(Lodestar()) == Lodestar(explore=0.0)
-    assert quiet(create("gorgo")) == create("gorgo")
-
-
-@pytest.mark.parametrize(
-    ("names", "key"), [(["gorgo", "gorg"], "shadow[1]"), (["gorgo", "random", "gorgo"], "shadow[2]")]
-)
-def test_a_list_that_cannot_be_is_refused_by_its_place(names: list[str], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        shadows(names, "epp.yaml")
-    assert (caught.value.source, caught.value.key) == ("epp.yaml", key)
-
-
 def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     policy = {"name": "gorgo", "model_file": "reward.json"}
     made = app(tmp_path, policy=policy, shadow=["lodestar", "prefix-cache-and-load"])
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
     decision = ask(made)
     assert decision.policy == "gorgo"
+    assert made._learning is not None
     shadowing = made._learning._shadow
     assert shadowing._tie_band == 0.01
     shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0
-    # By the model's own word its pick, 200 ms away, is 190 ms faster than the one 10 ms away.
-    difference = found["epp_shadow_estimated_difference_seconds", "lodestar", "model"]
-    assert difference == pytest.approx(-0.19)
-    assert np.isfinite(found["epp_shadow_estimated_difference_seconds", "prefix-cache-and-load", "model"])
+    assert found["epp_shadow_estimated_difference_seconds", "lodestar"] > 0.1, "its pick is 190 ms farther"
+    assert np.isfinite(found["epp_shadow_estimated_difference_seconds", "prefix-cache-and-load"])

@@ -10,19 +10,15 @@ import pytest
 
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.health import EXT_PROC, HealthNames, HealthState
 from epp.server.metrics import Metrics
 from epp.server.services import Services
-from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
-from tests.kit.rawpeer import PROCESS, Serving
 from tests.kit.replicas import metric
 from tests.kit.transports import BOTH, listener
-from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 ENDED, SECONDS, OPEN = (
     f"llm_d_epp_extproc_{name}"
@@ -109,24 +105,3 @@ async def test_streams_are_counted_by_how_they_end(
     assert read("epp_faults_total", part="stream") == faults, (
         "what the other side does wrong is no fault of ours"
     )
-
-
-@pytest.mark.parametrize("transport", BOTH)
-async def test_a_stream_whose_pick_is_too_long_to_send_ends_with_that_and_holds_no_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
-    monkeypatch.setattr("epp.server.grpc.LONGEST_MESSAGE_BYTES", 2000)
-    listen = {"transport": transport, "max_receive_bytes": 10_000}
-    serving = await Serving.start(tmp_path, listen=listen, observe={"mode": "none"})
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
-    async with grpc.aio.insecure_channel(serving.address) as channel:
-        call = channel.stream_stream(PROCESS.decode(), ProcessingRequest.SerializeToString)()
-        await call.write(with_modes(request_headers(), DUPLEX, DUPLEX))
-        await call.write(request_body(body, end=True))
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "larger than max" in await call.details()
-    await until(lambda: not serving.app.picker.in_flight)
-    await serving.stop()
-    assert serving.app.core.recent.get("last"), "it was decided"
-    assert await serving.metric(f'{ENDED}{{code="ResourceExhausted"}}') == 1
-    assert await serving.metric('epp_faults_total{part="stream"}') == 1

@@ -12,7 +12,6 @@ from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.config.schema import Scrape
 from epp.server.poll import target_of
-from epp.server.through_relay import relay_to
 from tests.kit.relays import certificates
 from tests.server.test_poll import Seen, polled
 
@@ -82,26 +81,3 @@ async def test_an_answer_of_another_endpoint_is_none_of_this_one(tmp_path: Path)
         await seen.until("scrape_failures", 1)
     assert "10.9.9.1:8000 answered" in seen.failures[0]
     assert (seen.rtts, seen.samples) == ([], [])
-
-
-async def test_host_names_are_asked_for_as_the_relay_knows_them(tmp_path: Path) -> None:
-    asked: list[str] = []
-    certificates(tmp_path)
-    names = {"engine.far:8000": ENGINE}
-    async with (
-        relay(tmp_path, asked) as address,
-        polling(through(tmp_path, address), "engine.far:8000", known_as=lambda name: names[name]) as seen,
-    ):
-        await seen.until("rtts", 1)
-    assert set(asked) == {ENGINE}
-
-
-async def test_a_relay_that_is_away_is_a_failure(tmp_path: Path) -> None:
-    certificates(tmp_path)
-    async with polling(through(tmp_path, "127.0.0.1:1")) as seen:
-        await seen.until("failures", 1)
-    assert seen.rtts == []
-
-
-def test_without_a_relay_endpoints_are_asked_directly(tmp_path: Path) -> None:
-    assert relay_to("near", through(tmp_path, "127.0.0.1:9000")) is None

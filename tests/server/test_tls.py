@@ -18,7 +18,7 @@ from epp.config.listen import ServerTls
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.server.app import App
-from epp.server.clock import SystemClock
+from epp.server.process import SystemClock
 from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed
 from tests.kit import certificates
 from tests.kit.logs import own_lines

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.server.poll import parse_models
+
 pytest.importorskip("tokenizers")
 
 from epp.clock import ManualClock
 from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.feed import SignalFeed
-from epp.server.listed import parse_models
 from epp.server.metrics import Metrics
-from epp.server.served_tokenizers import FORGET_S, RETRY_S, ServedTokenizers
+from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
 from tests.kit.tokenizers import DATA

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from epp.apis.types import CountedPrompt, NotCountableError, ParsedRequest
+from epp.apis.types import NotCountableError, ParsedRequest, TokenCount
 from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
 from tests.kit.logs import own_lines
 
@@ -34,13 +34,13 @@ class Model:
         self.fails: BaseException | None = None
         self.begun = 0
 
-    def count(self, canonical: bytes, _block_bytes: int, arguments: TemplateArguments = ()) -> CountedPrompt:
+    def count(self, canonical: bytes, _block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
         self.begun += 1
         self.arguments = arguments
         self.let.wait(20)
         if self.fails is not None:
             raise self.fails
-        return CountedPrompt(len(canonical), ())
+        return (len(canonical), ())
 
 
 class Bench:
@@ -54,7 +54,7 @@ class Bench:
             on_estimate=lambda reason: self.reasons.update([reason]),
         )
 
-    async def ask(self, canonical: bytes = b"\xffPtext", model: str = "m") -> CountedPrompt | None:
+    async def ask(self, canonical: bytes = b"\xffPtext", model: str = "m") -> TokenCount | None:
         pending = self.tokenizers.start(ParsedRequest("api", model, canonical, False, None, "", "", False))
         return None if pending is None else await pending
 
@@ -76,7 +76,7 @@ def hasty() -> Iterator[Bench]:
 
 
 async def test_a_count_in_time_is_used(patient: Bench) -> None:
-    assert await patient.ask() == CountedPrompt(6, ())
+    assert await patient.ask() == (6, ())
     assert not patient.reasons
 
 

@@ -49,6 +49,6 @@ def test_counts_are_those_of_transformers(model: Path) -> None:
     ours = load_model("m", ModelTokenizer(source=str(model)), model, "epp.yaml")
     for turns in range(3):
         messages = chat(turns)
-        counted = ours.count(parse_chat(chat_body(messages), {}).canonical, 256).tokens
+        counted = ours.count(parse_chat(chat_body(messages), {}).canonical, 256)[0]
         ids = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
         assert counted == len(ids) > 1000

@@ -28,8 +28,8 @@ LATER_S = WALL_S + 10_000.0
 
 def lines(number: int = 6, prefix: str = "id") -> list[dict[str, Any]]:
     out = []
-    for decision, ask in decided(number, prefix=prefix):
-        out.append(to_record(decision, session=ask.session))
+    for decision, _ in decided(number, prefix=prefix):
+        out.append(to_record(decision))
         out.append(outcome_record(outcome_of(decision), decision.at_wall_s + 0.1))
     return out
 

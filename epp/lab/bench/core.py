@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
+from epp.extproc.types import Pick, Refusal
 from epp.lab.bench.prompts import conversation
 from epp.lab.bench.reports import first_token_call, log_message
 from epp.lab.bench.rig import Rig, recorded, request
-from epp.server.als import AccessLogReceiver
+from epp.server.access_log import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 
 if TYPE_CHECKING:
@@ -59,19 +60,17 @@ def decision_us(rig: Rig, requests: Sequence[HttpRequest]) -> tuple[float, float
 
     def read() -> None:
         for one in requests:
-            parsed = rig.parse(one)
-            found.append((parsed, rig.measure(parsed)))
+            found.append(rig.measure(rig.parse(one)))  # noqa: PERF401
 
     read_us = cpu_us(read, len(requests))
-    asks = [rig.ask(parsed, prompt, 0) for parsed, prompt in found]
     decided = []
 
     def decide() -> None:
         now_s = rig.clock.mono_s()
-        for ask in asks:
-            decided.append(rig.picker.pick(ask, now_s, 1.7e9))  # noqa: PERF401  # as a server does, one by one
+        for asked in found:
+            decided.append(rig.picker.pick(asked, now_s, 1.7e9))  # noqa: PERF401  # as a server does, one by one
 
-    decide_us = cpu_us(decide, len(asks))
+    decide_us = cpu_us(decide, len(found))
     for decision in decided:
         rig.picker.end(decision.id, "stream-end", rig.clock.mono_s())
     return read_us, decide_us
@@ -79,18 +78,18 @@ def decision_us(rig: Rig, requests: Sequence[HttpRequest]) -> tuple[float, float
 
 def whole_us(rig: Rig, requests: Sequence[HttpRequest]) -> tuple[float, float]:
     """Microseconds from request to answer in the core, and of all reports after it."""
-    core, answers = rig.core, []
+    core, answers = rig.core, list[Pick | Refusal]()
 
     def ask() -> None:
         for one in requests:
-            answers.append(core.decide(one))  # noqa: PERF401
+            answers.append(rig.decide(one))
 
     ask_us = cpu_us(ask, len(requests))
     told = []
     for answer in answers:
-        if not hasattr(answer, "decision"):
+        if isinstance(answer, Refusal):
             raise EppError("a request was refused")
-        told.append((answer.decision.id, answer.decision.endpoint))
+        told.append((answer.decision_id, answer.destination.partition(",")[0]))
     calls = [first_token_call(decision_id)[:-2] for decision_id, _ in told]
     messages = [log_message(told[at : at + 10]) for at in range(0, len(told), 10)]
     first_tokens, access_log = FirstTokenReceiver(core.outcomes), AccessLogReceiver(core.outcomes)

@@ -15,10 +15,10 @@ import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from epp.apis.types import MeasuredPrompt
 from epp.envoy.launch import tied_to_parent
 from epp.errors import EppError
 from epp.prefix_cache.index import PrefixIndex
+from epp.types import RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +30,11 @@ _BLOCK_TOKENS, _PROMPT_TOKENS, _TURNS, _SLOTS = 64.0, 18_000, 10, 8
 _PROBES = 400
 
 
-def prompt(seed: int, blocks: int) -> MeasuredPrompt:
+def prompt(seed: int, blocks: int) -> RequestView:
     """A prompt of so many blocks, the first of which an earlier turn had."""
     chance = random.Random(seed)  # noqa: S311  # hashes of nothing
     hashes = [chance.getrandbits(64) for _ in range(blocks)]
-    return MeasuredPrompt(0, round(blocks * _BLOCK_TOKENS), hashes, _BLOCK_TOKENS)
+    return RequestView(prompt_tokens=round(blocks * _BLOCK_TOKENS), blocks=hashes, block_tokens=_BLOCK_TOKENS)
 
 
 def filled(tokens: int) -> tuple[PrefixIndex, int]:
@@ -47,7 +47,8 @@ def filled(tokens: int) -> tuple[PrefixIndex, int]:
         chain = prompt(seed, whole).blocks
         for turn in range(1, _TURNS + 1):
             blocks = chain[: whole * turn // _TURNS]
-            index.insert(seed % _SLOTS, MeasuredPrompt(0, len(blocks) * 64, blocks, _BLOCK_TOKENS))
+            earlier = RequestView(prompt_tokens=len(blocks) * 64, blocks=blocks, block_tokens=_BLOCK_TOKENS)
+            index.insert(seed % _SLOTS, earlier)
     return index, conversations
 
 
@@ -74,7 +75,7 @@ def measured(tokens: int) -> dict[str, float]:
     return figures
 
 
-def _each_us(work: Callable[[MeasuredPrompt], object], prompts: list[MeasuredPrompt]) -> float:
+def _each_us(work: Callable[[RequestView], object], prompts: list[RequestView]) -> float:
     begun = time.thread_time()
     for one in prompts:
         work(one)

@@ -8,17 +8,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from epp.apis.registry import affinity_key, find_parser
+from epp.apis.registry import find_parser
 from epp.clock import ManualClock
-from epp.config.schema import PolicySection, Records
+from epp.config.schema import Config, PolicySection, Records
 from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.lab.bench.prompts import opening
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.index import PrefixIndex
-from epp.records.recorder import FileRecorder, NoRecorder
-from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.records.recorder import FileRecorder
+from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.server.core import Core
 from epp.server.metrics import Metrics
@@ -31,9 +31,11 @@ from epp.types import Endpoint
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epp.apis.types import MeasuredPrompt, ParsedRequest
+    from epp.apis.types import ParsedRequest
+    from epp.extproc.types import Pick, Refusal
     from epp.records.recorder import Recorder
     from epp.server.tokenizers import Tokenizers
+    from epp.types import RequestView
 
 #: Headers as Envoy sends them.
 HEADERS = {
@@ -88,13 +90,12 @@ class Rig:
             name_block=self.hasher.export_id,
         )
         self.core = Core(
+            Config(),
             picker=self.picker,
             counter=self.counter,
             hasher=self.hasher,
-            regions=(),
-            tenant_header="",
             metrics=Metrics(),
-            recorder=recorder or NoRecorder(),
+            recorder=recorder,
             clock=self.clock,
             resolver=Resolver(),
             tokenizers=tokenizers,
@@ -122,30 +123,18 @@ class Rig:
             raise EppError("a request that no parser reads")
         return parser.parse(asked.body, asked.headers)
 
-    def measure(self, parsed: ParsedRequest) -> MeasuredPrompt:
+    def measure(self, parsed: ParsedRequest) -> RequestView:
         """Its tokens and blocks."""
         return self.hasher.measure(parsed, self.counter)
 
-    def ask(self, parsed: ParsedRequest, prompt: MeasuredPrompt, body_bytes: int) -> Ask:
-        """What the picker is asked, as the core builds it."""
-        key = affinity_key(parsed, prompt)
-        return Ask(
-            model=parsed.model,
-            prompt=prompt,
-            body_bytes=body_bytes,
-            max_output_tokens=parsed.max_output_tokens,
-            affinity_key=self.hasher.export_name(key) if key else "",
-            api=parsed.api,
-            stream=parsed.stream,
-            text_bytes=len(parsed.canonical),
-        )
+    def decide(self, asked: HttpRequest) -> Pick | Refusal:
+        """Read and decide a request, its tokens estimated."""
+        return self.core.decide(asked, self.core.read(asked), since_s=self.clock.mono_s())
 
     def cache(self, body: bytes) -> None:
         """An earlier turn: decided and over, so that its endpoint has it cached."""
-        parsed = self.parse(request(body))
-        decision = self.picker.pick(
-            self.ask(parsed, self.measure(parsed), len(body)), self.clock.mono_s(), 1.7e9
-        )
+        asked = self.measure(self.parse(request(body)))
+        decision = self.picker.pick(asked, self.clock.mono_s(), 1.7e9)
         self.picker.end(decision.id, "stream-end", self.clock.mono_s())
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from epp.apis.types import ParsedRequest, TokenCount
+    from epp.extproc.types import HttpRequest
     from epp.lab.bench.figures import Figures
 
 #: Prompt length in tokens by name, as `epp.lab.bench.server` has them.
@@ -74,11 +76,19 @@ async def _round(tokenizers: Tokenizers, pairs: Sequence[tuple[bytes, bytes]]) -
 
 
 async def _decide(rig: Rig, body: bytes) -> None:
-    asked = request(body)
-    decided = rig.core.decide(asked, await rig.core.read(asked))
-    if isinstance(decided, Refusal):
+    asked, since_s = request(body), rig.clock.mono_s()
+    pick = rig.core.decide(asked, *await _read(rig, asked), since_s=since_s)
+    if isinstance(pick, Refusal):
         raise EppError("a request was refused")
-    rig.picker.end(decided.decision.id, "stream-end", rig.clock.mono_s())
+    rig.picker.end(pick.decision_id, "stream-end", rig.clock.mono_s())
+
+
+async def _read(rig: Rig, asked: HttpRequest) -> tuple[ParsedRequest, TokenCount | None]:
+    parsed = rig.core.read(asked)
+    if parsed is None or isinstance(parsed, Refusal):
+        raise EppError("a request was refused")
+    counting = rig.core.count(parsed)
+    return parsed, None if counting is None else await counting
 
 
 async def _stall_ms(rig: Rig, bodies: Sequence[bytes]) -> float:
@@ -86,7 +96,7 @@ async def _stall_ms(rig: Rig, bodies: Sequence[bytes]) -> float:
 
     async def read() -> None:
         for body in bodies:
-            await rig.core.read(request(body))
+            await _read(rig, request(body))
 
     reading = asyncio.ensure_future(read())
     worst_s, last_s = 0.0, time.process_time()

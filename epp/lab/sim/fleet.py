@@ -27,7 +27,7 @@ from epp.lab.sim.truth import Truth
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
-from epp.schedule.picker import Ask, Picker, PickerSettings, fleet_of
+from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.weights import WeightBook
 from epp.types import Endpoint
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision, Outcome
     from epp.signals.paths import ConnectionTiming
+    from epp.types import RequestView
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -182,11 +183,11 @@ class FleetSim:
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
 
-    def _ask(self, index: int) -> Ask:
-        """What the picker is asked for a request."""
+    def _info(self, index: int) -> RequestView:
+        """Describe a request to the picker."""
         request = self.requests[index]
-        return Ask(
-            prompt=self.prompts.measured(index),
+        return msgspec.structs.replace(
+            self.prompts.measured(index),
             body_bytes=self.body_bytes(index),
             max_output_tokens=request.output_tokens,
             affinity_key=self.prompts.affinity_key(index, self.options.affinity),
@@ -225,12 +226,12 @@ class FleetSim:
     def _send(self, index: int, intended_ms: float) -> None:
         now_s = self.loop.now_ms / 1e3
         flight = Flight(self, index, intended_ms)
-        ask = self._ask(index)
+        request = self._info(index)
         # The same request draws the same numbers under every policy.
         self._next_id = f"r{index}"
         self._truth.index = index
         try:
-            decision = self._picker.pick(ask, now_s, ZERO_WALL_S + now_s)
+            decision = self._picker.pick(request, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from epp.apis.types import MeasuredPrompt
 from epp.lab.sim.job import Job
 from epp.lab.sim.scenario import Affinity
+from epp.types import RequestView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,12 +58,14 @@ class Prompts:
         self._engine = _mix(ids, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
 
-    def measured(self, index: int) -> MeasuredPrompt:
+    def measured(self, index: int) -> RequestView:
         """The prompt as the picker measures it: full blocks only."""
         request = self._requests[index]
         full = request.prompt_tokens // self.block_tokens
         blocks = self._slice(self._picker, index)[:full]
-        return MeasuredPrompt(0, request.prompt_tokens, blocks, float(self.block_tokens))
+        return RequestView(
+            prompt_tokens=request.prompt_tokens, blocks=blocks, block_tokens=float(self.block_tokens)
+        )
 
     def job(self, index: int, *, miss: bool) -> Job:
         """The request as an engine sees it."""

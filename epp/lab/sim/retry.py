@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.scenario import FleetSpec, WindowOptions, WindowRequest
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
-    from epp.schedule.picker import Ask
-    from epp.types import Cell
+    from epp.types import Cell, RequestView
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
@@ -178,10 +177,10 @@ class RetrySim(FleetSim):
         for _ in range(self._at_once):
             self._asked.next_question()
 
-    def _ask(self, index: int) -> Ask:
+    def _info(self, index: int) -> RequestView:
         question = index // self._attempts
         return replace(
-            super()._ask(index),
+            super()._info(index),
             model=PUBLIC_MODEL,
             language=self._questions[question].language,
             tried_models=self._asked.tried(question),

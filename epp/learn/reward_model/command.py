@@ -27,8 +27,8 @@ from epp.learn.tuner.command import build_session, build_tuner
 from epp.learn.tuner.session import memory_at
 from epp.learn.tuner.status_command import status_lines as trial_lines
 from epp.llmd.settings import LogSettings
-from epp.server.clock import SystemClock
 from epp.server.logs import configure
+from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     import argparse

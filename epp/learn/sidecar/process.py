@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
-from epp.server.stopping import stop_signals
+from epp.server.process import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,9 +28,9 @@ from epp.learn.tuner.session import Session, memory_at
 from epp.learn.tuner.status_command import status_lines, went_by
 from epp.learn.tuner.tuner import Tuner, cursor_of
 from epp.llmd.settings import LogSettings
-from epp.server.clock import SystemClock
 from epp.server.files import read_file
 from epp.server.logs import configure
+from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

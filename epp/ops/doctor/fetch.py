@@ -22,8 +22,7 @@ import msgspec
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.config.relays import RELAY_NAME
-from epp.extproc.headers import SERVED_KEY
-from epp.extproc.mutate import DESTINATION_HEADER
+from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
 from epp.ops.doctor.context import Context
 from epp.ops.doctor.engines import Engine
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
@@ -32,10 +31,9 @@ from epp.ops.doctor.picker import Page
 from epp.ops.doctor.traffic import measure
 from epp.records.files import DAMAGED, read_records, record_files
 from epp.server.client_credentials import client_tls
-from epp.server.listed import parse_models
-from epp.server.poll import target_of
+from epp.server.poll import parse_models, target_of
+from epp.server.relays import check_served
 from epp.server.resolve import Resolver
-from epp.server.through_relay import check_served
 
 if TYPE_CHECKING:
     import ssl

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.ops.doctor.context import ENOUGH, advice, error, note, warning
-from epp.server.observe import section_of, share_of
+from epp.server.response_sampling import section_of, share_of
 
 if TYPE_CHECKING:
     from epp.ops.doctor.context import Context, Findings

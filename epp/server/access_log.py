@@ -1,27 +1,115 @@
-"""A finished request as Envoy's access log reports it, decoded into one plain value.
+"""Envoy's gRPC access log: one report for each finished request.
 
-Owns the meaning of the log's fields, flags and metadata, no socket. A report is about facts that Envoy saw;
-which decision it belongs to is told by the picker's own id, which only ext_proc can write: no header of a
-client is read.
+Serves `envoy.service.accesslog.v3.AccessLogService` beside ext_proc, to be reached by Envoy alone: whoever
+reaches it could report anything about a decision whose id it knows. A report is about facts that Envoy saw;
+its decision is named by the picker's own id, which only ext_proc can write: no header of a client is read.
+
+An entry that cannot be read is counted and dropped, and so is one that its receiver fails on; Envoy never
+sees an error. A message longer than those that Envoy sends is dropped, and so are entries beyond a limit, so
+that no message keeps the event loop for long.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from epp.apis.usage import NO_USAGE, Usage, UsageReader
-from epp.extproc.headers import LB_NAMESPACE
-from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
+from epp.extproc.messages import (
+    DECISION_KEY,
+    DECISION_NAMESPACE,
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    MAX_BODILESS_BYTES,
+)
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.struct_pb2 import Struct
 
     from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
+    from epp.transport.messages import Message
+
+
+log = logging.getLogger(__name__)
+
+
+SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+METHOD = "StreamAccessLogs"
+#: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
+#: takes some hundred bytes.
+_MAX_ENTRIES = 1000
+
+
+class Sending(Protocol):
+    """An open stream of the log."""
+
+    def end(self) -> None:
+        """End it with status OK."""
+
+
+class AccessLogReceiver:
+    """Decodes the log's streams, one for each Envoy worker, and hands reports on.
+
+    Args:
+        reports: told of every finished request.
+
+    Attributes:
+        received: reports handed on.
+        malformed: messages that could not be decoded, and entries beyond a message's limit.
+        failed: reports that their receiver raised on.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._streams: set[Sending] = set()
+        self.received = 0
+        self.malformed = 0
+        self.failed = 0
+
+    def opened(self, stream: Sending) -> None:
+        """Note an open stream."""
+        self._streams.add(stream)
+
+    def closed(self, stream: Sending) -> None:
+        """Forget a stream."""
+        self._streams.discard(stream)
+
+    def take(self, message: Message) -> None:
+        """Take one message of a stream."""
+        if len(message) > MAX_BODILESS_BYTES:
+            self.malformed += 1
+            return
+        try:
+            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry  # type: ignore[arg-type]  # stubs know bytes alone
+        except DecodeError:
+            self.malformed += 1
+            return
+        self.malformed += max(0, len(entries) - _MAX_ENTRIES)
+        for entry in entries[:_MAX_ENTRIES]:
+            try:
+                self._reports.finished(decode(entry))
+            except Exception:
+                self.failed += 1
+                log.exception("a report was lost", extra=REPEATED)
+            else:
+                self.received += 1
+
+    def end_streams(self) -> None:
+        """End the open streams with status OK; Envoy opens another for its next report.
+
+        They have no end of their own, so without this a graceful stop of the server waits for them in vain.
+        """
+        for stream in list(self._streams):
+            stream.end()
+
 
 OBSERVED_NAMESPACE = "epp.observe"
 RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
@@ -70,19 +158,15 @@ class Report(msgspec.Struct, frozen=True):
         decision_id: the picker's own id; ``""`` for a request that Envoy served without a decision.
         status: HTTP status sent to the client, 0 when none was.
         cause: why it ended.
-        flags: Envoy's response flags that are set, by their names in the API.
-        details: Envoy's response code details.
         picked: the endpoints that the picker named, in its order.
         served: address of the endpoint that really answered, or was tried last, as its relay tells it where
             there is one; of a relay that was not reached, the relay's own.
         relayed: a relay told who served: it may have tried others before.
         attempts: tries on endpoints; 0 when none was tried.
-        request_bytes: body bytes received from the client.
         response_bytes: body bytes sent to the client.
-        started_wall_s: Unix time at which the request came.
-        ttft_ms: from then to the first body chunk of a 2xx answer (of an event stream the first that is no
-            comment).
-        e2e_ms: from then to the end.
+        ttft_ms: from the request's arrival to the first body chunk of a 2xx answer (of an event stream the
+            first that is no comment).
+        e2e_ms: from the request's arrival to the end.
         received_ms: from then to the last byte of the request.
         sent_ms: from then to the first byte sent to an endpoint; less `received_ms` it is the picker's share.
         headers_ms: from then to the first byte of the endpoint's answer.
@@ -99,15 +183,11 @@ class Report(msgspec.Struct, frozen=True):
     decision_id: str
     status: int
     cause: Termination
-    flags: tuple[str, ...]
-    details: str
     picked: tuple[str, ...]
     served: str
     relayed: bool
     attempts: int
-    request_bytes: int
     response_bytes: int
-    started_wall_s: float
     ttft_ms: float
     e2e_ms: float
     received_ms: float
@@ -151,14 +231,14 @@ class Reports(Protocol):
     """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""
 
     def first_token(self, decision_id: str) -> None:
-        """The first chunk of a streamed answer has just passed Envoy."""
+        """Note that the first chunk of a streamed answer has just passed Envoy."""
 
     def finished(self, report: Report) -> None:
-        """A request has ended; for one that the picker did not decide the id is empty."""
+        """Take the end of a request; for one that the picker did not decide the id is empty."""
 
 
 def decode(entry: HTTPAccessLogEntry) -> Report:
-    """One log entry as a report; nothing that is missing or odd in it raises."""
+    """Decode one log entry; nothing that is missing or odd in it raises."""
     common, response = entry.common_properties, entry.response
     namespaces = common.metadata.filter_metadata
     # By `get`: looking a key up in a message map by brackets would create it.
@@ -183,20 +263,15 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     ended = chunks is not None and streamed is True
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
-    start = common.start_time
     return Report(
         decision_id=_text(ours, DECISION_KEY),
         status=response.response_code.value,
         cause=_cause(flags, ended=ended, picked=picked, served=served),
-        flags=flags,
-        details=response.response_code_details,
         picked=picked,
         served=served,
         relayed=bool(told),
         attempts=common.upstream_request_attempt_count,
-        request_bytes=entry.request.request_body_bytes,
         response_bytes=response.response_body_bytes,
-        started_wall_s=start.seconds + start.nanos / 1e9,
         ttft_ms=_ttft_ms(common, _scalar(seen, "first_us"), e2e_ms),
         e2e_ms=e2e_ms,
         received_ms=_ms(common, "time_to_last_rx_byte"),
@@ -215,7 +290,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
 
 
 def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:
-    """The flags tell; of several the one that ended the request, which is the first in this order."""
+    """Choose why a request ended: of several flags the first in this order ended it."""
     if flags and not ended:
         for names, cause in (
             (_GONE, Termination.CLIENT_GONE),
@@ -233,7 +308,7 @@ def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], serv
 
 
 def _scalar(struct: Struct | None, name: str) -> str | float | bool | None:
-    """A field of a struct; lists and objects are none of ours."""
+    """Read a scalar field of a struct."""
     if struct is None or name not in struct.fields:
         return None
     value = struct.fields[name]
@@ -258,7 +333,7 @@ def _count(struct: Struct | None, name: str) -> int | None:
 
 
 def _usage(text: str) -> Usage:
-    """The counts in the objects as they stood in the answer, names included."""
+    """Read the usage objects as they stood in the answer, names included."""
     reader = UsageReader()
     reader.feed(text.encode())
     return reader.usage
@@ -272,7 +347,7 @@ def _ms(common: AccessLogCommon, field: str) -> float:
 
 
 def _tag_ms(common: AccessLogCommon, tag: str) -> float:
-    """A duration in a custom tag, microseconds in decimal; ``-`` where Envoy has none."""
+    """Read a duration in a custom tag, microseconds in decimal; ``-`` where Envoy has none."""
     if tag not in common.custom_tags:
         return math.nan
     text = common.custom_tags[tag]
@@ -281,7 +356,7 @@ def _tag_ms(common: AccessLogCommon, tag: str) -> float:
 
 
 def _ttft_ms(common: AccessLogCommon, first_us: object, e2e_ms: float) -> float:
-    """Both moments are Envoy's wall clock; when that was set in between the difference makes no sense."""
+    """Subtract two moments of Envoy's wall clock; NaN where that was set in between."""
     if not isinstance(first_us, float) or not math.isfinite(first_us) or not common.HasField("start_time"):
         return math.nan
     start = common.start_time

@@ -1,0 +1,128 @@
+"""What a process has once: clock, decision ids, hash key, background tasks, signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from epp.config.schema import Config
+
+log = logging.getLogger(__name__)
+
+
+class SystemClock:
+    """`epp.clock.Clock` of this machine."""
+
+    mono_s, wall_s = staticmethod(time.monotonic), staticmethod(time.time)
+
+
+class DecisionIds:
+    """Ids of this process: a random prefix, by which they are unique over processes, and a counter."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._last = 0
+
+    def __call__(self) -> str:
+        """Make the next id."""
+        self._last += 1
+        return f"{self._prefix}-{self._last:x}"
+
+    def __contains__(self, decision_id: str) -> bool:
+        """Tell whether this process made an id."""
+        _, _, number = decision_id.partition("-")
+        try:
+            count = int(number, 16)
+        except ValueError:
+            return False
+        return 0 < count <= self._last and decision_id == f"{self._prefix}-{count:x}"
+
+
+def hash_secret(config: Config, base: Path, source: str) -> bytes:
+    """Read the key of block hashes, `prefix.secret_file`; a random one where it is not set, which is logged.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds fewer than 16 bytes.
+    """
+    key, name = "prefix.secret_file", config.prefix.secret_file
+    if not name:
+        lost = ["conversations move to other endpoints when it restarts, and between pickers"]
+        if config.records.folder:
+            lost.append("the prefix index cannot be restored from records")
+        log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
+        return secrets.token_bytes(32)
+    try:
+        secret = (base / name).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(source, key, str(error), "create it, e.g. 32 random bytes") from error
+    if len(secret) < 16:
+        raise ConfigError(source, key, f"{name} holds fewer than 16 bytes")
+    return secret
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Choose SIGTERM, SIGINT, and a closing terminal's SIGHUP, but where it is ignored (`nohup`)."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+class Tasks:
+    """Named tasks that live and die with the server.
+
+    Attributes:
+        failed: tasks that ended by an exception, which readiness reports, until they are started again or
+            cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.failed: dict[str, str] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background, under a name that no running task has."""
+        self.failed.pop(name, None)
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[name] = task
+        task.add_done_callback(self._done)
+
+    def cancel(self, name: str) -> None:
+        """End one task, without waiting; its name is free at once. An unknown name is fine."""
+        self.failed.pop(name, None)
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._ending.add(task)
+            task.cancel()
+
+    async def stop_all(self) -> None:
+        """Cancel all tasks and wait for them."""
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def names(self) -> list[str]:
+        """Names of the running tasks."""
+        return list(self._tasks)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        name = task.get_name()
+        self._ending.discard(task)
+        wanted = self._tasks.get(name) is task
+        if wanted:
+            del self._tasks[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if wanted:
+                self.failed[name] = repr(error)
+            log.error("background task %s died", name, exc_info=error)

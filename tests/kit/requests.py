@@ -1,0 +1,46 @@
+"""Requests as a picker is asked about them, without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from epp.extproc.types import Pick, Refusal
+from epp.types import RequestView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.extproc.types import HttpRequest
+    from epp.schedule.decision import Decision
+    from epp.server.core import Core
+
+
+def measured(namespace: int, tokens: int, blocks: Sequence[int], block_tokens: float) -> RequestView:
+    """A request of which the prompt alone is known."""
+    return RequestView(namespace=namespace, prompt_tokens=tokens, blocks=blocks, block_tokens=block_tokens)
+
+
+def asked(prompt: RequestView | None = None, **fields: Any) -> RequestView:
+    """A request with this prompt."""
+    return replace(prompt or RequestView(), **fields)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision and the answer that carries it."""
+
+    decision: Decision
+    pick: Pick
+
+
+def decide(core: Core, request: HttpRequest) -> Decided | Refusal:
+    """Read and decide a request, its tokens estimated."""
+    pick = core.decide(request, core.read(request), since_s=core._clock.mono_s())
+    if isinstance(pick, Refusal):
+        return pick
+    decision = core.recent.get(pick.decision_id)
+    assert decision is not None
+    return Decided(decision, pick)
