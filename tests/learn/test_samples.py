@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from epp.decide.records import Basis, outcome_record, to_record
+from epp.decide.records import outcome_record, to_record
 from epp.learn.feed import LogFeed
 from epp.learner.fitting import targets_of
 from epp.learner.samples import log_of
@@ -63,18 +63,6 @@ def test_a_request_is_a_target_or_a_lower_bound(
 def test_some_requests_say_nothing(recorded: Recorded, fields: dict[str, Any]) -> None:
     decision = recorded.decision()
     assert log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES) is None
-
-
-def test_what_no_policy_priced_says_nothing(recorded: Recorded) -> None:
-    decision = replace(recorded.decision(), basis=Basis.BALANCE)
-    assert log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES) is None
-
-
-def test_a_request_that_was_given_up_waiting_for_took_at_least_so_long(recorded: Recorded) -> None:
-    found = log_of(recorded.decision(), None, DEFAULT_FEATURES, waited_ms=60_000.0)
-    assert found is not None
-    assert found.sample.waited_ms == pytest.approx(60_000.0, rel=1e-4)
-    assert not found.sample.answered
 
 
 def test_the_training_row_is_the_snapshot_of_the_decision(recorded: Recorded) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from epp.tune.status import status_lines
 from epp.tuner.settings import TunerSettings
-from epp.tuner.state import from_json, to_json
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:
@@ -62,25 +59,6 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
     assert "1: 2023-11-14 22:" in told["probation", 0], "the promotion, with its time of day"
 
 
-def test_settings_of_another_version_keep_nobody_from_the_memory(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.start()
-    world.run(4)
-    world.state.settings = {"stages": {"no_more": 1}}
-    state = from_json(to_json(world.state))
-    lines = status_lines(state, world.settings, world.paths, world.clock.wall_s())
-    assert any(" of 200 requests" in line for line in lines)
-
-
-def test_how_near_a_freeze_is_told(tmp_path: Path) -> None:
-    world = World(tmp_path, [None])
-    world.start()
-    world.until("search")
-    world.until("baseline")
-    lines = status_lines(world.state, world.settings, world.paths, world.clock.wall_s())
-    assert "in a row without a promotion: 1 of 5 after which it freezes" in lines
-
-
 def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.start()
@@ -93,13 +71,3 @@ def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
     assert ", last wrote 35 s ago; policy gorgo" in first(35.1)
     world.lock.release()
     assert first(1.0) == "tuner: not running; policy gorgo"
-
-
-def test_a_ramp_of_settings_that_are_not_understood_is_told(tmp_path: Path) -> None:
-    """Of another version of the program: what is told goes by today's defaults, which have fewer steps."""
-    world = World(tmp_path)
-    world.start()
-    state = msgspec.structs.replace(world.state, phase="ramp", stage=4, settings={"goal": {"measure": "new"}})
-    lines = "\n".join(status_lines(state, TunerSettings(), world.paths, world.clock.wall_s()))
-    assert "split at 50%: not enough evidence (0 of 300 requests" in lines
-    assert "next: where no harm shows, the switchback" in lines

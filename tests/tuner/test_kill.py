@@ -3,13 +3,12 @@ from __future__ import annotations
 import functools
 
 import msgspec
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epp.tuner.machine import resume, start, step
-from epp.tuner.state import Observed, Rules, State, from_json, to_json
-from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
+from epp.tuner.machine import step
+from epp.tuner.state import Observed, State, from_json, to_json
+from tests.kit.tuning import Deployment, Effect, quick
 
 NEW = {"a": 2.0, "b": 1.0}
 
@@ -59,34 +58,3 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(kills: set[int], lost:
         if tick in kills:
             killed.restart()
         assert essence(killed.state) == undisturbed()[tick]
-
-
-def test_a_step_leaves_its_state_alone() -> None:
-    run = world()
-    for _ in range(30):
-        before = to_json(run.state)
-        step(run.state, Observed(run.now_wall_s + 120.0, run.samples(), "x"), run.rules)
-        assert to_json(run.state) == before
-        run.tick()
-
-
-def test_other_bounds_after_a_restart_are_obeyed() -> None:
-    run = world()
-    run.run(lambda w: w.state.phase == "switchback")
-    rules = Rules(run.settings, {"a": (1.5, 10.0), "b": BOUNDS["b"]})
-    state, _ = resume(run.state, rules, run.now_wall_s)
-    assert state.incumbent == {"a": 1.5, "b": 1.0}
-    assert (state.phase, state.trial, state.history[-1].how) == ("baseline", None, "clipped")
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"policy": "x"}'])
-def test_a_state_that_is_none_is_refused(text: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        from_json(text)
-
-
-def test_every_cut_of_a_state_is_refused() -> None:
-    text = to_json(start("p", INCUMBENT, Rules(quick(), BOUNDS), 1.0))
-    for end in range(len(text)):
-        with pytest.raises(msgspec.DecodeError):
-            from_json(text[:end])

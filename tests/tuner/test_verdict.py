@@ -12,7 +12,6 @@ from epp.tuner.record import Record, Unit, close, enter
 from epp.tuner.samples import Sample, Stamp
 from epp.tuner.settings import Drift, Goal, TunerSettings
 from epp.tuner.state import Features
-from epp.tuner.status import status
 from epp.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
 from epp.tuner.trials import block_s
 from epp.tuner.verdict import (
@@ -25,7 +24,6 @@ from epp.tuner.verdict import (
     lag_one,
     uncorrelated,
 )
-from tests.kit.tuning import Deployment, Effect, quick
 
 THRESHOLDS = Thresholds(slow_ms=1000.0, e2e_ms=5000.0, e2e_p99_ms=9000.0, frozen_wall_s=0.0)
 SETTINGS = TunerSettings()
@@ -71,12 +69,6 @@ def test_what_is_counted(changes: dict[str, Any], slow: int, e2e: tuple[int, int
     assert (tally.slow, (tally.e2e_known, tally.e2e_slow), tally.failed) == (slow, e2e, failed)
 
 
-def test_felt_latency_can_be_the_goal() -> None:
-    tally = Tally()
-    add(tally, sample(itl_ms=20.0, answer_tokens=101), THRESHOLDS, Goal(measure="felt"))
-    assert tally.slow == 1  # 500 + 20 * 100
-
-
 def test_thresholds_are_the_incumbents_or_the_operators() -> None:
     baseline = Baseline()
     for number in range(1, 101):
@@ -91,13 +83,6 @@ def test_thresholds_are_the_incumbents_or_the_operators() -> None:
     for _ in range(50):
         failing = observe(failing, sample(failed=True), Goal())
     assert freeze(failing, Goal(), 7.0) is None
-
-
-def test_other_weights_begin_a_new_baseline_and_stragglers_do_not() -> None:
-    baseline = observe(Baseline(), sample(at=1.0), Goal())
-    baseline = observe(baseline, sample(at=2.0, weights_version="w"), Goal())
-    baseline = observe(baseline, sample(at=1.5), Goal())
-    assert (baseline.weights_version, baseline.requests) == ("w", 1)
 
 
 def test_pairs_close_when_their_requests_had_time_and_small_ones_are_joined() -> None:
@@ -158,14 +143,6 @@ def test_verdicts(n: int, means: dict[str, float], kind: str, word: str) -> None
     assert (verdict.kind, word in verdict.reason or verdict.reason) == (kind, True)
 
 
-def test_plain_counts_must_agree() -> None:
-    """Better in most pairs and terrible in a few, which winsorising would forgive."""
-    record = units(300, slow=-0.02, e2e=-0.01)
-    wild = [msgspec.structs.replace(unit, slow=0.9) for unit in record.units[:12]]
-    record.units = [*wild, *record.units[12:]]
-    assert judge_switchback(record, SETTINGS, 0.01).kind != PASS
-
-
 def test_probation_ends_in_regret_or_in_peace() -> None:
     assert judge_probation(units(200), SETTINGS).kind == PASS
     assert judge_probation(units(100), SETTINGS).kind == GO_ON
@@ -206,23 +183,6 @@ def test_blocks_are_as_long_as_answers_ask_for() -> None:
 def test_drift(now: Features, word: str) -> None:
     found = drifted(Features("v", 2.0, 100.0, 0.05), now, Drift())
     assert (word in found) if word else (not found)
-
-
-def test_an_operator_is_told_how_much_is_missing() -> None:
-    world = Deployment(lambda _: Effect(), [{"a": 2.0, "b": 1.0}], settings=quick())
-    world.tick()
-    told = status(world.state, world.settings)
-    have, lasted_s = told.progress.have, told.progress.lasted_s
-    assert 0 < have < 1500
-    assert told.enough == f"not enough evidence ({have} of 1500 requests, {lasted_s:.0f} of 300 s)"
-    world.run(lambda w: w.state.phase == "screen")
-    for _ in range(8):
-        world.tick()
-    told = status(world.state, world.settings)
-    assert "20% of sessions" in told.next_step
-    assert set(told.latencies) == {"incumbent", "candidate"}
-    for found in told.latencies.values():
-        assert found.low_ms <= found.value_ms <= found.high_ms
 
 
 SWITCHBACK = Switchback(
