@@ -42,11 +42,7 @@ COMMANDS = (
     Command(("lab", "experiment"), "epp.lab.command", "run an experiment: cells, entries, seeds, a table"),
     Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
     Command(("learn",), "epp.learn.command", "train the model of a learned policy from live traffic, safely"),
-    Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
-    Command(("weights", "pin"), "epp.tune.weights.pin", "fix weights by hand; they win over the tuner's"),
-    Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),
-    Command(("weights", "history"), "epp.tune.weights.history", "the weights so far"),
-    Command(("weights", "rollback"), "epp.tune.weights.rollback", "earlier weights again, search frozen"),
+    Command(("weights",), "epp.tune.weights", "the policy's weights: in force, pinned, earlier ones"),
     Command(
         ("sim", "serve"),
         "epp.sim.serve",
@@ -62,7 +58,6 @@ GROUPS = {
     "trace": "traces and workloads",
     "lab": "experiments",
     "sim": "simulated replicas",
-    "weights": "the policy's weights",
     "envoy": "Envoy configuration",
 }
 

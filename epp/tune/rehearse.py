@@ -24,16 +24,16 @@ from epp.replay.resample import Statistic
 from epp.replay.stats import percentile
 from epp.sim.run import policy_named, run_window
 from epp.sim.scenario import WindowOptions
-from epp.tuner.settings import Goal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from epp.replay.compare import Comparison
     from epp.replay.trace import TraceRequest
     from epp.sim.results import SimResult
     from epp.tune.calibrate import Deployment
     from epp.tuner.search import Search
+    from epp.tuner.settings import Goal
 
 
 #: Requests of a window, its warm-up included.
@@ -69,7 +69,6 @@ class Rehearsed:
         ttft: candidate against incumbent, p95 of TTFT, on windows that were not searched on; None when the
             search found nothing.
         e2e: likewise of E2E.
-        errors: failed requests of incumbent and candidate there.
         tried: measurements made.
     """
 
@@ -81,7 +80,6 @@ class Rehearsed:
     reason: str = ""
     ttft: Comparison | None = None
     e2e: Comparison | None = None
-    errors: tuple[int, int] = (0, 0)
     tried: int = 0
 
 
@@ -207,9 +205,8 @@ def rehearse(
     incumbent: Mapping[str, float],
     *,
     budget: int,
-    goal: Goal | None = None,
+    goal: Goal,
     looks: int = 1,
-    on_try: Callable[[int], None] | None = None,
 ) -> Rehearsed:
     """Search and judge.
 
@@ -218,9 +215,8 @@ def rehearse(
         search: over the weights that may be moved; goes on from what it has been told.
         incumbent: weights in force, all of them.
         budget: measurements to make.
-        goal: what a live trial would be judged by; the default one when None.
+        goal: what a live trial would be judged by.
         looks: how often in a row a candidate was sought, this time included.
-        on_try: called with the number of measurements so far.
     """
     searched = stage.windows[::2][:SEARCH_WINDOWS]
     judged = [window for window in stage.windows if window not in searched][-JUDGE_WINDOWS:]
@@ -229,16 +225,14 @@ def rehearse(
     far = _far(stage.deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
     if far:
         return replace(so_far, reason=far)
-    end = search.told + budget
-    while not search.stop(budget=end):
+    begun = search.measurements
+    while not search.stop(budget=begun + budget):
         asked = search.ask()
-        window = searched[search.told % len(searched)]
+        window = searched[search.measurements % len(searched)]
         search.tell(stage.cost(window, {**incumbent, **asked}, incumbent))
-        so_far = replace(so_far, tried=so_far.tried + 1)
-        if on_try is not None:
-            on_try(so_far.tried)
-    found = replace(so_far, weights={**incumbent, **search.recommend()})
-    return _judged(stage, judged, found, goal or Goal(), looks)
+    tried = search.measurements - begun
+    found = replace(so_far, weights={**incumbent, **search.recommend()}, tried=tried)
+    return _judged(stage, judged, found, goal, looks)
 
 
 def _judged(
@@ -254,7 +248,7 @@ def _judged(
     ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
     failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
     worth, reason = worth_a_trial(ttft, e2e, failed, goal, looks)
-    return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e, errors=failed)
+    return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e)
 
 
 def _paired(

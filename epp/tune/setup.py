@@ -80,10 +80,9 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     folder = records or found.path(arguments.records, config.records.folder)
     if weights is None and records is None:
         raise found.missing("weights_file", "--weights FILE")
-    if folder is None and weights is not None and looking and arguments.config is not None:
-        folder = weights.parent
-    if folder is None:
+    if folder is None and not (weights is not None and looking and arguments.config is not None):
         raise found.missing("records.folder", "--records DIR")
+    folder = folder or Path()
     name: str = config.policy.name
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:

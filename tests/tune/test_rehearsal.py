@@ -107,14 +107,14 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
     )
     setup = read_setup(_flags(config))
     state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
-    state.search = {"refused": [{"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}]}
-    assert task_of(setup, state, budget=4).refused == state.search["refused"]
+    state.refused = [{"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}]
+    assert task_of(setup, state, budget=4).refused == state.refused
     state.fruitless = 1
     again = task_of(setup, state, budget=4)
     assert (again.budget, again.looks) == (2, 2)
     state.fruitless = 0
     told: list[str] = []
-    rehearsal = ChildRehearsal(setup, budget=4, tell=told.append)
+    rehearsal = ChildRehearsal(setup, budget=4, report=told.append)
     assert rehearsal.poll() is None
     rehearsal.start(state, "a test")
     waited_until = time.monotonic() + 90.0
@@ -122,7 +122,8 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
         assert time.monotonic() < waited_until
         time.sleep(0.1)
     assert found.reason.startswith("rehearsal: ")
-    assert found.search["refused"]
+    assert found.measured is not None
+    assert len(found.measured.costs) == 4
     assert rehearsal.poll() is None
     rehearsal.start(state, "another")
     rehearsal.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.tune.status import status_lines
-from epp.tuner.settings import TunerSettings
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ WORDS = {
         "objective: slow requests [",
         "guard: hottest endpoint [",
         "verdict so far: 3 pairs of at least 8",
-        "TTFT p70, as if requests were independent: candidate ",
         "next: promotion, if",
     ),
     "probation": (
@@ -44,8 +42,7 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
         world.second()
         key = world.state.phase, len(world.state.record.units)
         if key not in told:
-            # Who asks need not know the settings: the tuner's memory has them.
-            lines = status_lines(world.state, TunerSettings(), world.paths, world.clock.wall_s())
+            lines = status_lines(world.state, world.paths, world.clock.wall_s())
             told[key] = "\n".join(lines)
         if key == ("probation", 3):
             break
@@ -66,7 +63,7 @@ def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
     now_wall_s = world.paths.memory.stat().st_mtime  # the file's clock is the real one
 
     def first(after_s: float) -> str:
-        return status_lines(world.state, world.settings, world.paths, now_wall_s + after_s)[0]
+        return status_lines(world.state, world.paths, now_wall_s + after_s)[0]
 
     assert ", last wrote 35 s ago; policy gorgo" in first(35.1)
     world.lock.release()

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.tuner.machine import step
-from epp.tuner.state import Observed, State, from_json, to_json
-from tests.kit.tuning import Deployment, Effect, quick
+from epp.tuner.state import Observed, State
+from tests.kit.tuning import Deployment, Effect, again, quick
 
 NEW = {"a": 2.0, "b": 1.0}
 
@@ -25,7 +25,7 @@ def world() -> Deployment:
 
 def essence(state: State) -> bytes:
     """All but what counts publications."""
-    return to_json(msgspec.structs.replace(state, serial=0, published="", published_wall_s=0.0))
+    return msgspec.json.encode(msgspec.structs.replace(state, serial=0, published="", published_wall_s=0.0))
 
 
 TICKS = 110
@@ -38,7 +38,7 @@ def undisturbed() -> list[bytes]:
     for _ in range(TICKS):
         whole.tick()
         states.append(essence(whole.state))
-    phases = {from_json(text).phase for text in states}
+    phases = {msgspec.json.decode(text, type=State).phase for text in states}
     assert {"baseline", "screen", "ramp", "switchback", "probation"} <= phases
     return states
 
@@ -53,7 +53,7 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(kills: set[int], lost:
     killed = world()
     for tick in range(TICKS):
         if tick in lost:  # the step was taken and its state never reached the disk: it is taken again
-            step(killed.state, Observed(killed.now_wall_s + 120.0, killed.samples(), "?"), killed.rules)
+            step(again(killed.state), Observed(killed.now_wall_s + 120.0, killed.samples()), killed.rules)
         killed.tick()
         if tick in kills:
             killed.restart()

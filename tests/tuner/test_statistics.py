@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.tuner import betting
-from epp.tuner.discoveries import level
 from epp.tuner.histogram import NEVER, count, quantile
+from epp.tuner.verdict import promotion_level
 
 ALPHA = 0.05
 
@@ -94,7 +94,7 @@ def test_false_promotions_stay_within_the_budget() -> None:
             good = rng.random() < 0.2
             z = rng.normal(4.0 if good else 0.0)
             e = math.exp(4.0 * z - 8.0)
-            if e >= 1.0 / level(0.05, t, promotions):
+            if e >= 1.0 / promotion_level(0.05, t, promotions=promotions):
                 promotions += 1
                 false += not good
         shares.append(false / max(1, promotions))

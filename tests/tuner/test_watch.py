@@ -49,7 +49,7 @@ def test_a_trial_under_which_both_arms_suffer_is_ended(tmp_path: Path) -> None:
     assert world.plan.ended_for_fleet == 1
     parse_plan(render_plan(world.plan), "weights.yaml", policy="gorgo-ms", bounds=BOUNDS)
     places = WeightsPaths(tmp_path / "weights.yaml")
-    said = "\n".join(status_lines(world.state, world.settings, places, world.now_wall_s))
+    said = "\n".join(status_lines(world.state, places, world.now_wall_s))
     assert "because the whole fleet suffered: 1" in said
     assert "cooling down" in said
 
