@@ -24,9 +24,8 @@ from epp.replay.stats import summarise
 from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
 from epp.sidecar.paths import WeightsPaths
-from epp.tune.session import memory_at
 from epp.tune.status import evidence
-from epp.tuner.settings import TunerSettings
+from epp.tune.tuner import read_memory
 
 if TYPE_CHECKING:
     import argparse
@@ -155,10 +154,11 @@ def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
 
 def _tuner_says(folder: Path) -> str:
     """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
-    state = memory_at(WeightsPaths(folder / "weights.yaml")).load()
-    if state is None:
+    memory = read_memory(WeightsPaths(folder / "weights.yaml"))
+    if memory is None:
         return ""
-    found = ", ".join(evidence(state, TunerSettings())) or state.reason
+    state = memory.state
+    found = ", ".join(evidence(state)) or state.reason
     return (
         f"\nThe tuner ran beside it, in phase {state.phase}: {found}.\n"
         f"What it knows: epp tune status --config {folder}/epp.yaml\n"

@@ -32,7 +32,6 @@ from epp.policies.lodestar import FALLBACKS
 from epp.replay.load import LoadOptions, run_load
 from epp.replay.stats import percentile
 from epp.replay.workloads.tool_agent import ToolAgent, generate
-from epp.sidecar.files import Files
 from epp.sidecar.paths import ModelPaths
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def show(arguments: argparse.Namespace) -> int:
     log = (folder / "learner.log").read_text(errors="replace").splitlines()
     for line in (line[line.index("round ") :] for line in log if "round " in line):
         console.print(f"  {line}", highlight=False, markup=False)
-    for line in status_lines(ModelPaths(folder / "reward.json"), Files(), time.time()):
+    for line in status_lines(ModelPaths(folder / "reward.json"), time.time()):
         console.print(f"  {line}", highlight=False)
     console.print(
         f"\nOne load, once: what differs is not shown to be the policy's.\n"

@@ -13,7 +13,7 @@ import msgspec
 
 from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
-from epp.learner.challenger import LEARNED, POLICY, STARTING, WEIGHT
+from epp.learn.trial import LEARNED, POLICY, STARTING, WEIGHT
 from epp.learner.settings import LearnerKeys, learner_settings
 from epp.policies.registry import create
 from epp.server.files import read_file

@@ -145,13 +145,11 @@ class Gate(GateKeys, frozen=True):
         worse: rise of the held-out error over the incumbent's that is let pass.
         clip: largest weight of a sample off policy; what would weigh more is predicted instead.
         z: standard errors by which the estimated cost must exceed the logged one to refuse the model.
-        refit: train once more with the held-out samples after passing, so that the newest are not lost.
     """
 
     worse: float = 0.02
     clip: float = 5.0
     z: float = 2.0
-    refit: bool = True
 
 
 class Monitors(Section, frozen=True):
@@ -159,8 +157,6 @@ class Monitors(Section, frozen=True):
 
     Attributes:
         bins: of predictions, in the comparison of predicted with seen.
-        frozen: samples that each round leaves for later ones to be tried on.
-        rounds: so many rounds' are kept.
         withdraw: an incumbent whose held-out error exceeds this many times that of their own median is
             withdrawn when its round's candidate is refused too.
         regret: share of the logged cost by which the heuristic must be shown cheaper to get back.
@@ -168,8 +164,6 @@ class Monitors(Section, frozen=True):
     """
 
     bins: int = 10
-    frozen: int = 100
-    rounds: int = 50
     withdraw: float = 1.0
     regret: float = 0.02
     regret_z: float = 3.0

@@ -70,7 +70,7 @@ def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
         number: of the candidate, from 1.
         promotions: so far.
     """
-    return min(alpha * number**-_EXPONENT / _ZETA * (promotions + 1), 1.0)
+    return min(alpha * math.pow(number, -_EXPONENT) / _ZETA * (promotions + 1), 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,6 @@ from epp.decide.record_check import whole, whole_records
 from epp.decide.record_files import read_records, record_files
 from epp.decide.record_follow import Follower, Narrator
 from epp.decide.record_query import Query
-from epp.errors import EppError
-from epp.learn.offline import run_offline
-from epp.learner.settings import LearnerSettings
 from epp.policies.registry import POLICIES
 from epp.server.doctor.traffic import measure
 from epp.signals.endpoint import Endpoint
@@ -95,14 +92,6 @@ def test_what_is_whole_is_all_there(damaged: tuple[Path, int]) -> None:
     assert sum(record["kind"] == "decision" for record in kept) == REQUESTS
     assert sum(record["kind"] == "outcome" for record in kept) == REQUESTS
     assert measure(kept).requests == REQUESTS
-
-
-def test_learning_offline_counts_what_is_whole(
-    damaged: tuple[Path, int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(EppError, match=f"{REQUESTS} usable requests of"):
-        run_offline(damaged[0], LearnerSettings(), seed=0, out=None, as_json=False)
-    assert f"epp: {damaged[1]} damaged lines were passed over" in capsys.readouterr().err
 
 
 def test_following_passes_over_damaged_lines(damaged: tuple[Path, int]) -> None:

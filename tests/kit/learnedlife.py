@@ -10,8 +10,7 @@ from epp.config.reward_model import parse_reward_model
 from epp.decide.picker import Picker, PickerSettings
 from epp.decide.weights import WeightBook
 from epp.learn.loop import Loop
-from epp.learn.trial import Contender
-from epp.learner.challenger import POLICY, STARTING, WEIGHT
+from epp.learn.trial import POLICY, STARTING, WEIGHT, Contender
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.sidecar.paths import ModelPaths
@@ -40,7 +39,6 @@ def quick_learner() -> LearnerSettings:
         network={"epochs": 2, "hidden": (4,)},
         data={"first": 120, "every": 400, "recent": 300, "replay": 50},
         gate={"held_out": 40, "on": False},
-        monitors={"frozen": 10},
     )
 
 
@@ -63,11 +61,11 @@ class LearnedLife(World):
             files=self.disk,
             records=self.records,
             clock=self.clock,
-            tell=self.told.append,
+            report=self.told.append,
         )
         loop.open()
         self.tuner = loop.trial = self.tuner_of(
-            Contender(lambda: loop.incumbent, self.clock, 600.0),
+            Contender(lambda: loop.learner.incumbent, self.clock, 600.0),
             Rules(self.settings, {WEIGHT: (0.0, 1.0)}),
             policy=POLICY,
             starting=STARTING,

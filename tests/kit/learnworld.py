@@ -6,13 +6,11 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from epp.sidecar.lock import ProcessLock
-
 from epp.clock import ManualClock
 from epp.config.reward_model import parse_reward_model
 from epp.learn.loop import Loop
-from epp.sidecar.files import Files
 from epp.sidecar.paths import ModelPaths
+from epp.sidecar.process import ProcessLock
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles
 
@@ -57,7 +55,7 @@ class LearnWorld:
             files=self.disk,
             records=self.folder / "records",
             clock=self.clock,
-            tell=self.told.append,
+            report=self.told.append,
         )
         self.loop.open()
         return self.loop
@@ -79,8 +77,8 @@ class LearnWorld:
 
     def published(self) -> RewardModel | None:
         """What a picker would read now; None for no file."""
-        content = Files().read(self.paths.model)
-        return None if content is None else parse_reward_model(content, "reward.json")
+        path = self.paths.model
+        return parse_reward_model(path.read_bytes(), "reward.json") if path.exists() else None
 
     def copied(self, folder: Path) -> LearnWorld:
         """The same files for another learner; records go on in a file of their own."""

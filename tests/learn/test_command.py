@@ -44,7 +44,7 @@ def test_offline_it_trains_on_records_and_writes_the_last_model_that_passed(
     model = parse_reward_model(out.read_bytes(), "reward.json")
     assert f"model {model.version} written to" in told
     assert main([*words, "--json"]) == 0
-    assert [each["round"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 3]
+    assert [each["number"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 3]
 
 
 def test_too_few_records_and_no_records_are_told(

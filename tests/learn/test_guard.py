@@ -12,12 +12,11 @@ import pytest
 from epp.learn.status import status_lines
 from epp.learner.guard import GuardState, look_at_the_clock, rests, take
 from epp.learner.rounds import Learner
-from epp.learner.samples import Logged, Sample
+from epp.learner.samples import Choice, Logged, Sample
 from epp.learner.settings import Data, Guard, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
 from epp.replay.learned import Learning, run_learned
 from epp.replay.workloads.tool_agent import ToolAgent, generate
-from epp.sidecar.files import Files
 from epp.sim.scenario import parse_fleet
 from epp.tuner.settings import Stages, TunerSettings
 from tests.kit.learning import settings_of
@@ -47,8 +46,8 @@ class Fleet:
         ttft_ms = factor * float(self._random.lognormal(5.0, 0.6))
         sample = Sample(self.now_s, rows[0], "", ttft_ms, itl_ms=10.0, output_tokens=50.0)
         even = np.full(2, 0.5)
-        logged = Logged(sample, rows, ("", ""), even, even, 0, served_pick=True, learned=learned)
-        return replace(logged, ended_wall_s=self.now_s + ttft_ms / 1000.0)
+        choice = Choice(("a", "b"), rows, ("", ""), even, even, 0, learned=learned)
+        return Logged(sample, choice, served_pick=True, ended_wall_s=self.now_s + ttft_ms / 1000.0)
 
     def serve(self, minutes: float, *, learned: bool, factor: float = 1.0, rate_rps: float = 2.0) -> str:
         """Requests for so long; the first reason against the model."""
@@ -128,10 +127,11 @@ class TestTheLearner:
             network=settings_of(network={"features": SETTINGS.network.features, "hidden": ()}).network,
         )
         learner, fleet = Learner(settings), Fleet(settings)
-        model, held = linear_model({"prompt_tokens": 1.0}), []
+        model = linear_model({"prompt_tokens": 1.0})
+        held: list[float] = []
         self.lived(learner, fleet, 30, 1.0)
         for _ in range(2):
-            learner.memory.incumbent = model
+            learner.incumbent = model
             self.lived(learner, fleet, 40, 4.0)
             assert learner.incumbent is None
             held.append(learner.memory.guard.held_until_wall_s - fleet.now_s)
@@ -150,7 +150,7 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     world = LearnWorld(tmp_path / "w", settings)
     loop = world.start()
     world.run(200)
-    assert loop.incumbent is not None
+    assert loop.learner.incumbent is not None
     assert loop.learner.rests(world.clock.wall_s())
     assert world.published() is None
     loop.learner.retreats.append("the fleet is worse than under the heuristic: shown")
@@ -158,7 +158,7 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     loop.tick()
     assert any("is taken away, the heuristic decides: the fleet" in sentence for sentence in world.told)
     assert loop.learner.retreats == []
-    lines = status_lines(world.paths, Files(), world.clock.wall_s())
+    lines = status_lines(world.paths, world.clock.wall_s())
     assert any(line.startswith("guard: ") for line in lines)
     assert any("it is the heuristic's turn" in line for line in lines)
 

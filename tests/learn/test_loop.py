@@ -11,9 +11,9 @@ from epp.config.reward_model import parse_reward_model, version_path
 from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.learn.loop import STATUS_S
-from epp.learn.store import decode, encode, memory_of, saved_of
+from epp.learn.store import decode, encode, learner_of
 from epp.learner.rounds import Learner
-from epp.sidecar.lock import LockHeldError
+from epp.sidecar.process import LockHeldError
 from tests.kit.learning import Traffic, settings_of
 from tests.kit.learnworld import LearnWorld
 from tests.kit.tunework import CrashError
@@ -77,7 +77,7 @@ def test_killed_at_any_write_it_goes_on_as_if_nothing_had_been(
     loop = world.start()
     world.run(40)
     assert loop.learner.memory.seen == seen + 40
-    model, incumbent = world.published(), loop.incumbent
+    model, incumbent = world.published(), loop.learner.incumbent
     assert incumbent is not None
     assert model == incumbent
     assert version_path(world.paths.model, incumbent.version).exists()
@@ -94,9 +94,9 @@ def test_a_full_disk_costs_nothing_but_freshness(lived: LearnWorld, tmp_path: Pa
     assert loop.learner.memory.rounds == 5
     world.disk.full = False
     world.run(40)
-    assert world.published() == loop.incumbent
-    assert loop.incumbent is not None
-    assert loop.incumbent != before
+    assert world.published() == loop.learner.incumbent
+    assert loop.learner.incumbent is not None
+    assert loop.learner.incumbent != before
     world.die()
     loop = world.start()
     loop.tick()
@@ -138,8 +138,7 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
             learner.train(1.0)
     world = LearnWorld(tmp_path / "w", chosen)
     feed = world.start().feed.state
-    saved = decode(encode(saved_of(learner.memory, feed, chosen)))
-    again = Learner(chosen, memory=memory_of(saved, chosen))
+    again = learner_of(decode(encode(learner, feed)), chosen)
     more = Traffic(5).many(100)
     models = []
     for each in (learner, again):
@@ -185,7 +184,7 @@ def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
 def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.learn.publish.KEPT_VERSIONS", 2)
+    monkeypatch.setattr("epp.learn.loop.KEPT_VERSIONS", 2)
     world = LearnWorld(tmp_path / "w")
     loop = world.start()
     world.run(240)
@@ -193,7 +192,7 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     assert model is not None
     assert len(world.paths.versions()) == 2
     assert version_path(world.paths.model, model.version) in world.paths.versions()
-    loop.learner.memory.incumbent = None
+    loop.learner.incumbent = None
     loop.tick()
     assert not world.paths.model.exists()
     assert len(world.paths.versions()) == 2

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from epp.learner.fitting import Origin, fit, stack
-from epp.learner.gate import choices_of, judge
-from epp.learner.pools import Pools
+from epp.learner.gate import greedy, judge
 from epp.learner.rounds import Learner
 from tests.kit.learning import SPEED, Traffic, settings_of, ttft_of
 from tests.kit.reward_models import linear_model
@@ -123,10 +122,10 @@ class TestWhatOthersPay:
         alone = linear_model(weights)
         priced = linear_model(weights, congestion_ms=100.0)
         for model in (alone, priced):
-            for choice, entry in zip(choices_of(logged, model, alone), logged, strict=True):
-                costs = entry.rows @ list(weights.values())
-                costs += 100.0 * entry.rows[:, 1] if model is priced else 0.0
-                assert int(choice.target.argmax()) == int(costs.argmin())
+            for entry in logged:
+                costs = entry.choice.rows @ list(weights.values())
+                costs += 100.0 * entry.choice.rows[:, 1] if model is priced else 0.0
+                assert int(greedy(model, entry.choice).argmax()) == int(costs.argmin())
 
 
 def test_rounds_come_at_the_first_number_and_then_at_each_further_one() -> None:
@@ -141,19 +140,13 @@ def test_rounds_come_at_the_first_number_and_then_at_each_further_one() -> None:
 
 
 def test_older_samples_wait_for_the_choice_and_are_bounded() -> None:
-    pools = Pools(10, 5)
+    learner = Learner(settings_of(data={"first": 10**9, "recent": 10, "replay": 5}))
     samples = [logged.sample for logged in Traffic().many(200)]
-    for sample in samples:
-        pools.add(sample)
-    assert list(pools.recent) == samples[-10:]
-    assert len(pools.older) <= 20
-    before = list(pools.older)
-    pools.choose(lambda _, count: np.arange(count)[::-1])
-    assert pools.older == before[:5]  # chosen ones stay in the order of time
-    training, held_out = pools.training(3)
-    assert held_out == samples[-3:]
-    assert training == [*before[:5], *samples[-10:-3]]
-    assert Pools(10, 0).older == []
+    fed(learner, Traffic(), 200)
+    assert [s.at_wall_s for s in learner.memory.recent] == [s.at_wall_s for s in samples[-10:]]
+    assert len(learner.memory.older) == 20
+    learner.train(1.0)
+    assert len(learner.memory.older) == 5
 
 
 def test_a_model_passes_and_is_better_than_what_ran() -> None:
@@ -167,7 +160,7 @@ def test_a_model_passes_and_is_better_than_what_ran() -> None:
     assert figures["cost_rise_ms"] < 0.0
     assert figures["effective_samples"] > 10.0
     assert dict(learner.incumbent.validation)["error_ms"] == figures["error_ms"]
-    assert [part.count for part in learner.last.calibration] == [10] * 10
+    assert len(learner.last.calibration) == 10
     assert learner.incumbent.samples == 300  # trained once more, with what it was judged by
 
 
@@ -211,7 +204,7 @@ def test_a_model_that_would_choose_what_costs_more_is_refused_off_policy(wrong: 
         None,
         right,
         held_out=[entry.sample for entry in logged],
-        logged=logged,
+        log=logged,
         settings=settings_of(),
         constant_ms=1e6,  # so that errors do not matter here
     )
@@ -240,10 +233,11 @@ def test_the_heuristic_gets_back_when_it_would_have_cost_less(sorry: bool) -> No
     fed(learner, traffic, 300)
     assert learner.incumbent is not None
     for logged in Traffic(3, explore=1.0).many(400):
-        truth = [ttft_of(row, name) for row, name in zip(logged.rows, logged.engine_classes, strict=True)]
+        choice = logged.choice
+        truth = [ttft_of(row, name) for row, name in zip(choice.rows, choice.engine_classes, strict=True)]
         wise = np.zeros(len(truth))
         wise[int(np.argmin(truth) if sorry else np.argmax(truth))] = 1.0
-        learner.add(replace(logged, heuristic=wise, learned=True))
+        learner.add(replace(logged, choice=replace(choice, heuristic=wise, learned=True)))
     learner.train(2.0)
     assert learner.last is not None
     assert learner.last.withdrawn is sorry

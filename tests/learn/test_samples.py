@@ -72,9 +72,9 @@ def test_the_training_row_is_the_snapshot_of_the_decision(recorded: Recorded) ->
     assert found is not None
     asked = inputs(decision.request, decision.fleet, DEFAULT_FEATURES, ())
     assert np.array_equal(found.sample.row, asked[decision.chosen])
-    assert np.array_equal(found.rows, asked)
+    assert np.array_equal(found.choice.rows, asked)
     running = DEFAULT_FEATURES.index("running_requests")
-    assert found.rows[:, running].sum() == 4  # those before, and not the request itself
+    assert found.choice.rows[:, running].sum() == 4  # those before, and not the request itself
 
 
 def test_another_endpoint_than_was_picked_teaches_and_proves_nothing(recorded: Recorded) -> None:
@@ -83,7 +83,7 @@ def test_another_endpoint_than_was_picked_teaches_and_proves_nothing(recorded: R
     outcome = recorded.outcome(decision, served=decision.fleet.endpoints[other])
     found = log_of(decision, outcome, DEFAULT_FEATURES)
     assert found is not None
-    assert np.array_equal(found.sample.row, found.rows[other])
+    assert np.array_equal(found.sample.row, found.choice.rows[other])
     assert not found.served_pick
 
 
@@ -94,11 +94,11 @@ def test_chances_are_the_policys_own_where_it_tells_them(recorded: Recorded) -> 
     explored = replace(decision, ranking=replace(decision.ranking, terms=terms))
     found = log_of(explored, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
-    assert found.chances.tolist() == told.tolist()
+    assert found.choice.propensities.tolist() == told.tolist()
     warming = replace(explored, shares=np.array([1.0, 0.5, 1.0]))
     found = log_of(warming, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
-    assert not found.chances.any()  # slow start blurs them: nothing is claimed
+    assert not found.choice.propensities.any()  # slow start blurs them: nothing is claimed
 
 
 def test_a_quick_failure_is_no_fast_answer(recorded: Recorded) -> None:
@@ -116,10 +116,10 @@ def test_a_quick_failure_is_no_fast_answer(recorded: Recorded) -> None:
         found = log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES)
         assert found is not None
         samples.append(found.sample)
-    targets = targets_of(samples, ("ttft_ms",), 0.99)
-    assert targets.bounds[:, 0].tolist() == [False] * 50 + [True, True]
-    assert targets.values[50, 0] > 980.0  # as slow as the slowest, at least
-    assert targets.values[51, 0] == pytest.approx(2.0)
+    values, bounds = targets_of(samples, ("ttft_ms",), 0.99)
+    assert bounds[:, 0].tolist() == [False] * 50 + [True, True]
+    assert values[50, 0] > 980.0  # as slow as the slowest, at least
+    assert values[51, 0] == pytest.approx(2.0)
 
 
 def test_a_record_read_back_teaches_the_same(recorded: Recorded) -> None:
@@ -128,14 +128,14 @@ def test_a_record_read_back_teaches_the_same(recorded: Recorded) -> None:
     direct = log_of(decision, outcome, DEFAULT_FEATURES)
     recorded.append(json.dumps(to_record(decision)).encode() + b"\n")
     recorded.append(json.dumps(outcome_record(outcome, decision.at_wall_s + 1.0)).encode() + b"\n")
-    feed = LogFeed(recorded.file.parent, features=DEFAULT_FEATURES, tell=print)
+    feed = LogFeed(recorded.file.parent, features=DEFAULT_FEATURES, report=print)
     (read,) = feed.new(decision.at_wall_s, give_up_s=300.0)
     assert direct is not None
-    assert np.array_equal(read.rows, direct.rows)
+    assert np.array_equal(read.choice.rows, direct.choice.rows)
     assert np.array_equal(read.sample.row, direct.sample.row)
     assert read.sample.ttft_ms == pytest.approx(direct.sample.ttft_ms, abs=0.001)
-    assert (read.chosen, read.served_pick) == (direct.chosen, direct.served_pick)
-    assert read.chances.tolist() == direct.chances.tolist()
+    assert (read.choice.chosen, read.served_pick) == (direct.choice.chosen, direct.served_pick)
+    assert read.choice.propensities.tolist() == direct.choice.propensities.tolist()
 
 
 def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chose(recorded: Recorded) -> None:
@@ -143,13 +143,13 @@ def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chos
         decision = recorded.decision()
     found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
-    assert not found.learned
+    assert not found.choice.learned
     weights = PrefixCacheAndLoad.default_weights()
     costs = PrefixCacheAndLoad().rank(decision.request, decision.fleet, weights, 0).costs
-    assert found.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
+    assert found.choice.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
     for code in (0.0, 5.0):
         terms = {"fallback": np.full(3, code)}
         learned = replace(decision, policy="lodestar", ranking=replace(decision.ranking, terms=terms))
         found = log_of(learned, recorded.outcome(decision), DEFAULT_FEATURES)
         assert found is not None
-        assert found.learned is (code == 0.0)
+        assert found.choice.learned is (code == 0.0)

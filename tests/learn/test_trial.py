@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
-from epp.learn.trial import Contender
-from epp.learner.challenger import POLICY, STARTING, WEIGHT
+from epp.learn.trial import POLICY, STARTING, WEIGHT, Contender
 from epp.tuner import machine
 from epp.tuner.samples import Sample
 from epp.tuner.settings import Evidence, Stages, TunerSettings
@@ -33,7 +32,7 @@ def searching() -> State:
     state = machine.start(POLICY, STARTING, RULES, 0.0)
     blank = Sample("x", None, "v", 0.0, 0.0, "e:1", "s", 100, 100.0, 500.0)
     samples = [replace(blank, id=f"{n}", dispatched_wall_s=n * 0.5, ttft_ms=100.0 + n) for n in range(200)]
-    state, actions = machine.step(state, Observed(101.0, samples), RULES)
+    actions = machine.step(state, Observed(101.0, samples), RULES)
     assert state.phase == "search"
     assert asked(actions)
     return state

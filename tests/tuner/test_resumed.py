@@ -74,7 +74,7 @@ def with_goal(settings: TunerSettings, **changes: float | str) -> TunerSettings:
 
 @pytest.mark.parametrize("phase", ["screen", "probation", "frozen"])
 def test_another_goal_begins_anew(phase: str) -> None:
-    changes = {"measure": "felt", "slow_ms": 9000.0}
+    changes: dict[str, float | str] = {"measure": "felt", "slow_ms": 9000.0}
     world = Deployment(better, [NEW])
     world.run(lambda w: w.state.phase == phase)
     world.tick()
