@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epp.tuner.machine import step
-from epp.tuner.state import Observed, State
+from epp.learn.tuner.machine import step
+from epp.learn.tuner.state import Observed, State
 from tests.kit.tuning import Deployment, Effect, again, quick
 
 NEW = {"a": 2.0, "b": 1.0}

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.tuner.plan import Split, Switchback, parse_plan, render_plan
-from epp.tuner.state import Freeze, Pinned, Thaw
+from epp.learn.tuner.plan import Split, Switchback, parse_plan, render_plan
+from epp.learn.tuner.state import Freeze, Pinned, Thaw
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
 
 if TYPE_CHECKING:

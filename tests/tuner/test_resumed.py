@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tuner.plan import parse_plan, render_plan
-from epp.tuner.settings import Goal, TunerSettings
-from epp.tuner.state import RollBack, Rules
+from epp.learn.tuner.plan import parse_plan, render_plan
+from epp.learn.tuner.settings import Goal, TunerSettings
+from epp.learn.tuner.state import RollBack, Rules
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.tuner import betting
-from epp.tuner.histogram import NEVER, count, quantile
-from epp.tuner.verdict import promotion_level
+from epp.learn.tuner import betting
+from epp.learn.tuner.histogram import NEVER, count, quantile
+from epp.learn.tuner.verdict import promotion_level
 
 ALPHA = 0.05
 

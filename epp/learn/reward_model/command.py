@@ -1,0 +1,136 @@
+"""`epp learn`: the learner as a process of its own, its training offline, its status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.config.reward_model import dump_reward_model
+from epp.errors import EppError
+from epp.learn.reward_model import setup as setups
+from epp.learn.reward_model.feed import all_on_file
+from epp.learn.reward_model.loop import Loop
+from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.status import round_lines, status_lines
+from epp.learn.reward_model.trial import Contender
+from epp.learn.sidecar.files import Files
+from epp.learn.sidecar.process import ProcessLock, reported_files, run_until_stopped
+from epp.learn.sidecar.setup import add_interval
+from epp.learn.tuner.status_command import status_lines as trial_lines
+from epp.learn.tuner.tuner import Tuner, read_memory
+from epp.llmd.settings import LogSettings
+from epp.server.clock import SystemClock
+from epp.server.logs import configure
+
+if TYPE_CHECKING:
+    import argparse
+
+    from epp.learn.reward_model.setup import Setup
+
+log = logging.getLogger("epp.learn.reward_model")
+
+_NICE = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument("action", nargs="?", default="run", choices=("run", "status"), help="run (default)")
+    setups.add_arguments(parser)
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="train on these records, print every round, stop"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of a training offline (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print a training offline as JSON")
+    add_interval(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked."""
+    if arguments.offline is not None:
+        setup = setups.read_setup(arguments, records=arguments.offline)
+        return _run_offline(setup, seed=arguments.seed, out=arguments.model, as_json=arguments.json)
+    if arguments.action == "status":
+        return _status(setups.read_setup(arguments, looking=True))
+    return _run(setups.read_setup(arguments), every_s=arguments.every)
+
+
+def _run_offline(setup: Setup, *, seed: int, out: Path | None, as_json: bool) -> int:
+    """Hold rounds over what is on file, in the order of time, as a learner would have; 0 when a model passed.
+
+    Raises:
+        EppError: there are no records, too few of them, or the model cannot be written.
+    """
+    settings, rounds = setup.settings, []
+    learner = Learner(settings, seed)
+    for entry in all_on_file(setup.records, settings.network.features, _warn):
+        learner.add(entry)
+        if learner.due():
+            learner.train(entry.ended_wall_s)
+            rounds.append(msgspec.to_builtins(learner.last))
+            if not as_json:
+                print("\n".join(round_lines(rounds[-1])))
+    if not rounds:
+        raise EppError(
+            f"{setup.records}: {learner.memory.seen} usable requests of {settings.data.first} for a first "
+            "round (data.first of --settings)"
+        )
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode({"rounds": rounds})).decode())
+    model = learner.incumbent
+    if model is None:
+        _warn("no model passed the gate")
+        return 1
+    if out is not None:
+        Files().replace(out, dump_reward_model(model))
+    if not as_json:
+        print(f"model {model.version}" + (f" written to {out}" if out else ": give --model FILE to keep it"))
+    return 0
+
+
+def _status(setup: Setup) -> int:
+    now_wall_s, trial = time.time(), setup.trial
+    for line in status_lines(setup.paths, now_wall_s):
+        print(line)
+    if trial is None:
+        print(f"no trial: {setup.note}")
+        return 0
+    memory = read_memory(trial.paths)
+    for line in trial_lines(memory.state if memory is not None else None, trial.paths, now_wall_s):
+        print(f"trial: {line}")
+    return 0
+
+
+def _run(setup: Setup, *, every_s: float) -> int:
+    configure(LogSettings())
+    clock = SystemClock()
+    with contextlib.ExitStack() as held:
+        held.enter_context(ProcessLock(setup.paths.lock, "learner"))
+        os.nice(_NICE)
+        loop = Loop(
+            settings=setup.settings, paths=setup.paths, records=setup.records, clock=clock, report=log.info
+        )
+        loop.open()
+        if setup.trial is None:
+            log.info("no trial: %s", setup.note)
+        else:
+            held.enter_context(ProcessLock(setup.trial.paths.lock, "tuner"))
+            contender = Contender(lambda: loop.learner.incumbent, clock, setup.settings.retry_s)
+            loop.trial = Tuner(setup.trial, rehearsal=contender, clock=clock, report=log.info)
+            with reported_files():
+                loop.trial.open()
+        log.info("learning from records of %s, models to %s", setup.records, setup.paths.model)
+        run_until_stopped(loop.tick, every_s)
+        loop.close()
+    log.info("stopped; the state is kept")
+    return 0
+
+
+def _warn(sentence: str) -> None:
+    print(f"epp: {sentence}", file=sys.stderr)

@@ -1,0 +1,245 @@
+"""Whether a trained model may replace the one in force: held-out error first, then what it would have cost.
+
+Owns both comparisons, the words of a refusal, and how predictions are compared with what came.
+
+Rules
+- Judged is what was not trained on: the newest samples, in the order of time, not a random part of all.
+- Both models are judged on the same samples, which neither has seen, and differ significantly or not at all.
+- The off-policy screen can refuse and never promote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.learn.reward_model.fitting import stack, targets_of, with_classes
+from epp.learn.reward_model.network import residuals
+from epp.learn.reward_model.off_policy import estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.learn.reward_model.off_policy import Estimate
+    from epp.learn.reward_model.samples import Choice, Logged, Sample
+    from epp.learn.reward_model.settings import LearnerSettings
+    from epp.policies.reward_model import RewardModel
+
+    Floats = NDArray[np.float64]
+
+#: A rise of the error that is within so many standard errors of the allowed one passes.
+_Z = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate says.
+
+    Attributes:
+        passed: whether the model may go on.
+        reason: in words.
+        figures: behind it, milliseconds unless the name says otherwise.
+        short: the logged choices overlap too little with the model's: more of them are needed.
+        regretted: the heuristic would have cost less than what ran, by the model in force.
+    """
+
+    passed: bool
+    reason: str
+    figures: dict[str, float] = field(default_factory=dict)
+    short: bool = False
+    regretted: bool = False
+
+
+def judge(
+    candidate: RewardModel,
+    incumbent: RewardModel | None,
+    judge_model: RewardModel,
+    *,
+    held_out: Sequence[Sample],
+    log: Sequence[Logged],
+    settings: LearnerSettings,
+    constant_ms: float,
+    fresh: int = 0,
+) -> Verdict:
+    """Make both comparisons.
+
+    Args:
+        candidate: the model on trial.
+        incumbent: the one in force, None before the first.
+        judge_model: predicts for switch-DR; neither the candidate nor the incumbent.
+        held_out: samples that the candidate has not seen.
+        log: choices that it has not seen.
+        settings: margins.
+        constant_ms: mean TTFT of what was trained on: what a model must beat to be one.
+        fresh: newest samples that the incumbent has not seen either; 0 where it has seen none of them.
+    """
+    gate = settings.gate
+    if incumbent is not None and fresh:
+        held_out = held_out[-fresh:]
+    figures, refusal = _held_out(candidate, incumbent, held_out, settings, constant_ms)
+    found = _estimate(log, judge_model, lambda choice: greedy(candidate, choice), settings)
+    effective = 0.0 if found is None else found.effective
+    figures["effective_samples"] = effective
+    if found is not None:
+        figures |= {"choices": float(found.choices), "logged_cost_ms": found.logged_ms}
+        figures |= {"cost_rise_ms": found.rise_ms, "cost_rise_error_ms": found.error_ms}
+    if not refusal and (found is None or effective < gate.min_effective):
+        refusal = (
+            f"too little overlap with what ran: {effective:.0f} effective samples of {gate.min_effective:.0f}"
+        )
+    if not refusal and found is not None and found.rise_ms > gate.z * found.error_ms:
+        refusal = (
+            f"off policy it would cost {found.rise_ms:+.1f} ms (standard error {found.error_ms:.1f}) "
+            f"more than the logged {found.logged_ms:.1f} ms"
+        )
+    if refusal and gate.on:
+        return Verdict(False, f"refused: {refusal}", figures, short=effective < gate.min_effective)
+    if refusal:
+        return Verdict(True, f"passed: the gate is open ({refusal})", figures)
+    return Verdict(
+        True,
+        f"passed: error {figures['error_ms']:.0f} ms held out, cost {figures['cost_rise_ms']:+.0f} ms "
+        f"off policy, {effective:.0f} effective samples",
+        figures,
+    )
+
+
+def _held_out(
+    candidate: RewardModel,
+    incumbent: RewardModel | None,
+    held_out: Sequence[Sample],
+    settings: LearnerSettings,
+    constant_ms: float,
+) -> tuple[dict[str, float], str]:
+    quantile = settings.data.failed_quantile
+    answered_ms = [sample.ttft_ms for sample in held_out if sample.answered]
+    if not answered_ms:
+        return {}, "no answered request held out to judge it on"
+    mine = errors_ms(candidate, held_out, quantile)
+    constant = _errors_of(np.full(len(held_out), constant_ms), held_out, quantile)
+    hindsight = _errors_of(np.full(len(held_out), np.median(answered_ms)), held_out, quantile)
+    figures = {
+        "error_ms": float(mine.mean()),
+        "constant_error_ms": float(constant.mean()),
+        "hindsight_error_ms": float(hindsight.mean()),
+    }
+    if incumbent is None:
+        return figures, _worse(mine, constant, 0.0, "the error of one constant number")
+    theirs = errors_ms(incumbent, held_out, quantile)
+    figures["incumbent_error_ms"] = float(theirs.mean())
+    return figures, _worse(mine, theirs, settings.gate.worse, "the incumbent's error")
+
+
+def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
+    """Words where the errors exceed the allowed ones beyond chance, request by request; else empty."""
+    rise = mine - (1.0 + allowed) * theirs
+    error = float(rise.std(ddof=1) / np.sqrt(len(rise))) if len(rise) > 1 else 0.0
+    if float(rise.mean()) <= _Z * error:
+        return ""
+    return f"held-out error {mine.mean():.1f} ms, above {name}, {theirs.mean():.1f} ms"
+
+
+def errors_ms(model: RewardModel, samples: Sequence[Sample], failed_quantile: float) -> Floats:
+    """Absolute error of the predicted TTFT of each sample; 0 where a bound is respected."""
+    return _errors_of(model.predict(stack(samples, model.classes))[:, 0], samples, failed_quantile)
+
+
+def _errors_of(predicted_ms: Floats, samples: Sequence[Sample], failed_quantile: float) -> Floats:
+    values, bounds = targets_of(samples, ("ttft_ms",), failed_quantile)
+    found = residuals(np.asarray(predicted_ms, np.float32)[:, None], values.astype(np.float32), bounds)
+    return np.abs(found[:, 0]).astype(np.float64)
+
+
+def calibration(model: RewardModel, samples: Sequence[Sample], bins: int) -> list[tuple[float, float]]:
+    """Mean prediction and mean of what came, by bins of like predictions; answered requests alone."""
+    answered = [sample for sample in samples if sample.answered]
+    seen = np.array([sample.ttft_ms for sample in answered])
+    predicted = model.predict(stack(answered, model.classes))[:, 0]
+    parts = np.array_split(np.argsort(predicted, kind="stable"), bins)
+    return [(float(predicted[part].mean()), float(seen[part].mean())) for part in parts if len(part)]
+
+
+def greedy(candidate: RewardModel, choice: Choice) -> Floats:
+    """Chance of each candidate under the model, equals in equal shares.
+
+    Endpoints unlike the training are the heuristic's, as they are for the policy: picked exactly when it
+    would pick one of them, and else not.
+    """
+    x = with_classes(choice.rows, choice.engine_classes, candidate.classes)
+    inside = ~candidate.out_of_distribution(x)
+    if not (inside & (choice.heuristic > 0.0)).any():
+        return choice.heuristic
+    mine = _predicted_cost_ms(candidate, x, choice.output_tokens)
+    price = candidate.congestion(x)
+    if price is not None:
+        mine = mine + price
+    best = inside & (mine <= mine[inside].min())
+    return np.asarray(best / best.sum(), np.float64)
+
+
+def regret(
+    log: Sequence[Logged], judge_model: RewardModel, settings: LearnerSettings
+) -> tuple[dict[str, float], bool]:
+    """What the heuristic would have cost where a model chose, and whether that is to be regretted.
+
+    Sees single choices: harm that a policy does to its own later requests is for the trial to find.
+
+    Args:
+        log: choices, newest last.
+        judge_model: predicts for switch-DR; has chosen none of them.
+        settings: margins.
+    """
+    chosen = [entry for entry in log if entry.choice.learned]
+    found = _estimate(chosen, judge_model, lambda choice: choice.heuristic, settings)
+    if found is None:
+        return {}, False
+    figures = {
+        "regret_ms": -found.rise_ms,
+        "regret_error_ms": found.error_ms,
+        "regret_effective_samples": found.effective,
+    }
+    monitors = settings.monitors
+    least_ms = max(monitors.regret * found.logged_ms, monitors.regret_z * found.error_ms)
+    return figures, found.effective >= settings.gate.min_effective and -found.rise_ms > least_ms
+
+
+def _estimate(
+    log: Sequence[Logged],
+    judge_model: RewardModel,
+    policy: Callable[[Choice], Floats],
+    settings: LearnerSettings,
+) -> Estimate | None:
+    """Estimate what a policy would have cost; None without choices to judge it by.
+
+    Left out are requests that another endpoint served than was chosen, and those without a first token, whose
+    cost nobody knows.
+    """
+    rows = []
+    for entry in log:
+        choice, at = entry.choice, entry.choice.chosen
+        propensity, cost_ms = float(choice.propensities[at]), _cost_ms(entry.sample, judge_model)
+        if not entry.served_pick or np.isnan(cost_ms) or not propensity > 0.0:
+            continue
+        x = with_classes(choice.rows, choice.engine_classes, judge_model.classes)
+        predicted_ms, target = _predicted_cost_ms(judge_model, x, choice.output_tokens), policy(choice)
+        rows.append((cost_ms, target[at] / propensity, target @ predicted_ms, predicted_ms[at]))
+    return estimate(*np.array(rows).T, clip=settings.gate.clip) if len(rows) > 1 else None
+
+
+def _predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Floats:
+    """What a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
+    predicted = model.predict(x)
+    if predicted.shape[1] == 1:
+        return predicted[:, 0]
+    return np.asarray(predicted[:, 0] + output_tokens * predicted[:, 1], np.float64)
+
+
+def _cost_ms(sample: Sample, model: RewardModel) -> float:
+    """What the request felt, in the model's own terms; NaN when not known."""
+    if len(model.heads) == 1 or not sample.output_tokens:
+        return sample.ttft_ms
+    return sample.ttft_ms + sample.output_tokens * sample.itl_ms

@@ -1,0 +1,221 @@
+"""One decided request as a learner sees it: the inputs of every candidate, who served it, what it felt like.
+
+Owns what becomes of requests that were never answered, and which say nothing. What counts as failed or as
+nobody's fault is decided by `epp.learn.tuner.samples`.
+
+Rules
+- Inputs are made from the decision's own snapshot by the picker's own function: what is trained on is what a
+  model is asked about, by construction.
+- No sample is dropped for being slow. One that has no first token says "at least so long": a client that
+  left, or a request still running, at least the time waited; one that failed, at least as long as the
+  slowest answers too, because a quick failure is not a fast one. A bound is an error only from below.
+- A request that another endpoint served than was chosen teaches by that endpoint's inputs, and proves nothing
+  about the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray  # noqa: TC002  # msgspec reads annotations at run time
+
+from epp.learn.tuner.samples import sample_of
+from epp.policies.lodestar import Lodestar
+from epp.policies.prefix_cache import PrefixCacheAndLoad
+from epp.policies.reward_model import inputs
+from epp.schedule.decision import Basis, outcome_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.learn.tuner.samples import Sample as Ended
+    from epp.schedule.decision import Decision, Outcome
+
+
+_HEURISTIC = PrefixCacheAndLoad()
+#: Policies whose weights have the heuristic's constants among them.
+_POLICIES = (Lodestar.name, PrefixCacheAndLoad.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row of training.
+
+    Attributes:
+        at_wall_s: Unix time of the decision.
+        row: inputs of the endpoint that served, before normalisation, ``[features]``.
+        engine_class: of that endpoint.
+        ttft_ms: time to first token; NaN when there was none.
+        itl_ms: mean time between further tokens; NaN when not known.
+        waited_ms: where there was no first token, how long it was waited for; else NaN.
+        failed: there was none, by the fleet's doing.
+        output_tokens: expected of the answer when the decision was made.
+    """
+
+    at_wall_s: float
+    row: NDArray[np.float64]
+    engine_class: str
+    ttft_ms: float
+    itl_ms: float = math.nan
+    waited_ms: float = math.nan
+    failed: bool = False
+    output_tokens: float = 0.0
+
+    @property
+    def answered(self) -> bool:
+        """Whether a first token came."""
+        return not math.isnan(self.ttft_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is kept of a decision, for its outcome and for judging other choices.
+
+    Attributes:
+        endpoints: candidates.
+        rows: their inputs, ``[candidates, features]``.
+        engine_classes: theirs.
+        propensities: chance of each to be chosen; all 0 where slow start blurs them.
+        heuristic: chance of each to be the heuristic's pick instead.
+        chosen: index of the pick.
+        output_tokens: expected of the answer.
+        learned: a model chose.
+        other: a policy that is neither the learned one nor its heuristic chose.
+    """
+
+    endpoints: tuple[str, ...]
+    rows: NDArray[np.float64]
+    engine_classes: tuple[str, ...]
+    propensities: NDArray[np.float64]
+    heuristic: NDArray[np.float64]
+    chosen: int
+    output_tokens: float = 0.0
+    learned: bool = False
+    other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A sample with the choice that led to it.
+
+    Attributes:
+        sample: the row, by who served.
+        choice: the decision.
+        served_pick: the pick is who served it.
+        ended_wall_s: Unix time at which it was over, or was given up; NaN when not known.
+    """
+
+    sample: Sample
+    choice: Choice
+    served_pick: bool
+    ended_wall_s: float = math.nan
+
+
+def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
+    """Return what is kept of a decision that a policy priced."""
+    fleet, terms = decision.fleet, decision.ranking.terms
+    fallback, propensities = terms.get("fallback"), terms.get("probability")
+    if propensities is None:
+        propensities = decision.probabilities()
+    elif decision.shares is not None:
+        propensities = np.zeros(len(propensities))
+    return Choice(
+        endpoints=fleet.endpoints,
+        rows=inputs(decision.request, fleet, features, ()),
+        engine_classes=fleet.engine_classes,
+        propensities=propensities,
+        heuristic=_heuristic(decision),
+        chosen=decision.chosen,
+        output_tokens=decision.request.expected_output_tokens,
+        # A model chose, or the floor of exploration beside it, and not the heuristic.
+        learned=decision.policy == Lodestar.name and fallback is not None and not fallback[decision.chosen],
+        other=decision.policy not in _POLICIES,
+    )
+
+
+def _heuristic(decision: Decision) -> NDArray[np.float64]:
+    """What the learned policy would have done without a model, with the constants in force."""
+    specs = _HEURISTIC.weight_specs
+    ours = decision.weights if decision.policy in _POLICIES else {}
+    weights = {name: ours.get(name, spec.default) for name, spec in specs.items()}
+    costs = _HEURISTIC.rank(decision.request, decision.fleet, weights, decision.seed).costs
+    first = costs == costs.min()
+    return np.asarray(first / np.count_nonzero(first), np.float64)
+
+
+def log_of(
+    decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
+) -> Logged | None:
+    """Return what a decision and its outcome teach.
+
+    Args:
+        decision: as made.
+        outcome: how it ended; None for a request that was given up waiting for.
+        features: of the model.
+        waited_ms: how long such a request was waited for.
+
+    Returns:
+        None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
+    """
+    if decision.basis is not Basis.POLICY:
+        return None
+    ended = ended_of(decision, outcome, waited_ms=waited_ms)
+    return None if ended is None else logged(choice_of(decision, features), ended)
+
+
+def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> Ended | None:
+    """Return a decision and its outcome as a trial counts them, arm and all, without the way through records.
+
+    Args:
+        decision: as made.
+        outcome: how it ended; None for a request that was given up waiting for.
+        waited_ms: how long such a request was waited for.
+
+    Returns:
+        None when it says nothing of the policy.
+    """
+    at_s = decision.at_wall_s
+    plain = {
+        "basis": decision.basis.value,
+        "at": at_s,
+        "id": decision.id,
+        "weights_version": decision.weights_version,
+        "arm": decision.arm,
+        "request": {
+            "prompt_tokens": decision.request.prompt_tokens,
+            "affinity_key": decision.request.affinity_key,
+        },
+        "endpoints": [decision.endpoint],
+        "chosen": 0,
+    }
+    record = None if outcome is None else outcome_record(outcome, at_s)
+    return sample_of(plain, record, at_s + waited_ms / 1000.0)
+
+
+def logged(choice: Choice, ended: Ended) -> Logged | None:
+    """Join a choice and how its request ended; None where that says nothing of the endpoint's state."""
+    # Who was no candidate has no known state; a row that is not finite would spoil every training.
+    if ended.endpoint not in choice.endpoints or not np.isfinite(choice.rows).all():
+        return None
+    served, waited_ms = choice.endpoints.index(ended.endpoint), math.nan
+    if math.isnan(ended.ttft_ms):
+        waited_ms = ended.e2e_ms
+        if math.isnan(waited_ms):
+            waited_ms = max((ended.ended_wall_s - ended.dispatched_wall_s) * 1000.0, 0.0)
+        if math.isnan(waited_ms) or not (ended.failed or ended.censored):
+            return None  # it ended somehow, and nobody saw the first token
+    sample = Sample(
+        at_wall_s=ended.dispatched_wall_s,
+        row=choice.rows[served].copy(),  # not all rows, for as long as this one is kept
+        engine_class=choice.engine_classes[served],
+        ttft_ms=ended.ttft_ms,
+        itl_ms=ended.itl_ms,
+        waited_ms=waited_ms,
+        failed=ended.failed and math.isnan(ended.ttft_ms),
+        output_tokens=choice.output_tokens,
+    )
+    lasted_ms = ended.e2e_ms if math.isnan(waited_ms) else waited_ms
+    return Logged(sample, choice, served == choice.chosen, ended.dispatched_wall_s + lasted_ms / 1000.0)

@@ -1,0 +1,104 @@
+"""The learner's memory as bytes: samples and counts as MessagePack, arrays as numbers, models as their files.
+
+Which requests were read is in it too: after a restart nothing counts twice, and what came since is read again
+from the records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from epp.config.reward_model import dump_reward_model, parse_reward_model
+from epp.errors import ConfigError
+from epp.learn.reward_model.rounds import Learner, Memory
+from epp.learn.reward_model.samples import Choice
+from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
+
+if TYPE_CHECKING:
+    from epp.learn.reward_model.settings import LearnerSettings
+
+#: Logged choices are persisted up to so many rows of inputs, newest first; what is lost costs one round.
+_LOG_ROWS = 100_000
+
+
+class Saved(msgspec.Struct):
+    """What is on file.
+
+    Attributes:
+        features: that the samples have; of others they teach nothing.
+        feed: where the records were read to.
+        memory: of the learner.
+        incumbent: the model as its file; empty for none.
+    """
+
+    features: tuple[str, ...]
+    feed: FeedState
+    memory: Memory
+    incumbent: bytes
+
+
+def encode(learner: Learner, feed: FeedState) -> bytes:
+    """Write a learner's memory."""
+    memory, rows = learner.memory, 0
+    for kept, entry in enumerate(reversed(memory.log)):  # how many fit
+        rows += len(entry.choice.rows)
+        if rows > _LOG_ROWS:
+            memory = msgspec.structs.replace(memory, log=memory.log[-kept:])
+            break
+    model = learner.incumbent
+    content = b"" if model is None else dump_reward_model(model)
+    return _ENCODER.encode(Saved(learner.settings.network.features, feed, memory, content))
+
+
+def decode(content: bytes) -> Saved:
+    """Read a memory.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _DECODER.decode(content)
+
+
+def learner_of(saved: Saved, settings: LearnerSettings) -> Learner:
+    """Return the learner whose memory was written.
+
+    Raises:
+        ValueError: the model in it is none.
+    """
+    learner = Learner(settings, memory=saved.memory)
+    try:
+        if saved.incumbent:
+            learner.incumbent = parse_reward_model(saved.incumbent, "the memory")
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return learner
+
+
+def plain_of(choice: Choice) -> Any:
+    """Return a choice as plain values."""
+    return msgspec.to_builtins(choice, builtin_types=(bytes,), enc_hook=_plain)
+
+
+def choice_from(plain: Any) -> Choice:
+    """Return a choice from its plain values."""
+    return msgspec.convert(plain, Choice, dec_hook=_array)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, np.ascontiguousarray(value, np.float64).tobytes()
+    raise NotImplementedError(type(value))
+
+
+def _array(kind: Any, value: Any) -> Any:
+    if getattr(kind, "__origin__", kind) is np.ndarray:
+        shape, data = value
+        return np.frombuffer(data, np.float64).reshape(shape)
+    raise NotImplementedError(kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_DECODER = msgspec.msgpack.Decoder(Saved, dec_hook=_array)

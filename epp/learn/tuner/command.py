@@ -1,0 +1,172 @@
+"""`epp tune`: the tuner as a process of its own, its rehearsal offline, its status, and words to it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from epp.config.load import parse_weights
+from epp.errors import ConfigError, EppError
+from epp.learn.sidecar.process import LockHeldError, ProcessLock, reported_files, run_until_stopped
+from epp.learn.sidecar.setup import add_interval
+from epp.learn.tuner import setup as setups
+from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
+from epp.learn.tuner.operator_requests import OperatorRequest, ask
+from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.tuner import Tuner, read_memory
+from epp.llmd.settings import LogSettings
+from epp.server.clock import SystemClock
+from epp.server.files import read_file
+from epp.server.logs import configure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.learn.tuner.operator_requests import What
+    from epp.learn.tuner.setup import Setup
+
+log = logging.getLogger("epp.learn.tuner")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="run",
+        choices=("run", "status", "freeze", "thaw"),
+        help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
+        "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw: search",
+    )
+    setups.add_arguments(parser)
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
+    )
+    parser.add_argument(
+        "--budget",
+        type=_at_least_one,
+        default=BUDGET,
+        help="simulated measurements of a rehearsal (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
+    parser.add_argument("--reason", default="", help="why, for the log and the status (freeze, thaw)")
+    add_interval(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked."""
+    action: Literal["run", "status", "freeze", "thaw"] = arguments.action
+    if arguments.offline is not None:
+        setup = setups.read_setup(arguments, records=arguments.offline)
+        return run_offline(
+            setup,
+            budget=arguments.budget,
+            seed=arguments.seed,
+            pins=read_pins(setup),
+            as_json=arguments.json,
+        )
+    setup = setups.read_setup(arguments, looking=action != "run")
+    if action == "run":
+        return _run(setup, every_s=arguments.every, budget=arguments.budget)
+    if action != "status":
+        return obey(setup, action, reason=arguments.reason)
+    memory = read_memory(setup.paths)
+    for line in status_lines(memory.state if memory is not None else None, setup.paths, time.time()):
+        print(line)
+    if memory is not None and memory.state.policy != setup.policy:
+        print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
+    return 0
+
+
+def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
+    """Do an operator's word to the memory of a tuner that does not run, or ask a running one.
+
+    Raises:
+        EppError: the memory is another policy's, or it cannot be written.
+    """
+    reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
+    request = OperatorRequest(what, reason, number)
+    memory = read_memory(setup.paths)
+    if memory is not None:
+        _check_policy(setup, memory.state.policy)
+        # By the settings of the memory: an operator's word changes none, and need not be given them.
+        setup = replace(setup, rules=replace(setup.rules, settings=memory.state.settings))
+    try:
+        with ProcessLock(setup.paths.lock, "tuner"), reported_files():
+            return _do_now(setup, request)
+    except LockHeldError:
+        ask(setup.paths, request)
+        print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
+        return 0
+
+
+def _do_now(setup: Setup, request: OperatorRequest) -> int:
+    clock = SystemClock()
+    tuner = Tuner(setup, rehearsal=None, clock=clock, report=_warn)
+    tuner.load()
+    for what in tuner.obey():
+        print(f"done before it, asked of a tuner that has stopped: {what}")
+    tuner.handle(request.event(clock.wall_s()))
+    if not tuner.save():
+        raise EppError("nothing was changed: the files cannot be written")
+    print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
+    return 0
+
+
+def _check_policy(setup: Setup, policy: str) -> None:
+    """Refuse another policy: a tuner begins anew with it, which by mistake would cost all of the memory."""
+    if policy == setup.policy:
+        return
+    raise ConfigError(
+        "command line" if setup.config_file is None else str(setup.config_file),
+        "policy.name",
+        f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy {policy!r}",
+        f"give the configuration with {policy!r}; nothing was changed",
+    )
+
+
+def read_pins(setup: Setup) -> Mapping[str, float]:
+    """Read what the operator's file says now.
+
+    Raises:
+        ConfigError: nothing that can be used.
+    """
+    if setup.overrides is None:
+        return {}
+    try:
+        text = read_file(setup.overrides)
+    except OSError as error:
+        raise ConfigError(str(setup.overrides), "", str(error)) from error
+    if text is None:
+        return {}
+    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
+
+
+def _run(setup: Setup, *, every_s: float, budget: int) -> int:
+    configure(LogSettings())
+    with ProcessLock(setup.paths.lock, "tuner"):
+        rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
+        tuner = Tuner(setup, rehearsal=rehearsal, clock=SystemClock(), report=log.info)
+        with reported_files():
+            tuner.open()
+        log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
+        run_until_stopped(tuner.tick, every_s)
+        tuner.close()
+    log.info("stopped; the state is kept")
+    return 0
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _warn(sentence: str) -> None:
+    print(f"epp: {sentence}", file=sys.stderr)

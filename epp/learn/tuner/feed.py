@@ -1,0 +1,67 @@
+"""Requests out of the flight recorder's folder as the tuner counts them, each once (`epp.learn.sidecar.feed`).
+
+A tuner begins at the end of what is there: what came before its first start is history, not evidence.
+Requests of a picker whose clock runs ahead do not count: nobody knows which block they were in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epp.learn.sidecar.feed import Feed
+from epp.learn.tuner.samples import sample_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from epp.learn.sidecar.feed import State
+    from epp.learn.tuner.samples import Sample
+
+#: Clocks of two machines may differ by so much; a minute more or less is nothing to a baseline.
+_AHEAD_S = 60.0
+_KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
+
+
+class SampleFeed(Feed["Sample"]):
+    """New samples of a folder, of what was decided after the first start.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        policy: samples of other policies are passed over.
+        report: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin at the end of what is there.
+    """
+
+    def __init__(
+        self, folder: Path, *, policy: str, report: Callable[[str], None], state: State | None = None
+    ) -> None:
+        self._policy = policy
+        super().__init__(folder, report=report, state=state)
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what a sample needs."""
+        if record["basis"] != "policy" or record["policy"] != self._policy:
+            return None
+        request = record["request"]
+        return {
+            **{key: record[key] for key in _KEPT if key in record},
+            "request": {
+                "prompt_tokens": int(request["prompt_tokens"]),
+                "affinity_key": str(request.get("affinity_key") or ""),
+            },
+            "endpoints": [str(record["endpoints"][record["chosen"]])],
+            "chosen": 0,
+        }
+
+    def make(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Sample | None:
+        """Return the sample; None from a picker whose clock runs ahead."""
+        if kept["at"] - now_wall_s > _AHEAD_S:
+            self.report_once(
+                f"requests are dated more than {_AHEAD_S:.0f} s ahead of this machine's clock and do not "
+                "count: synchronise the clocks of pickers and tuner"
+            )
+            return None
+        return sample_of(kept, outcome, now_wall_s)

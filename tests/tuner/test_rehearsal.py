@@ -1,0 +1,134 @@
+"""Rehearsals: a deployment's records simulated, searched and judged, in the process and as a child."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from epp.lab.compare.compare import Comparison
+from epp.lab.sim.scenario import parse_fleet
+from epp.lab.workloads.art_chat import DEMO, generate
+from epp.learn.tuner import machine
+from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
+from epp.learn.tuner.offline import ChildRehearsal, task_of
+from epp.learn.tuner.rehearse import (
+    worth_a_trial,
+)
+from epp.learn.tuner.settings import Goal
+from epp.learn.tuner.setup import read_setup
+from tests.kit.simrecords import record_simulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: All to the nearest, and no price for waiting: far from what is good here.
+POOR = {"rtt_weight": 2.0, "queue_weight": 0.05}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five minutes of a deployment with poor weights."""
+    folder = tmp_path_factory.mktemp("deployment") / "records"
+    requests = generate(replace(DEMO, duration_s=200.0, rate_rps=3.0), 5)
+    record_simulation(folder, requests, parse_fleet("l40s-x2@20,l40s-x2@102,h100@211"), "gorgo", POOR)
+    return folder
+
+
+def test_the_deployment_is_read_back_from_its_records(records: Path) -> None:
+    decisions, outcomes = newest_records(records, "")
+    found = calibrate(decisions, outcomes)
+    assert found.policy == "gorgo"
+    assert found.weights["rtt_weight"] == 2.0
+    assert len(found.trace) == len(decisions)
+    first, second, third = found.fleet.replicas
+    assert first.network.rtt_ms == pytest.approx(20.0, rel=0.25)
+    assert second.network.rtt_ms == pytest.approx(102.0, rel=0.25)
+    assert third.network.rtt_ms == pytest.approx(211.0, rel=0.25)
+    assert third.engine_class.name == "h100"
+    assert third.engine_class.prefill_ms_per_token < first.engine_class.prefill_ms_per_token
+    assert found.ttft_p95_ms > 20.0
+
+
+def test_too_few_records_say_how_many_are_wanted(records: Path) -> None:
+    decisions, outcomes = newest_records(records, "", 40)
+    with pytest.raises(CalibrationError, match=r"not enough evidence \(40 of 400 requests\)"):
+        calibrate(decisions, outcomes)
+
+
+def compared(metric: Literal["ttft_ms", "e2e_ms"], low: float, ratio: float, high: float) -> Comparison:
+    return Comparison(metric, "p95", 900, 90, 0, ratio, low, high, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "e2e", "failed", "measure", "word"),
+    [
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 0), "ttft", ""),
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 1), "ttft", "more requests fail"),
+        ((0.88, 0.94, 1.01), (0.85, 0.90, 0.95), (0, 0), "ttft", "no gain in TTFT"),
+        ((0.95, 0.97, 0.99), (0.94, 0.98, 1.01), (0, 0), "ttft", "less than a trial could show"),
+        ((0.85, 0.90, 0.95), (0.90, 0.99, 1.08), (0, 0), "ttft", "E2E may become worse"),
+        ((0.95, 0.99, 1.05), (0.85, 0.90, 0.95), (0, 0), "felt", ""),
+        ((0.85, 0.90, 0.95), (0.94, 0.98, 1.01), (0, 0), "felt", "no gain in E2E"),
+    ],
+)
+def test_what_a_trial_would_not_end_well_for_is_not_proposed(
+    ttft: tuple[float, float, float],
+    e2e: tuple[float, float, float],
+    failed: tuple[int, int],
+    measure: Literal["ttft", "felt"],
+    word: str,
+) -> None:
+    worth, reason = worth_a_trial(
+        compared("ttft_ms", *ttft), compared("e2e_ms", *e2e), failed, Goal(measure=measure)
+    )
+    assert worth == (not word)
+    assert word in reason
+    assert "searched on" in reason or word == "too few requests"
+
+
+def test_the_gain_must_be_the_surer_the_more_often_one_was_sought() -> None:
+    ttft, e2e = compared("ttft_ms", 0.92, 0.954, 0.995), compared("e2e_ms", 0.96, 0.99, 1.02)
+    assert [worth_a_trial(ttft, e2e, (0, 0), Goal(), looks)[0] for looks in (1, 3)] == [True, False]
+    assert "look 3 in a row" in worth_a_trial(ttft, e2e, (0, 0), Goal(), 3)[1]
+    sure = compared("ttft_ms", 0.86, 0.90, 0.94)
+    assert worth_a_trial(sure, e2e, (0, 0), Goal(), 5)[0]
+
+
+def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_live(
+    records: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "epp.yaml"
+    config.write_text(
+        f"policy: {{name: gorgo, weights: {{rtt_weight: 2.0}}}}\nrecords: {{folder: {records}}}\nweights_file: w.yaml\n"
+    )
+    setup = read_setup(_flags(config))
+    state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
+    state.refused = [{"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}]
+    assert task_of(setup, state, budget=4).refused == state.refused
+    state.fruitless = 1
+    again = task_of(setup, state, budget=4)
+    assert (again.budget, again.looks) == (2, 2)
+    state.fruitless = 0
+    told: list[str] = []
+    rehearsal = ChildRehearsal(setup, budget=4, report=told.append)
+    assert rehearsal.poll() is None
+    rehearsal.start(state, "a test")
+    waited_until = time.monotonic() + 90.0
+    while (found := rehearsal.poll()) is None:
+        assert time.monotonic() < waited_until
+        time.sleep(0.1)
+    assert found.reason.startswith("rehearsal: ")
+    assert found.measured is not None
+    assert len(found.measured.costs) == 4
+    assert rehearsal.poll() is None
+    rehearsal.start(state, "another")
+    rehearsal.stop()
+    assert rehearsal.poll() is None
+
+
+def _flags(config: Path) -> argparse.Namespace:
+    return argparse.Namespace(config=config, weights=None, records=None, overrides=None, settings=None)
