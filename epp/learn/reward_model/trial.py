@@ -1,4 +1,4 @@
-"""The learned policy as a candidate of the tuner's machine: proposed when a model passed the gate.
+"""Offer the learned policy to the tuner's machine as a candidate, in place of rehearsed weights.
 
 The machine tries weights, and `lodestar` has one, ``use_model``, that says whether the model or the heuristic
 decides. On trial is thus the policy that goes on learning, not one network: rounds follow each other within
