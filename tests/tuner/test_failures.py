@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from epp.learn.tuner.state import RollBack
-from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.status import status_lines
 from epp.learn.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
 from tests.kit.tunework import GOOD, World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.status import status_lines
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from epp.learn.tuner import watch
 from epp.learn.tuner.plan import parse_plan, render_plan
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import TunerSettings
-from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.status import status_lines
 from tests.kit.tuning import BOUNDS, Deployment, Effect, quick
 
 if TYPE_CHECKING:

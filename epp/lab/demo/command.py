@@ -23,7 +23,7 @@ from epp.lab.demo.recorded import pair, recorded_table
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.lab.workloads.art_chat import DEMO
 from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.tuner.status_command import evidence
+from epp.learn.tuner.status import evidence
 from epp.learn.tuner.tuner import read_memory
 from epp.policies.registry import create
 

@@ -23,7 +23,7 @@ from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.process import ProcessLock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
-from epp.learn.tuner.status_command import status_lines as trial_lines
+from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_memory
 from epp.llmd.settings import LogSettings
 from epp.server.clock import SystemClock

@@ -17,7 +17,7 @@ from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
 from epp.learn.tuner.operator_requests import OperatorRequest, ask
-from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.status import status_lines
 from epp.learn.tuner.tuner import Tuner, read_memory
 from epp.llmd.settings import LogSettings
 from epp.server.clock import SystemClock

@@ -19,7 +19,7 @@ from epp.learn.sidecar.files import Files, exclusive
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.command import obey, read_pins
 from epp.learn.tuner.plan import Split
-from epp.learn.tuner.status_command import history_lines
+from epp.learn.tuner.status import history_lines
 from epp.learn.tuner.tuner import read_memory
 from epp.policies.registry import create
 from epp.schedule.weights import WeightBook
