@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.learn.tuner.betting import (
     interval,
     log_e_above,
@@ -123,88 +125,59 @@ def unwell(record: Record, trial: Trial, settings: TunerSettings) -> str:
 def abrupt(record: Record, trial: Trial) -> Verdict | None:
     """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
 
-    The arms of a switchback have their blocks at different times, so a burst of load within one block looks
-    like slow weights: there a second pair must say the same. An outage looks like weights that fail: there
-    the other arm must have done well in a later block, or a second pair must say the same; in a split, in
-    the same block. What failed is not called slow here.
+    The arms of a switchback have their blocks at different times, so a burst of load or an outage within one
+    block looks like bad weights: a second pair must say the same.
     """
-    newer, older = _arms(trial)
-    found = _fails_alone(record, newer, older, trial)
-    if found >= _ABRUPT[ERRORS]:
-        return _plain(ERRORS, found)
-    open_blocks = (arms[newer] for arms in record.open.values() if newer in arms)
-    fullest = max(open_blocks, key=lambda tally: tally.requests, default=Tally())
-    against = record.seen(older)
-    if against.requests < _ABRUPT_REQUESTS:
-        return None
-    for tally in (fullest, record.seen(newer)):
-        if tally.requests < _ABRUPT_REQUESTS:
-            continue
-        found = _slower(tally, against)
-        if found < _ABRUPT[SLOW]:
-            continue
-        if not isinstance(trial, Switchback) or _slow_again(record, newer, against):
-            return _plain(SLOW, found)
+    for measure, limit in _ABRUPT.items():
+        rises = _rises(record, trial, measure)
+        if isinstance(trial, Switchback):
+            pairs = {block // 2 for block, rise in rises.items() if rise >= limit}
+            complete = [_own_rise(msgspec.structs.asdict(u), measure) for u in record.units[-_LATEST_PAIRS:]]
+            is_plain = len(pairs) + sum(rise >= limit for rise in complete) >= _ABRUPT_PAIRS
+        else:
+            is_plain = any(rise >= limit for rise in rises.values())
+        if is_plain:
+            reason = f"share of {_WORDS[measure]} is {_points(limit)} or more above the other arm's"
+            return Verdict(END, reason)
     return None
 
 
-def _plain(measure: str, found: float) -> Verdict:
-    reason = f"share of {_WORDS[measure]} is {_points(found)} above the other arm's"
-    return Verdict(END, reason)
-
-
-def _slower(tally: Tally, against: Tally) -> float:
-    """Rise of the share of slow requests, less what failed more: that is judged as failures."""
-    found = differences(tally, against)
-    return found[SLOW] - max(0.0, found[ERRORS])
-
-
-def _fails_alone(record: Record, newer: str, older: str, trial: Trial) -> float:
-    """How much more the newer weights fail, where time cannot be the cause; 0 while it may be."""
-    limit = _ABRUPT[ERRORS]
-    mine, others = _full(record, newer), _full(record, older)
-    if not isinstance(trial, Switchback):
-        both = [differences(mine[block], others[block])[ERRORS] for block in mine if block in others]
-        seen, against = record.seen(newer), record.seen(older)
-        if min(seen.requests, against.requests) >= _ABRUPT_REQUESTS:
-            both.append(differences(seen, against)[ERRORS])
-        return max(both, default=0.0)
-    pairs = [unit.errors for unit in record.units[-_LATEST_PAIRS:] if unit.errors >= limit]
-    if len(pairs) >= _ABRUPT_PAIRS:
-        return min(pairs)
-    bad = _failing_blocks(mine, others)
-    return bad[max(mine)] if max(mine, default=-1) in bad and min(bad) < max(others) else 0.0
-
-
 def fails_now(record: Record, trial: Trial) -> bool:
-    """Whether the newer weights have just begun to fail; the other arm has had no block since."""
+    """Whether the newer weights fail plainly in their newest block."""
+    rises = _rises(record, trial, ERRORS)
+    return bool(rises) and rises[max(rises)] >= _ABRUPT[ERRORS]
+
+
+def _rises(record: Record, trial: Trial, measure: str) -> dict[int, float]:
+    """Rise of a measure in each open block of the newer weights that has enough requests.
+
+    In a split both arms have the same blocks, and all of them together count as one more, -1. In a switchback
+    the other arm's newest block is compared with: after an outage it fails, too.
+    """
     newer, older = _arms(trial)
     mine, others = _full(record, newer), _full(record, older)
-    return max(mine, default=-1) in _failing_blocks(mine, others) and max(mine) > max(others)
+    if isinstance(trial, Switchback):
+        others = dict.fromkeys(mine, others[max(others)]) if others else {}
+    else:
+        mine[-1], others[-1] = record.seen(newer), record.seen(older)
+        if min(mine[-1].requests, others[-1].requests) < _ABRUPT_REQUESTS:
+            del mine[-1]
+    return {
+        block: _own_rise(differences(tally, others[block]), measure)
+        for block, tally in mine.items()
+        if block in others
+    }
 
 
-def _failing_blocks(mine: Mapping[int, Tally], others: Mapping[int, Tally]) -> dict[int, float]:
-    """Blocks of the newer weights that fail plainly beside the other arm's newest one, and by how much."""
-    if not others:
-        return {}
-    against = others[max(others)]
-    found = {block: differences(tally, against)[ERRORS] for block, tally in mine.items()}
-    return {block: rise for block, rise in found.items() if rise >= _ABRUPT[ERRORS]}
+def _own_rise(found: Mapping[str, float], measure: str) -> float:
+    """Rise of a measure; slow requests less what failed more, which is judged as failures."""
+    return found[measure] - (max(0.0, found[ERRORS]) if measure == SLOW else 0.0)
 
 
 def _full(record: Record, arm: str) -> dict[int, Tally]:
     """An arm's open blocks with enough requests to be looked at alone."""
     blocks = {block: arms[arm] for block, arms in record.open.items() if arm in arms}
     return {block: tally for block, tally in blocks.items() if tally.requests >= _ABRUPT_REQUESTS}
-
-
-def _slow_again(record: Record, newer: str, against: Tally) -> bool:
-    """Whether more than one of a switchback's latest pairs is plainly slow under the newer weights."""
-    limit = _ABRUPT[SLOW]
-    full = _full(record, newer)
-    under_way = {block // 2 for block, tally in full.items() if _slower(tally, against) >= limit}
-    complete = sum(unit.slow - max(0.0, unit.errors) >= limit for unit in record.units[-_LATEST_PAIRS:])
-    return len(under_way) + complete >= _ABRUPT_PAIRS
 
 
 def judge_split(record: Record, settings: TunerSettings) -> Verdict:
