@@ -77,13 +77,6 @@ def test_harm_that_all_requests_suffer_is_regretted() -> None:
     assert len(fleet.state.watch.baseline) > 30  # what is known of the heuristic stays
 
 
-def test_load_that_the_heuristic_never_had_says_nothing() -> None:
-    fleet = Fleet()
-    assert fleet.serve(30, learned=False) == ""
-    assert fleet.serve(20, learned=True, factor=5.0, rate_rps=6.0) == ""
-    assert fleet.state.watch.alone > 0
-
-
 def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
     fleet = Fleet()
     assert fleet.serve(30, learned=False) == ""

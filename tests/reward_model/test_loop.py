@@ -13,7 +13,6 @@ from epp.learn.reward_model.loop import STATUS_S
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.sidecar.process import LockHeldError
-from epp.schedule.decision import to_record
 from tests.kit.learning import Traffic, settings_of
 from tests.kit.learnworld import LearnWorld
 from tests.kit.tunework import CrashError
@@ -157,23 +156,6 @@ def test_a_second_learner_is_refused(tmp_path: Path) -> None:
         LearnWorld.start(world)
 
 
-def test_damaged_records_are_passed_over_and_a_half_line_waits_for_its_end(tmp_path: Path) -> None:
-    world = LearnWorld(tmp_path / "w")
-    loop = world.start()
-    world.run(20)
-    world.recorded.append(
-        b'{"schema":2,"kind":"decision","id":"x"}\nnot json\n{"schema":2,"kind":"outcome"}\n'
-    )
-    whole = world.recorded.file.read_bytes().splitlines(keepends=True)[0]
-    world.recorded.append(whole[:50])
-    loop.tick()
-    assert loop.learner.memory.seen == 20
-    assert loop.feed.state.damaged == 3
-    world.recorded.append(whole[50:])
-    world.run(20)
-    assert loop.learner.memory.seen == 40
-
-
 def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
     world = LearnWorld(tmp_path / "w")
     world.recorded.write(70)
@@ -196,22 +178,3 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     loop.tick()
     assert not world.paths.model.exists()
     assert len(world.paths.versions()) == 2
-
-
-def test_a_step_of_the_clock_teaches_nothing(tmp_path: Path) -> None:
-    world = LearnWorld(tmp_path / "world")
-    loop = world.start()
-    world.run(20)
-    under_way = [to_record(world.recorded.decision()) for _ in range(3)]
-    world.recorded.append("".join(json.dumps(record) + "\n" for record in under_way).encode())
-    loop.tick()
-    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (3, 20)
-    guard = loop.learner.memory.guard
-    guard.newest_wall_s = world.clock.wall_s()
-    world.clock._offset_s -= 3600.0
-    loop.tick()
-    assert guard.newest_wall_s <= world.clock.wall_s(), "the guard goes by the clock as it is now"
-    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (0, 20), (
-        "nobody has waited for an hour"
-    )
-    assert sum("clock stepped" in sentence for sentence in world.told) == 1

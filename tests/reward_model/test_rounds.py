@@ -49,13 +49,6 @@ def test_it_learns_what_each_class_of_engine_needs() -> None:
     assert error_share(model, fresh) < 0.7 * error_share(linear, fresh)
 
 
-def test_the_same_samples_and_seed_give_the_same_model() -> None:
-    samples = [logged.sample for logged in Traffic().many(100)]
-    first, second = (fit(samples, settings_of(), ORIGIN) for _ in range(2))
-    assert first.version == second.version
-    assert fit(samples, settings_of(), replace(ORIGIN, seed=4)).version != first.version
-
-
 class TestWhatAModelMayBeAskedAbout:
     """Bounds are of what was trained on, and of what stood beside it."""
 
@@ -72,17 +65,6 @@ class TestWhatAModelMayBeAskedAbout:
         assert plain.out_of_distribution(x).tolist() == [True, True]
         assert wide.out_of_distribution(x).tolist() == [False, True]
         assert np.allclose(wide.mean, plain.mean)  # bounds alone: nothing was learned from them
-
-
-def test_a_class_of_too_few_requests_is_not_known() -> None:
-    traffic = Traffic()
-    samples = [logged.sample for logged in traffic.many(100)]
-    rare = [replace(sample, engine_class="new") for sample in samples[:3]]
-    model = fit([*samples, *rare], settings_of(), ORIGIN)
-    assert "new" not in model.classes
-    assert model.out_of_distribution(stack(rare, model.classes)).all()
-    nameless = [replace(sample, engine_class="") for sample in samples]
-    assert fit(nameless, settings_of(), ORIGIN).classes == ()
 
 
 def test_a_bound_pulls_a_prediction_up_and_never_down() -> None:
@@ -227,8 +209,7 @@ def test_an_incumbent_that_predicts_worse_than_one_number_is_withdrawn() -> None
     assert learner.last.version == ""
 
 
-@pytest.mark.parametrize("sorry", [False, True])
-def test_the_heuristic_gets_back_when_it_would_have_cost_less(sorry: bool) -> None:
+def test_the_heuristic_gets_back_when_it_would_have_cost_less() -> None:
     learner, traffic = Learner(settings_of(gate={"held_out": 200})), Traffic(explore=1.0)
     fed(learner, traffic, 300)
     assert learner.incumbent is not None
@@ -236,23 +217,13 @@ def test_the_heuristic_gets_back_when_it_would_have_cost_less(sorry: bool) -> No
         choice = logged.choice
         truth = [ttft_of(row, name) for row, name in zip(choice.rows, choice.engine_classes, strict=True)]
         wise = np.zeros(len(truth))
-        wise[int(np.argmin(truth) if sorry else np.argmax(truth))] = 1.0
+        wise[int(np.argmin(truth))] = 1.0
         learner.add(replace(logged, choice=replace(choice, heuristic=wise, learned=True)))
     learner.train(2.0)
     assert learner.last is not None
-    assert learner.last.withdrawn is sorry
-    assert (learner.incumbent is None) is sorry
-    assert (learner.last.verdict.figures["regret_ms"] > 0.0) is sorry
-    if sorry:
-        assert "the heuristic would have cost" in learner.last.verdict.reason
-        fed(learner, traffic, 100)
-        assert learner.last.verdict.passed  # and the next model is tried against what ran since
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_an_open_gate_lets_everything_pass_and_says_what_it_would_have_said(on: bool) -> None:
-    learner = Learner(settings_of(gate={"min_effective": 1e6, "on": on}))
-    fed(learner, Traffic(), 300)
-    assert learner.last is not None
-    assert learner.last.verdict.passed is not on
-    assert "effective samples of" in learner.last.verdict.reason
+    assert learner.last.withdrawn
+    assert learner.incumbent is None
+    assert learner.last.verdict.figures["regret_ms"] > 0.0
+    assert "the heuristic would have cost" in learner.last.verdict.reason
+    fed(learner, traffic, 100)
+    assert learner.last.verdict.passed  # and the next model is tried against what ran since

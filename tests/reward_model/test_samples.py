@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from epp.learn.reward_model.feed import LogFeed
 from epp.learn.reward_model.fitting import targets_of
 from epp.learn.reward_model.samples import log_of
-from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import DEFAULT_FEATURES, inputs
 from epp.schedule.decision import outcome_record, to_record
 from tests.kit.learning import Recorded
@@ -136,20 +135,3 @@ def test_a_record_read_back_teaches_the_same(recorded: Recorded) -> None:
     assert read.sample.ttft_ms == pytest.approx(direct.sample.ttft_ms, abs=0.001)
     assert (read.choice.chosen, read.served_pick) == (direct.choice.chosen, direct.served_pick)
     assert read.choice.propensities.tolist() == direct.choice.propensities.tolist()
-
-
-def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chose(recorded: Recorded) -> None:
-    for _ in range(3):
-        decision = recorded.decision()
-    found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
-    assert found is not None
-    assert not found.choice.learned
-    weights = PrefixCacheAndLoad.default_weights()
-    costs = PrefixCacheAndLoad().rank(decision.request, decision.fleet, weights, 0).costs
-    assert found.choice.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
-    for code in (0.0, 5.0):
-        terms = {"fallback": np.full(3, code)}
-        learned = replace(decision, policy="lodestar", ranking=replace(decision.ranking, terms=terms))
-        found = log_of(learned, recorded.outcome(decision), DEFAULT_FEATURES)
-        assert found is not None
-        assert found.choice.learned is (code == 0.0)

@@ -140,26 +140,6 @@ def test_cuts_and_damage_cost_the_lines_they_hit(
         assert feed.state.damaged == 3
 
 
-def test_another_schema_is_told_once_and_passed_over(tmp_path: Path) -> None:
-    records = lines(2)
-    path_of(tmp_path).write_bytes(text([{**records[0], "schema": 99}, *records[1:]]))
-    path_of(tmp_path, 1).write_bytes(text(lines(2, "good")))
-    told: list[str] = []
-    feed = feed_of(tmp_path, told)
-    assert [sample.id for sample in taken(feed)] == ["good-0", "good-1"]
-    taken(feed)
-    assert len(told) == 1
-    assert "schema 99" in told[0]
-
-
-def test_decisions_of_other_policies_and_without_a_prompt_do_not_count(tmp_path: Path) -> None:
-    records = lines(3)
-    records[0] = {**records[0], "policy": "random"}
-    records[2] = {**records[2], "basis": "balance"}
-    path_of(tmp_path).write_bytes(text(records))
-    assert [sample.id for sample in taken(feed_of(tmp_path))] == ["id-2"]
-
-
 def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: Path) -> None:
     records = lines(3)
     path_of(tmp_path).write_bytes(text([records[0], *records[2:]]))
@@ -182,16 +162,6 @@ def test_requests_that_too_many_wait_beside_are_counted_and_told(
     assert taken(feed) == []
     assert len(feed.state.waiting) == 2
     assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
-
-
-def test_no_folder_is_waited_for(tmp_path: Path) -> None:
-    told: list[str] = []
-    feed = feed_of(tmp_path / "later", told)
-    assert taken(feed) == taken(feed) == []
-    assert len(told) == 1
-    (tmp_path / "later").mkdir()
-    path_of(tmp_path / "later").write_bytes(text(lines(2)))
-    assert len(taken(feed)) == 2
 
 
 def test_what_is_dispatched_around_a_step_of_the_clock_does_not_count(tmp_path: Path) -> None:

@@ -225,18 +225,3 @@ def test_the_configuration_of_another_policy_costs_no_memory(
     assert "is of policy 'gorgo' (give the configuration with 'gorgo'; nothing was changed)" in said
     assert [path.read_bytes() for path in kept] == before
     assert not world.paths.requests.exists(), "no tuner does it later, either"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--every", "0"), "not a number above 0, up to 10"),
-        (("--budget", "-3"), "not a whole number from 1"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(SystemExit):
-        epp("tune", *words)
-    assert said in capsys.readouterr().err

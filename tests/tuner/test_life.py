@@ -69,14 +69,6 @@ def test_a_promotion_is_undone_on_regret() -> None:
     assert (trial.arm, trial.weights, trial.every) == ("previous", INCUMBENT, 2)
 
 
-def test_search_freezes_when_nothing_is_found() -> None:
-    world = Deployment(when_new(Effect()))
-    world.run(frozen)
-    assert world.state.fruitless == 3
-    assert "in a row" in world.state.reason
-    assert world.plan.trial is None
-
-
 def test_a_request_to_freeze_holds_until_a_request_to_thaw() -> None:
     world = Deployment(when_new(Effect(ttft=0.7)), [NEW])
     world.run(lambda w: w.state.phase == "ramp")
@@ -100,17 +92,6 @@ def test_pins_end_a_trial_and_pinned_weights_are_not_tried() -> None:
     world.run(lambda w: w.asked == 2)
     assert "changes nothing" in world.state.reason
     assert world.state.incumbent == INCUMBENT
-
-
-def test_no_traffic_for_hours_ends_a_trial_and_breaks_nothing() -> None:
-    world = Deployment(when_new(Effect()), [NEW])
-    world.run(lambda w: w.state.phase == "screen")
-    world.rate_per_s = 0.0
-    world.run(lambda w: w.state.phase == "baseline", ticks=900)
-    assert "too little traffic" in world.state.reason
-    for _ in range(50):
-        world.tick()
-    assert world.state.phase == "baseline"
 
 
 def test_quiet_hours_pause_a_trial() -> None:

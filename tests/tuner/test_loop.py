@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.tuner.operator_requests import OperatorRequest, ask, read_requests
+from epp.learn.tuner.operator_requests import OperatorRequest, ask
 from epp.learn.tuner.plan import parse_plan
 from tests.kit.tunework import GOOD, QUICK, STARTING, World
 
@@ -119,15 +117,6 @@ def test_what_came_while_no_tuner_ran_is_not_judged_by_what_is_in_force_no_more(
     assert [change.how for change in world.state.history] == ["start"]
 
 
-def test_a_fleet_that_fails_altogether_tries_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, [GOOD], status=503)
-    world.start()
-    world.run(200)
-    assert world.state.phase == "baseline"
-    assert "unwell" in world.state.reason
-    assert plan(world).trial is None
-
-
 def test_a_full_disk_is_told_once_and_nothing_is_lost(world: World) -> None:
     world.run(5)
     before = world.paths.weights.read_bytes()
@@ -161,32 +150,6 @@ def test_a_step_of_the_clock_costs_the_blocks_around_it(world: World, step_s: fl
     assert world.state.trial.id != trial.id, "the schedule began anew"
     world.until("probation")
     assert world.state.incumbent == GOOD
-
-
-def test_outcomes_that_never_come_are_not_better_than_slow_ones(world: World) -> None:
-    world.outcomes = False
-    world.run(120)
-    assert world.tuner is not None
-    assert world.tuner.feed.state.given_up > 100
-    assert world.state.incumbent == STARTING
-
-
-def test_pins_end_a_trial_and_unpinned_weights_are_tuned_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [GOOD, GOOD])
-    world.start()
-    world.until("screen")
-    world.overrides.write_text("weights: {queue_weight: 2.0}\n")
-    world.run(2)
-    assert world.state.phase == "baseline"
-    assert world.state.pins == {"queue_weight": 2.0}
-    world.run(1)
-    assert world.book.current.values["queue_weight"] == 2.0
-    world.overrides.write_text("weights: {queue_weight: ")
-    world.run(2)
-    assert world.state.pins == {"queue_weight": 2.0}, "a torn file keeps the last good pins"
-    world.overrides.unlink()
-    world.run(2)
-    assert not world.state.pins
 
 
 def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
@@ -226,16 +189,3 @@ def test_a_first_start_goes_on_from_the_file_that_is_there(tmp_path: Path) -> No
     world.start()
     world.run(2)
     assert plan(world).weights == {**STARTING, "rtt_weight": 0.9}
-
-
-def test_what_commands_ask_for_at_the_same_moment_is_all_on_file(tmp_path: Path) -> None:
-    places = WeightsPaths(tmp_path / "weights.yaml")
-
-    def said(number: int) -> str:
-        request = OperatorRequest("freeze", str(number))
-        ask(places, request)
-        return request.id
-
-    with ThreadPoolExecutor(6) as pool:
-        ids = set(pool.map(said, range(6)))
-    assert {asked.id for asked in read_requests(places)} == ids

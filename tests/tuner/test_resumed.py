@@ -45,18 +45,6 @@ def test_bounds_that_leave_only_the_candidate_outside_end_its_trial() -> None:
     world.run(lambda w: w.state.phase == "frozen")
 
 
-@pytest.mark.parametrize("phase", ["baseline", "switchback", "frozen"])
-def test_a_weight_that_is_gone_is_forgotten(phase: str) -> None:
-    world = Deployment(better, [NEW])
-    world.run(lambda w: w.state.phase == phase)
-    world.tick()
-    said = started_again(world, Rules(world.settings, FEWER))
-    assert "b is no weight any more" in said
-    assert (world.state.phase, world.plan.trial) == ("baseline", None)
-    assert set(world.state.incumbent) == {"a"}
-    world.tick()
-
-
 def test_a_new_weight_begins_as_it_is_configured() -> None:
     world = Deployment(better, [NEW])
     world.run(lambda w: w.state.phase == "screen")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.learn.tuner import betting
-from epp.learn.tuner.histogram import NEVER, count, quantile
+from epp.learn.tuner.histogram import count, quantile
 from epp.learn.tuner.verdict import promotion_level
 
 ALPHA = 0.05
@@ -72,16 +72,6 @@ def test_quantiles_are_within_a_bin(values: list[float], q: float) -> None:
         count(histogram, value)
     exact = sorted(values)[max(1, math.ceil(q * len(values) - 1e-9)) - 1]
     assert quantile(histogram, q) == pytest.approx(exact, rel=0.0101)
-
-
-def test_what_never_came_is_above_everything() -> None:
-    histogram: dict[int, int] = {}
-    for value in [100.0] * 18 + [math.nan] * 2:
-        count(histogram, value)
-    assert histogram[NEVER] == 2
-    assert quantile(histogram, 0.9) == pytest.approx(100.0, rel=0.0101)
-    assert quantile(histogram, 0.95) == math.inf
-    assert math.isnan(quantile({}, 0.5))
 
 
 def test_false_promotions_stay_within_the_budget() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -11,8 +10,8 @@ from epp.learn.tuner.record import Record, Unit, close, enter
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import Drift, Goal, TunerSettings
 from epp.learn.tuner.state import Features
-from epp.learn.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
-from epp.learn.tuner.trials import block_s, drifted
+from epp.learn.tuner.tally import Tally, Thresholds, add, joined
+from epp.learn.tuner.trials import drifted
 from epp.learn.tuner.verdict import (
     END,
     GO_ON,
@@ -66,22 +65,6 @@ def test_what_is_counted(changes: dict[str, Any], slow: int, e2e: tuple[int, int
     tally = Tally()
     add(tally, sample(**changes), THRESHOLDS, Goal())
     assert (tally.slow, (tally.e2e_known, tally.e2e_slow), tally.failed) == (slow, e2e, failed)
-
-
-def test_thresholds_are_the_incumbents_or_the_operators() -> None:
-    baseline = Baseline()
-    for number in range(1, 101):
-        baseline = observe(baseline, sample(at=float(number), ttft_ms=10.0 * number), Goal())
-    found = freeze(baseline, Goal(), 7.0)
-    assert found is not None
-    assert found.slow_ms == pytest.approx(950.0, rel=0.011)
-    fixed = freeze(baseline, Goal(slow_ms=800.0, e2e_slow_ms=4000.0), 7.0)
-    assert fixed is not None
-    assert (fixed.slow_ms, fixed.e2e_ms) == (800.0, 4000.0)
-    failing = Baseline()
-    for _ in range(50):
-        failing = observe(failing, sample(failed=True), Goal())
-    assert freeze(failing, Goal(), 7.0) is None
 
 
 def test_pairs_close_when_their_requests_had_time_and_small_ones_are_joined() -> None:
@@ -158,13 +141,6 @@ def test_correlated_differences_are_merged() -> None:
     assert len(uncorrelated(alone)) == 200
     assert len(uncorrelated(waves)) <= 100
     assert lag_one([0.0] * 9) == 0.0
-
-
-def test_blocks_are_as_long_as_answers_ask_for() -> None:
-    stages = SETTINGS.stages
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=5000.0)) == 45.0
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=20_000.0)) == 80.0
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=1e6)) == 300.0
 
 
 @pytest.mark.parametrize(

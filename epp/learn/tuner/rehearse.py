@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist, mean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from epp.lab.compare.compare import compare
 from epp.lab.compare.resample import Statistic
@@ -169,25 +169,11 @@ class Stage:
         ``F`` is the difference of the shares of failed requests. A rise of E2E is priced above all that a
         fall of TTFT can win, as no trial would accept it.
         """
-        ttft, e2e, failed = self._facts(window, weights)
-        ttft_before, e2e_before, failed_before = self._facts(window, against)
-        rise = e2e - e2e_before
-        if math.isnan(ttft + e2e):
-            return math.inf
-        price = (ttft - ttft_before + rise) / 2.0 + _E2E_PRICE * max(0.0, rise)
-        return price + _ERROR_PRICE * (failed - failed_before)
-
-    def _facts(
-        self, window: Sequence[TraceRequest], weights: Mapping[str, float]
-    ) -> tuple[float, float, float]:
-        results = self.run(window, weights)
-        failed = sum(not result.ok for result in results) / len(results)
-        return _log_tail(results, "ttft_ms"), _log_tail(results, "e2e_ms"), failed
-
-
-def p95(results: Sequence[SimResult], fact: str) -> float:
-    """Return the 95th percentile of those that ended well; NaN without any."""
-    return percentile(_values(results, fact), 95)
+        ours, theirs = self.run(window, weights), self.run(window, against)
+        gain = _log_tail(ours, "ttft_ms") - _log_tail(theirs, "ttft_ms")
+        rise = _log_tail(ours, "e2e_ms") - _log_tail(theirs, "e2e_ms")
+        failed = (sum(r.ok for r in theirs) - sum(r.ok for r in ours)) / len(ours)
+        return (gain + rise) / 2.0 + _E2E_PRICE * max(0.0, rise) + _ERROR_PRICE * failed
 
 
 def _log_tail(results: Sequence[SimResult], fact: str) -> float:
@@ -221,8 +207,9 @@ def rehearse(
     searched = stage.windows[::2][:SEARCH_WINDOWS]
     judged = [window for window in stage.windows if window not in searched][-JUDGE_WINDOWS:]
     base = [result for window in judged for result in stage.run(window, incumbent)]
-    so_far = Rehearsed(dict(incumbent), dict(incumbent), p95(base, "ttft_ms"), p95(base, "e2e_ms"))
-    far = _far(stage.deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
+    ttft_ms, e2e_ms = (percentile(_values(base, fact), 95) for fact in ("ttft_ms", "e2e_ms"))
+    so_far = Rehearsed(dict(incumbent), dict(incumbent), ttft_ms, e2e_ms)
+    far = _far(stage.deployment, ttft_ms, e2e_ms)
     if far:
         return replace(so_far, reason=far)
     begun = search.measurements
@@ -243,9 +230,7 @@ def _judged(
         reason = f"none of {found.tried} weights tried was better where the search looked"
         return replace(found, weights=found.incumbent, reason=reason)
     ours, theirs = _paired(stage, judged, found.weights), _paired(stage, judged, found.incumbent)
-    # Simulated results have the fields of live ones, by name.
-    a, b = cast("Sequence[Any]", ours), cast("Sequence[Any]", theirs)
-    ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
+    ttft, e2e = compare(ours, theirs, "ttft_ms", _P95), compare(ours, theirs, "e2e_ms", _P95)
     failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
     worth, reason = worth_a_trial(ttft, e2e, failed, goal, looks)
     return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e)
@@ -253,9 +238,12 @@ def _judged(
 
 def _paired(
     stage: Stage, judged: Sequence[Sequence[TraceRequest]], weights: Mapping[str, float]
-) -> list[SimResult]:
-    """Return the results of all windows, with numbers and sessions of their own."""
-    out = []
+) -> list[Any]:
+    """Return the results of all windows, with numbers and sessions of their own.
+
+    Simulated results have the fields of live ones, by name.
+    """
+    out: list[Any] = []
     for number, window in enumerate(judged):
         for result in stage.run(window, weights):
             index = number * 1_000_000 + result.index
