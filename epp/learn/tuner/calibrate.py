@@ -175,7 +175,7 @@ def _fleet(decisions: Sequence[Mapping[str, Any]], least_tokens: int, notes: lis
     if not present:
         raise ValueError("no endpoint was a candidate for long")
     replicas = [
-        _replica(address, *about[address], columns[address], least_tokens, notes) for address in present
+        _replica(address, about[address], columns[address], least_tokens, notes) for address in present
     ]
     return FleetSpec(tuple(replicas))
 
