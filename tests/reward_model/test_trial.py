@@ -11,12 +11,9 @@ from epp.learn.tuner import machine
 from epp.learn.tuner.samples import Sample
 from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
 from epp.learn.tuner.state import Observed, Rules
-from tests.kit.learnedlife import LearnedLife, faster_by_the_model
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from epp.learn.tuner.state import Action, State
     from epp.policies.reward_model import RewardModel
 
@@ -70,21 +67,3 @@ def test_after_a_trial_that_came_to_nothing_it_waits_and_a_settled_one_is_left_a
     settled.incumbent = {WEIGHT: 1.0}
     contender.start(settled, "search")
     assert contender.poll() is None
-
-
-def test_the_learned_policy_decides_after_its_trial_and_the_heuristic_again_on_regret(tmp_path: Path) -> None:
-    world = LearnedLife(tmp_path, ttft_ms=faster_by_the_model)
-    world.start()
-    world.run(20)
-    assert world.state.phase == "baseline"
-    assert world.book.current.values[WEIGHT] == 0.0  # a model that is there decides nothing yet
-    world.until("probation")
-    world.run(3)
-    assert world.book.current.values[WEIGHT] == 1.0
-    assert world.published_version() in {entry.stem.split(".")[1] for entry in world.models.versions()}
-    world.ttft_ms = lambda weights: 400.0 if weights[WEIGHT] >= 0.5 else 100.0
-    world.until("baseline")
-    world.run(3)
-    assert "demoted" in world.state.history[-1].how
-    assert world.book.current.values[WEIGHT] == 0.0
-    assert not world.picker_errors

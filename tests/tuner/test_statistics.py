@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.tuner import betting
+from epp.learn.tuner.betting import Bets
 from epp.learn.tuner.histogram import count, quantile
 from epp.learn.tuner.verdict import promotion_level
 
@@ -27,17 +27,14 @@ def test_looking_after_every_block_rarely_finds_what_is_not_there() -> None:
     found = 0
     for _ in range(400):
         values = block_differences(rng, 150, 0.0)
-        wealth = betting._log_wealth(betting.clip(values, 0.25), 0.0, 0.25)
+        wealth = Bets(values, 0.25).log_wealth()
         found += wealth.max() >= -math.log(ALPHA)
     assert found / 400 <= ALPHA
 
 
 def test_a_real_improvement_is_found() -> None:
     rng = np.random.default_rng(2)
-    found = sum(
-        betting.log_e_below(block_differences(rng, 300, -0.012), bound=0.25) > -math.log(ALPHA)
-        for _ in range(60)
-    )
+    found = sum(Bets(block_differences(rng, 300, -0.012), 0.25).log_e() > -math.log(ALPHA) for _ in range(60))
     assert found >= 54
 
 
@@ -46,7 +43,7 @@ def test_bounds_cover_the_mean_at_all_times() -> None:
     wrong = 0
     for _ in range(200):
         values = rng.choice([-0.2, 0.0, 0.25], p=[0.3, 0.5, 0.2], size=120)  # mean -0.01
-        low, high = betting.interval(values.tolist(), alpha=0.1, bound=0.25)
+        low, high = Bets(values, 0.25).interval(0.05)
         wrong += not low <= -0.01 <= high
     assert wrong / 200 <= 0.1
 
@@ -54,13 +51,12 @@ def test_bounds_cover_the_mean_at_all_times() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-0.4, 0.4), min_size=1, max_size=40))
 def test_bounds_and_tests_agree(values: list[float]) -> None:
-    low, high = betting.interval(values, alpha=0.1, bound=0.25)
+    low, high = Bets(values, 0.25).interval(0.05)
     assert -0.25 <= low <= high <= 0.25
-    upper = betting.upper_bound(values, alpha=0.05, bound=0.25)
-    shorter = betting.upper_bound(values[:-1], alpha=0.05, bound=0.25)
+    upper = Bets(values, 0.25).upper(0.05)
+    shorter = Bets(values[:-1], 0.25).upper(0.05)
     assert upper <= shorter + 1e-6  # it never widens again
-    assert betting.lower_bound([-v for v in values], alpha=0.05, bound=0.25) == pytest.approx(-upper)
-    if betting.log_e_below(values, bound=0.25) >= math.log(20.0):
+    if Bets(values, 0.25).log_e() >= math.log(20.0):
         assert upper <= 1e-6
 
 

@@ -17,8 +17,6 @@ from epp.learn.tuner.bounds import tuner_bounds
 from epp.learn.tuner.calibrate import newest_records
 from epp.learn.tuner.settings import TunerKeys, tuner_settings
 from epp.learn.tuner.state import Rules
-from epp.policies.registry import create
-from epp.schedule.weights import WeightBook
 
 if TYPE_CHECKING:
     import argparse
@@ -76,18 +74,22 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     """
     found = given.read_given(arguments, TunerKeys())
     config = found.config
-    weights = found.path(arguments.weights, config.weights_file)
     folder = records or found.path(arguments.records, config.records.folder)
-    if weights is None and records is None:
-        raise found.missing("weights_file", "--weights FILE")
-    if folder is None and not (weights is not None and looking and arguments.config is not None):
-        raise found.missing("records.folder", "--records DIR")
+    if folder is None and not (looking and arguments.config is not None):
+        folder = found.required(None, "", "records.folder", "--records DIR")
     folder = folder or Path()
+    weights = folder / "weights.yaml"
+    if records is None:
+        weights = found.required(arguments.weights, config.weights_file, "weights_file", "--weights FILE")
     name: str = config.policy.name
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:
         name, params = _recorded_policy(folder)
-    book = _book(config, name, params, found.source)
+    book = found.book(name, params)
+    if not book.bounds:
+        raise ConfigError(
+            found.source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
+        )
     starting = dict(book.current.values)
     bounds = tuner_bounds(name, book.bounds)
     if name in _UNITS:
@@ -97,31 +99,11 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         starting=starting,
         file_bounds=book.bounds,
         rules=Rules(tuner_settings(found.settings), bounds, starting),
-        paths=WeightsPaths(weights or folder / "weights.yaml"),
+        paths=WeightsPaths(weights),
         records=folder,
         overrides=found.path(arguments.overrides, config.overrides_file),
         config=config,
         config_file=arguments.config,
-    )
-
-
-def _book(config: Config, name: str, params: Mapping[str, object], source: str) -> WeightBook:
-    """Weights of a policy by the configuration alone.
-
-    Raises:
-        ConfigError: it has none, or they are configured wrongly.
-    """
-    policy = create(name, params, source=source)
-    if not policy.weight_specs:
-        raise ConfigError(
-            source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
-        )
-    return WeightBook(
-        policy=name,
-        specs=policy.weight_specs,
-        configured=config.policy.weights,
-        bounds=config.policy.bounds,
-        source=source,
     )
 
 

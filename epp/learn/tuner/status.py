@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from epp.learn.sidecar.process import ago, running
 from epp.learn.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
 from epp.learn.tuner.trials import level
-from epp.learn.tuner.verdict import figures, judge_switchback, log_e_regret, margins
+from epp.learn.tuner.verdict import intervals, judge_switchback, log_e, log_e_regret, margins
 from epp.learn.tuner.watch import comparison
 
 if TYPE_CHECKING:
@@ -116,20 +116,18 @@ def _enough(have: int, need: int, unit: str, lasted_s: float = 0.0, least_s: flo
 
 
 def _switchback(state: State) -> Iterator[str]:
-    needed = level(state)
-    found = figures(state.record, state.settings)
+    record, settings, needed = state.record, state.settings, level(state)
+    found = {
+        measure: f"[{100.0 * low:+.2f}, {100.0 * high:+.2f}] points"
+        for measure, (low, high) in intervals(record, settings).items()
+    }
     yield (
-        f"  objective: {_TITLES[SLOW]} {_span(found, SLOW)}; evidence e^{found['log_e']:.2f} "
+        f"  objective: {_TITLES[SLOW]} {found[SLOW]}; evidence e^{log_e(record, settings):.2f} "
         f"of e^{-math.log(needed):.2f} that a promotion takes"
     )
-    for measure, margin in margins(state.settings.goal).items():
-        yield f"  guard: {_TITLES[measure]} {_span(found, measure)}, up to {100.0 * margin:+.2f} allowed"
-    yield f"  verdict so far: {judge_switchback(state.record, state.settings, needed).reason}"
-
-
-def _span(found: Mapping[str, float], measure: str) -> str:
-    low, high = (100.0 * found[f"{measure}_{end}"] for end in ("low", "high"))
-    return f"[{low:+.2f}, {high:+.2f}] points"
+    for measure, margin in margins(settings.goal).items():
+        yield f"  guard: {_TITLES[measure]} {found[measure]}, up to {100.0 * margin:+.2f} allowed"
+    yield f"  verdict so far: {judge_switchback(record, settings, needed).reason}"
 
 
 def _whole_fleet(state: State, now_wall_s: float) -> Iterator[str]:

@@ -25,15 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.learn.tuner.betting import (
-    interval,
-    log_e_above,
-    log_e_below,
-    lower_bound,
-    shown_above,
-    shown_below,
-    upper_bound,
-)
+from epp.learn.tuner.betting import Bets
 from epp.learn.tuner.plan import INCUMBENT, PREVIOUS, Switchback
 from epp.learn.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
@@ -196,16 +188,22 @@ def _harmed(
     """The first guardrail that is shown to be broken."""
     alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
-        if shown_above(values, margin, alpha=alpha, bound=span):
-            low = lower_bound(values, alpha=alpha, bound=span)
-            return Verdict(END, _harm(measure, low, margin))
+        rises = -_bets(record, measure, margin, bound)
+        if rises.shows_below(-margin, alpha):
+            return Verdict(END, _harm(measure, -rises.upper(alpha), margin))
     return None
 
 
-def _span(measure: str, margin: float, bound: float) -> float:
-    """To what a guardrail's differences are winsorised: stakes are limited by it, and margins are small."""
-    return 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
+def _bets(record: Record, measure: str, margin: float, bound: float) -> Bets:
+    """Bets on a guardrail; what differences are winsorised to limits stakes, and margins are small."""
+    span = 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
+    return Bets(uncorrelated(record.values(measure)), span)
+
+
+def _objective(record: Record, settings: TunerSettings) -> tuple[Bets, Bets]:
+    """Bets on slow requests, before and after neighbours that are alike are merged."""
+    slow, bound = record.values(SLOW), settings.evidence.block_bound
+    return Bets(slow, bound), Bets(uncorrelated(slow), bound)
 
 
 def _concentrated(record: Record) -> float:
@@ -231,34 +229,29 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     """
     goal, evidence = settings.goal, settings.evidence
     bound, n, half = evidence.block_bound, len(record.units), evidence.guard_level / 2.0
-    slow = record.values(SLOW)
-    merged = uncorrelated(slow)
-    if shown_above(merged, 0.0, alpha=half, bound=bound):
+    raw, merged = _objective(record, settings)
+    if (-merged).shows_below(0.0, half):
         return Verdict(END, "shown to be worse: more slow requests")
     ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n < evidence.min_pairs:
         return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
-    if shown_above(merged, -goal.worth, alpha=half, bound=bound):
-        found = figures(record, settings)
-        return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most")
-    better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
+    low, high = (_points(-end) for end in merged.interval(half))
+    if (-merged).shows_below(goal.worth, half):
+        return Verdict(END, f"not worth it: better by {low} at most")
+    better = min(raw.log_e(), merged.log_e()) >= -math.log(level)
     doubts = [] if better else ["the objective"]
     for measure, margin in margins(goal).items():
-        raw = record.values(measure)
-        values, span = uncorrelated(raw), _span(measure, margin, bound)
-        shown = shown_below(values, margin, alpha=evidence.guard_level, bound=span)
+        shown = _bets(record, measure, margin, bound).shows_below(margin, evidence.guard_level)
         if measure == CONCENTRATION and better and _e2e_gains(record, settings):
             continue
-        if not shown or sum(raw) >= n * margin:
+        if not shown or sum(record.values(measure)) >= n * margin:
             doubts.append(_WORDS[measure])
-    if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
+    if sum(record.values(SLOW)) >= 0.0 or sum(record.values(E2E)) > 0.0:
         doubts.append("plain counts")
     if not doubts:
-        found = figures(record, settings)
-        low, high = _points(-found["slow_high"]), _points(-found["slow_low"])
-        return Verdict(PASS, f"slow requests {low} to {high} down, no harm")
+        return Verdict(PASS, f"slow requests {high} to {low} down, no harm")
     words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
     return Verdict(END if n >= evidence.max_pairs else GO_ON, words)
 
@@ -274,39 +267,36 @@ def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
 
 def _e2e_gains(record: Record, settings: TunerSettings) -> bool:
     """Whether slow E2E is shown to be lower at all, neighbours alike or not."""
+    span = min(settings.evidence.block_bound, _SPAN_MARGINS * settings.goal.e2e_margin)
     raw, alpha = record.values(E2E), settings.evidence.guard_level
-    span = _span(E2E, settings.goal.e2e_margin, settings.evidence.block_bound)
-    return all(shown_below(part, 0.0, alpha=alpha, bound=span) for part in (raw, uncorrelated(raw)))
+    return all(Bets(part, span).shows_below(0.0, alpha) for part in (raw, uncorrelated(raw)))
 
 
-def figures(record: Record, settings: TunerSettings) -> dict[str, float]:
-    """Return the evidence of a switchback: the log e-value of the objective, and bounds by measure."""
-    bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
-    slow = record.values(SLOW)
-    log_e = min(log_e_below(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    out = {"log_e": log_e}
-    out["slow_low"], out["slow_high"] = interval(uncorrelated(slow), alpha=alpha, bound=bound)
-    for measure, margin in margins(settings.goal).items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
-        out[f"{measure}_low"] = lower_bound(values, alpha=alpha, bound=span)
-        out[f"{measure}_high"] = upper_bound(values, alpha=alpha, bound=span)
-    return out
+def log_e(record: Record, settings: TunerSettings) -> float:
+    """Logarithm of the e-value that slow requests have fallen."""
+    return min(bets.log_e() for bets in _objective(record, settings))
 
 
 def log_e_regret(record: Record, settings: TunerSettings) -> float:
     """Logarithm of the e-value that slow requests have risen against the old weights."""
-    slow = record.values(SLOW)
-    bound = settings.evidence.block_bound
-    return min(log_e_above(part, bound=bound) for part in (slow, uncorrelated(slow)))
+    return min((-bets).log_e() for bets in _objective(record, settings))
+
+
+def intervals(record: Record, settings: TunerSettings) -> dict[str, tuple[float, float]]:
+    """Bounds of the differences in a switchback by measure, which hold at all times."""
+    bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
+    out = {SLOW: _objective(record, settings)[1].interval(alpha / 2.0)}
+    for measure, margin in margins(settings.goal).items():
+        out[measure] = _bets(record, measure, margin, bound).interval(alpha)
+    return out
 
 
 def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
     """Whether a promoted candidate is to be regretted."""
     evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
-    bound = evidence.block_bound
     if log_e_regret(record, settings) >= -math.log(evidence.guard_level):
         return Verdict(END, "slow requests shown to have risen against the old weights")
-    ended = _harmed(record, _limits(record, settings), settings, bound=bound)
+    ended = _harmed(record, _limits(record, settings), settings, bound=evidence.block_bound)
     if ended is not None:
         return ended
     if n >= wanted:

@@ -16,13 +16,13 @@ import yaml
 from epp.config.load import check_weights
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.files import Files, exclusive
+from epp.learn.sidecar.setup import Given
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.command import obey, read_pins
 from epp.learn.tuner.plan import Split
+from epp.learn.tuner.settings import TunerKeys
 from epp.learn.tuner.status import history_lines
 from epp.learn.tuner.tuner import read_memory
-from epp.policies.registry import create
-from epp.schedule.weights import WeightBook
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.learn.tuner.setup import Setup
+    from epp.schedule.weights import WeightBook
 
 #: A file that is mounted by itself (``subPath``) cannot be renamed over: that is "busy".
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY)
@@ -95,13 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(setup: Setup) -> int:
     """Print what a picker with these files has in force; 1 when one of them is refused."""
-    book = WeightBook(
-        policy=setup.policy,
-        specs=create(setup.policy).weight_specs,
-        configured=setup.config.policy.weights,
-        bounds=setup.config.policy.bounds,
-        source="configuration",
-    )
+    book = Given(setup.config, setup.config_file, TunerKeys()).book(setup.policy)
     refused = False
     for layer, path in (("tuner", setup.paths.weights), ("override", setup.overrides)):
         try:
