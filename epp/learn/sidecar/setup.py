@@ -1,4 +1,4 @@
-"""What sidecar commands are given: the picker's configuration, their own settings, flags that win over both."""
+"""What sidecar commands are given: the picker's configuration, own settings, flags that win over both."""
 
 from __future__ import annotations
 

@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked."""
     action: Literal["run", "status", "freeze", "thaw"] = arguments.action
+    if arguments.offline is not None and action != "run":
+        raise ConfigError("command line", "--offline", f"goes without {action!r}", "leave one out")
     if arguments.offline is not None:
         setup = setups.read_setup(arguments, records=arguments.offline)
         return run_offline(

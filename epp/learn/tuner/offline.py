@@ -6,6 +6,7 @@ A running tuner rehearses in a process of its own, because a simulation takes mi
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import threading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Config
+    from epp.lab.compare.compare import Comparison
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.rehearse import Rehearsed
     from epp.learn.tuner.search import Measured
@@ -217,16 +219,49 @@ def report(
     found: Found, rehearsed: Rehearsed, deployment: Deployment, pins: Mapping[str, float]
 ) -> list[str]:
     """Write a rehearsal in words."""
+    fleet = ", ".join(
+        f"{r.address} ({r.region or 'no region'}, {r.network.rtt_ms:.0f} ms, "
+        f"{r.engine_class.prefill_ms_per_token:.3f} ms a token, KV {r.engine_class.kv_capacity_tokens:,})"
+        for r in deployment.fleet.replicas
+    )
     lines = [
         f"policy {deployment.policy}, {len(deployment.trace)} recorded requests",
+        f"simulated fleet: {fleet}",
         *(f"assumed: {note}" for note in deployment.notes),
+        "p95 with the weights in force: "
+        + "; ".join(
+            f"{name} {_ms(simulated)} simulated, {_ms(recorded)} recorded"
+            for name, simulated, recorded in (
+                ("TTFT", rehearsed.simulated_ttft_p95_ms, deployment.ttft_p95_ms),
+                ("E2E", rehearsed.simulated_e2e_p95_ms, deployment.e2e_p95_ms),
+            )
+        ),
         f"{rehearsed.tried} weights tried at full share, the best judged on other requests:",
     ]
     for name, value in sorted(rehearsed.incumbent.items()):
         now, best = f"{value:.4g}", f"{rehearsed.weights.get(name, value):.4g}"
         lines.append(f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else ""))
-    verdict = "would set nothing" if found.weights is None else "would try them live"
-    return [*lines, f"{verdict}: {found.reason}"]
+    lines += [
+        f"  {label} p95: {_interval(comparison)}"
+        for label, comparison in (("TTFT", rehearsed.ttft), ("E2E", rehearsed.e2e))
+        if comparison is not None
+    ]
+    if found.weights is None:
+        return [*lines, f"would set nothing: {found.reason}"]
+    chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
+    return [*lines, f"would try live: {{{chosen}}}", f"because {found.reason}"]
+
+
+def _interval(found: Comparison) -> str:
+    low, middle, high = (100.0 * (value - 1.0) for value in (found.low, found.ratio, found.high))
+    return (
+        f"{middle:+.1f} %, 95 % interval [{low:+.1f}, {high:+.1f}] "
+        f"over {found.n} paired requests of {found.sessions} sessions"
+    )
+
+
+def _ms(value_ms: float) -> str:
+    return "unknown" if math.isnan(value_ms) else f"{value_ms:,.0f} ms"
 
 
 def _plain(found: Found, rehearsed: Rehearsed, deployment: Deployment) -> dict[str, object]:

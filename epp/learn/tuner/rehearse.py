@@ -62,6 +62,8 @@ class Rehearsed:
     Attributes:
         incumbent: weights that it started from.
         weights: the best found; the incumbent's where none was better.
+        simulated_ttft_p95_ms: of the incumbent.
+        simulated_e2e_p95_ms: likewise.
         worth: whether they are worth a live trial.
         reason: why, in words.
         ttft: candidate against incumbent, p95 of TTFT, on windows that were not searched on; None when the
@@ -72,6 +74,8 @@ class Rehearsed:
 
     incumbent: Mapping[str, float]
     weights: Mapping[str, float]
+    simulated_ttft_p95_ms: float
+    simulated_e2e_p95_ms: float
     worth: bool = False
     reason: str = ""
     ttft: Comparison | None = None
@@ -204,7 +208,7 @@ def rehearse(
     judged = [window for window in stage.windows if window not in searched][-JUDGE_WINDOWS:]
     base = [result for window in judged for result in stage.run(window, incumbent)]
     ttft_ms, e2e_ms = (percentile(_values(base, fact), 95) for fact in ("ttft_ms", "e2e_ms"))
-    so_far = Rehearsed(dict(incumbent), dict(incumbent))
+    so_far = Rehearsed(dict(incumbent), dict(incumbent), ttft_ms, e2e_ms)
     far = _far(stage.deployment, ttft_ms, e2e_ms)
     if far:
         return replace(so_far, reason=far)
