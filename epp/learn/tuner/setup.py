@@ -74,13 +74,13 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     """
     found = given.read_given(arguments, TunerKeys())
     config = found.config
+    weights = None
+    if records is None:
+        weights = found.required(arguments.weights, config.weights_file, "weights_file", "--weights FILE")
     folder = records or found.path(arguments.records, config.records.folder)
     if folder is None and not (looking and arguments.config is not None):
         folder = found.required(None, "", "records.folder", "--records DIR")
     folder = folder or Path()
-    weights = folder / "weights.yaml"
-    if records is None:
-        weights = found.required(arguments.weights, config.weights_file, "weights_file", "--weights FILE")
     name: str = config.policy.name
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:
@@ -99,7 +99,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         starting=starting,
         file_bounds=book.bounds,
         rules=Rules(tuner_settings(found.settings), bounds, starting),
-        paths=WeightsPaths(weights),
+        paths=WeightsPaths(weights or folder / "weights.yaml"),
         records=folder,
         overrides=found.path(arguments.overrides, config.overrides_file),
         config=config,
