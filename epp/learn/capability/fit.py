@@ -5,8 +5,8 @@ cross-validation over questions. Features: language, length bucket, the bucket's
 bucket, and task where there are several. Chances are calibrated: a line through the log odds that questions
 got from fits without them (Platt). Intervals are 95 %, from the curvature at the fit's optimum.
 
-Nothing is said beyond what was seen: of a model, chances are told for the languages and tasks that it was
-asked in, from the shortest to the longest bucket of each.
+A model gets chances for the languages and tasks that it was asked in, from the shortest to the longest bucket
+of each, and none beyond.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _cell(row: Row) -> Cell:
 
 
 def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
-    """Those seen, and the buckets between the shortest and the longest of each language and task."""
+    """Return those seen, and the buckets between the shortest and the longest of each language and task."""
     ends: dict[tuple[str, str], list[int]] = defaultdict(list)
     for cell in cells:
         ends[cell.task, cell.language].append(cell.bucket_tokens)
@@ -162,7 +162,7 @@ def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _features(cells: Sequence[Cell], known: Sequence[Cell]) -> Floats:
-    """Cells as numbers ``[cell, feature]``.
+    """Return cells as numbers ``[cell, feature]``.
 
     Args:
         cells: what is asked for.

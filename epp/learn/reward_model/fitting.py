@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _WORK = (PRICED, "pending_uncached_tokens")
 #: Numbers that spread by less than this share of their size do so by rounding alone.
 _ALIKE = 1e-6
-#: ITL is predicted only where this share of the rows tells one.
+#: ITL is predicted only where this share of the rows has one.
 _ENOUGH_ITL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a model tells of its making, beside the numbers.
+    """How a model was made, beside its numbers.
 
     Attributes:
         seen: samples that the learner has seen in all.
@@ -57,7 +57,7 @@ def stack(samples: Sequence[Sample], classes: Sequence[str]) -> Floats:
 
 
 def with_classes(rows: Floats, engine_classes: Sequence[str], classes: Sequence[str]) -> Floats:
-    """Rows of features with their one-hot columns behind them."""
+    """Return rows of features with their one-hot columns behind them."""
     if not classes:
         return rows
     hot = np.array(engine_classes)[:, None] == np.array(classes)[None, :]
@@ -94,7 +94,7 @@ def heads_of(samples: Sequence[Sample], settings: LearnerSettings) -> tuple[str,
 
 
 def classes_of(samples: Sequence[Sample], least: int) -> tuple[str, ...]:
-    """Engine classes with enough rows; none where nobody names classes."""
+    """Return engine classes with enough rows; none where nobody names classes."""
     counts = Counter(sample.engine_class for sample in samples)
     if set(counts) == {""}:
         return ()
@@ -113,7 +113,7 @@ def fit(
     Args:
         samples: at least one that was answered.
         settings: the recipe.
-        origin: what the model tells of itself.
+        origin: how it is made.
         beside: inputs of all candidates of decisions, ``[candidates, features]`` each: they widen the bounds.
 
     Raises:
@@ -200,7 +200,7 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def _normalisation(x: Floats, features: int) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of each feature; one-hot inputs stay as they are."""
+    """Return mean and standard deviation of each feature; one-hot inputs stay as they are."""
     mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
     mean[:features], std[:features] = x[:, :features].mean(axis=0), x[:, :features].std(axis=0)
     # What did not vary was not learned from: any scale will do, and the bounds tell when it varies.
@@ -257,7 +257,7 @@ def _train(
 
 
 def _solved(x: NDArray[np.float32], targets: NDArray[np.float32], bounds: NDArray[np.bool_]) -> Mlp:
-    """The linear model of least squares over what is known; bounds have no part in it."""
+    """Return the linear model of least squares over what is known; bounds have no part in it."""
     net = Mlp((x.shape[1], targets.shape[1]))
     weights, bias = net.layers[0]
     padded = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1).astype(np.float64)

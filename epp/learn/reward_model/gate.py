@@ -135,7 +135,7 @@ def _held_out(
 
 
 def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
-    """Words where the errors exceed the allowed ones beyond chance, request by request; else empty."""
+    """Say where the errors exceed the allowed ones beyond chance, request by request; else empty."""
     rise = mine - (1.0 + allowed) * theirs
     error = float(rise.std(ddof=1) / np.sqrt(len(rise))) if len(rise) > 1 else 0.0
     if float(rise.mean()) <= _Z * error:
@@ -144,7 +144,7 @@ def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
 
 
 def errors_ms(model: RewardModel, samples: Sequence[Sample], failed_quantile: float) -> Floats:
-    """Absolute error of the predicted TTFT of each sample; 0 where a bound is respected."""
+    """Return absolute error of the predicted TTFT of each sample; 0 where a bound is respected."""
     return _errors_of(model.predict(stack(samples, model.classes))[:, 0], samples, failed_quantile)
 
 
@@ -155,7 +155,7 @@ def _errors_of(predicted_ms: Floats, samples: Sequence[Sample], failed_quantile:
 
 
 def calibration(model: RewardModel, samples: Sequence[Sample], bins: int) -> list[tuple[float, float]]:
-    """Mean prediction and mean of what came, by bins of like predictions; answered requests alone."""
+    """Return mean prediction and mean of what came, by bins of like predictions; answered requests alone."""
     answered = [sample for sample in samples if sample.answered]
     seen = np.array([sample.ttft_ms for sample in answered])
     predicted = model.predict(stack(answered, model.classes))[:, 0]
@@ -164,7 +164,7 @@ def calibration(model: RewardModel, samples: Sequence[Sample], bins: int) -> lis
 
 
 def greedy(candidate: RewardModel, choice: Choice) -> Floats:
-    """Chance of each candidate under the model, equals in equal shares.
+    """Return chance of each candidate under the model, equals in equal shares.
 
     Endpoints unlike the training are the heuristic's, as they are for the policy: picked exactly when it
     would pick one of them, and else not.
@@ -184,7 +184,7 @@ def greedy(candidate: RewardModel, choice: Choice) -> Floats:
 def regret(
     log: Sequence[Logged], judge_model: RewardModel, settings: LearnerSettings
 ) -> tuple[dict[str, float], bool]:
-    """What the heuristic would have cost where a model chose, and whether that is to be regretted.
+    """Return what the heuristic would have cost where a model chose, and whether that is to be regretted.
 
     Sees single choices: harm that a policy does to its own later requests is for the trial to find.
 
@@ -231,7 +231,7 @@ def _estimate(
 
 
 def _predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Floats:
-    """What a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
+    """Return what a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
     predicted = model.predict(x)
     if predicted.shape[1] == 1:
         return predicted[:, 0]
@@ -239,7 +239,7 @@ def _predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> F
 
 
 def _cost_ms(sample: Sample, model: RewardModel) -> float:
-    """What the request felt, in the model's own terms; NaN when not known."""
+    """Return what the request felt, in the model's own terms; NaN when not known."""
     if len(model.heads) == 1 or not sample.output_tokens:
         return sample.ttft_ms
     return sample.ttft_ms + sample.output_tokens * sample.itl_ms

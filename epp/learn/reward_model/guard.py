@@ -146,7 +146,7 @@ def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:
 
 
 def slow_place(baseline: Sequence[Block], quantile: float) -> int:
-    """The coarse place above which requests are slow: that of a quantile of the heuristic's."""
+    """Return the coarse place above which requests are slow: that of a quantile of the heuristic's."""
     places: dict[int, int] = {}
     for block in baseline:
         for place, n in block.places.items():

@@ -170,7 +170,7 @@ class Learner:
             self.incumbent = None
 
     def due(self) -> bool:
-        """Whether a round is to be held."""
+        """Check whether a round is to be held."""
         return self.missing <= 0
 
     @property
@@ -238,7 +238,7 @@ class Learner:
         return model
 
     def _beside(self) -> list[NDArray[np.float64]]:
-        """Inputs of all candidates of the newest decisions, each so manieth where there are many."""
+        """Return inputs of all candidates of the newest decisions, each so manieth where there are many."""
         log = self.memory.log
         step = -(-sum(len(entry.choice.rows) for entry in log) // _MOST_BESIDE) or 1
         return [entry.choice.rows for entry in log[::step]]

@@ -137,7 +137,7 @@ def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
 
 
 def _heuristic(decision: Decision) -> NDArray[np.float64]:
-    """What the learned policy would have done without a model, with the constants in force."""
+    """Return what the learned policy would have done without a model, with the constants in force."""
     specs = _HEURISTIC.weight_specs
     ours = decision.weights if decision.policy in _POLICIES else {}
     weights = {name: ours.get(name, spec.default) for name, spec in specs.items()}

@@ -35,7 +35,7 @@ class NetworkKeys(Section, frozen=True):
     min_class_rows: PositiveInt = 50
 
     def __post_init__(self) -> None:
-        """Features must exist."""
+        """Refuse features that do not exist."""
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown:
             raise ValueError(f"features: {', '.join(unknown)} not known; known are {', '.join(FEATURES)}")
@@ -216,5 +216,5 @@ class LearnerSettings(LearnerKeys, frozen=True):
 
 
 def learner_settings(keys: LearnerKeys) -> LearnerSettings:
-    """The settings of a file: its keys, and the constants."""
+    """Return the settings of a file: its keys, and the constants."""
     return msgspec.convert(msgspec.to_builtins(keys), LearnerSettings)

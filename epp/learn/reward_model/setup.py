@@ -1,6 +1,6 @@
 """What the command works on: the model file, records, settings, and whether a trial can be held.
 
-Owns every mistake that can be told before anything starts.
+Reports every mistake that can be found before anything starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
-    """The setup of a command.
+    """Return the setup of a command.
 
     Args:
         arguments: of `add_arguments`.

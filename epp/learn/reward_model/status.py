@@ -53,7 +53,7 @@ def status_lines(paths: ModelPaths, now_wall_s: float) -> list[str]:
 
 
 def _guard_lines(guard: Mapping[str, Any]) -> Iterator[str]:
-    """The whole fleet under models against the heuristic."""
+    """Write how the whole fleet does under models, beside the heuristic."""
     watch = msgspec.convert(guard["watch"], Watch)
     line = f"guard: {guard['heuristic_blocks']} blocks of the heuristic"
     if watch.blocks:

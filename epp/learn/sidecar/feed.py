@@ -144,7 +144,7 @@ class Feed(Generic[T]):
         return stepped_s
 
     def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[T]:
-        """What came since the last call.
+        """Yield what came since the last call.
 
         Args:
             now_wall_s: the time.

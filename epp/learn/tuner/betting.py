@@ -43,7 +43,7 @@ class Bets:
         return Bets(-self._values, self._bound)
 
     def log_wealth(self, mean: float = 0.0) -> Floats:
-        """Logarithm of the wealth after each value, against "the mean is at least ``mean``"."""
+        """Return logarithm of the wealth after each value, against "the mean is at least ``mean``"."""
         if not len(self._values):
             return np.zeros(1)
         stakes = _STAKES / max(self._bound - mean, 1e-12)
@@ -52,17 +52,17 @@ class Bets:
         return np.asarray(top + np.log(np.exp(paths - top[:, None]).mean(axis=1)), dtype=float)
 
     def log_e(self) -> float:
-        """Logarithm of the e-value against "the mean is at least 0", in favour of a lower one."""
+        """Return logarithm of the e-value against "the mean is at least 0", in favour of a lower one."""
         return float(self.log_wealth()[-1])
 
     def shows_below(self, mean: float, alpha: float) -> bool:
-        """Whether the mean was at any time shown to be below ``mean``: `upper` in one step."""
+        """Check whether the mean was at any time shown to be below ``mean``: `upper` in one step."""
         if not len(self._values) or mean <= -self._bound:
             return False
         return mean >= self._bound or float(self.log_wealth(mean).max()) >= -math.log(alpha)
 
     def upper(self, alpha: float) -> float:
-        """Upper end of a one-sided confidence sequence of the mean, intersected over all times so far.
+        """Return upper end of a one-sided confidence sequence of the mean, intersected over all times so far.
 
         With probability ``1 - alpha`` it lies above the mean at all times at once.
         """
@@ -76,5 +76,5 @@ class Bets:
         return high
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Both ends of confidence sequences, each at ``alpha``."""
+        """Return both ends of confidence sequences, each at ``alpha``."""
         return -(-self).upper(alpha), self.upper(alpha)

@@ -21,7 +21,7 @@ _LOWEST_MS = 0.01
 
 
 def bin_of(value_ms: float) -> int:
-    """The bin of a latency; `NEVER` for NaN, one that never came."""
+    """Return the bin of a latency; `NEVER` for NaN, one that never came."""
     if math.isnan(value_ms):
         return NEVER
     return min(NEVER - 1, math.floor(math.log(max(value_ms, _LOWEST_MS)) / _STEP))
@@ -34,7 +34,7 @@ def count(histogram: Histogram, value_ms: float) -> None:
 
 
 def quantile(histogram: Mapping[int, int], q: float) -> float:
-    """The smallest latency at or below which a share ``q`` lies (upper end of its bin).
+    """Return the smallest latency at or below which a share ``q`` lies (upper end of its bin).
 
     NaN without values, infinite where the quantile never came.
     """

@@ -316,7 +316,7 @@ class Run:
             self.actions.append(Rehearse(reason))
 
     def note(self, reason: str) -> None:
-        """Something that is not a transition."""
+        """Note something that is not a transition."""
         phase = self.state.phase
         self.actions.append(Note(self.now_wall_s, phase, phase, reason))
 
@@ -330,7 +330,7 @@ class Run:
         state.history = [*state.history, change][-HISTORY:]
 
     def unproven(self) -> str:
-        """What is to be said where a probation ends without a verdict: the new weights stay."""
+        """Say that the new weights stay, where a probation ends without a verdict."""
         state = self.state
         if state.phase != "probation":
             return ""
@@ -339,7 +339,7 @@ class Run:
         return f"; candidate {state.number} stays, though its probation is not over{back}"
 
     def drop_candidate(self) -> None:
-        """Nothing is on trial."""
+        """Take nothing on trial any more."""
         self.state.candidate, self.state.previous = None, None
 
     def refuse(self, weights: Mapping[str, float]) -> None:
@@ -347,7 +347,7 @@ class Run:
         self.state.refused = [*self.state.refused, dict(weights)][-REFUSED:]
 
     def fruitless(self, reason: str) -> None:
-        """A candidate came to nothing: go on searching, or freeze when that happened too often."""
+        """Go on searching after a candidate that came to nothing, or freeze when that happened too often."""
         state = self.state
         self.drop_candidate()
         state.fruitless += 1
@@ -364,12 +364,12 @@ class Run:
         self.go("baseline", reason)
 
     def unschedule(self) -> None:
-        """The schedule in force ends; complete units stay."""
+        """End the schedule in force; complete units stay."""
         self.state.trial = None
         forget_open(self.state.record)
 
     def quiet(self) -> bool:
-        """Whether this is an hour in which nothing is tried."""
+        """Check whether this is an hour in which nothing is tried."""
         at = datetime.fromtimestamp(self.now_wall_s, UTC)
         hour = at.hour + at.minute / 60.0 + at.second / 3600.0
         for begin, end in self.settings.stages.quiet_hours_utc:

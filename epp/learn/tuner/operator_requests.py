@@ -41,7 +41,7 @@ class OperatorRequest(msgspec.Struct, frozen=True):
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
     def event(self, now_wall_s: float) -> Event:
-        """The event of the machine."""
+        """Return the event of the machine."""
         reason = self.reason or "no reason given"
         if self.what == "freeze":
             return Freeze(now_wall_s, reason)

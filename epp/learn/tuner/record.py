@@ -56,16 +56,16 @@ class Record(msgspec.Struct):
     next_unit: int = 0
 
     def values(self, measure: str) -> list[float]:
-        """Differences of one measure, unit by unit."""
+        """Return differences of one measure, unit by unit."""
         return [float(getattr(unit, measure)) for unit in self.units]
 
     def seen(self, arm: str) -> Tally:
-        """Counts of an arm, complete blocks and open ones."""
+        """Return counts of an arm, complete blocks and open ones."""
         blocks = [arms[arm] for arms in self.open.values() if arm in arms]
         return joined([self.totals.get(arm, Tally()), *blocks])
 
     def newest(self, arm: str, requests: int) -> Tally:
-        """Counts of an arm's latest open blocks, as many as it takes to have so many requests."""
+        """Return counts of an arm's latest open blocks, as many as it takes to have so many requests."""
         out = Tally()
         for block in sorted(self.open, reverse=True):
             if arm in self.open[block] and out.requests < requests:

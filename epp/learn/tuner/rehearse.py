@@ -198,7 +198,7 @@ def rehearse(
 
     Args:
         stage: the simulated deployment.
-        search: over the weights that may be moved; goes on from what it has been told.
+        search: over the weights that may be moved; goes on from what it has measured.
         incumbent: weights in force, all of them.
         budget: measurements to make.
         goal: what a live trial would be judged by.

@@ -102,7 +102,7 @@ class Sample:
 def sample_of(
     decision: Mapping[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float = math.nan
 ) -> Sample | None:
-    """The sample of a decision's record and its outcome's.
+    """Return the sample of a decision's record and its outcome's.
 
     Args:
         decision: the record.

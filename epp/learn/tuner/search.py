@@ -97,7 +97,7 @@ class Search:
         return Measured(dict(self._start), dict(self._bounds), self._seed, list(self._costs))
 
     def ask(self) -> dict[str, float]:
-        """Return the weights to measure next; the same until their cost is told."""
+        """Return the weights to measure next; the same until `tell`."""
         return dict(self._start) if self._is_incumbents_turn() else self._weights(self._point())
 
     def tell(self, cost: float) -> None:
@@ -126,7 +126,7 @@ class Search:
         return self._weights(np.asarray(self._optimizer.mean, dtype=float))
 
     def stop(self, *, budget: int) -> bool:
-        """Whether nothing more is to be asked."""
+        """Check whether nothing more is to be asked."""
         return not self._names or self.measurements >= budget
 
     def _is_incumbents_turn(self) -> bool:

@@ -1,6 +1,6 @@
 """What the commands work on: policy, bounds, settings, files; from a configuration, or flags and records.
 
-Owns which weights may be tuned and every mistake that can be told before anything starts.
+Owns which weights may be tuned; reports every mistake that can be found before anything starts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
-    """The setup of a command.
+    """Return the setup of a command.
 
     Args:
         arguments: of `add_arguments`.
@@ -108,7 +108,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
 
 
 def _recorded_policy(folder: Path) -> tuple[str, Mapping[str, object]]:
-    """Policy and parameters of the newest decision."""
+    """Return policy and parameters of the newest decision."""
     fix = "give --config epp.yaml, or wait for records"
     try:
         decisions, _ = newest_records(folder, "", 1)

@@ -63,7 +63,7 @@ def block_s(stages: Stages, thresholds: Thresholds) -> float:
 
 
 def level(state: State) -> float:
-    """Level at which the candidate on trial is tested."""
+    """Return level at which the candidate on trial is tested."""
     return promotion_level(
         state.settings.evidence.false_promotions, max(1, state.tests), promotions=state.promotions
     )
@@ -183,7 +183,7 @@ def judge(run: Run) -> None:
 
 
 def _unwell(run: Run, trial: Trial) -> bool:
-    """Whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
+    """Check whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
 
     It is nobody's fault: no promotion is undone for it, and a candidate that ends by it is no fruitless one.
     """

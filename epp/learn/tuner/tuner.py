@@ -254,7 +254,7 @@ class Tuner:
         return parse_plan(content, str(setup.paths.weights), policy=setup.policy, bounds=setup.file_bounds)
 
     def _in_file(self) -> Mapping[str, float]:
-        """Weights of a file that an earlier tuner, or a person, left."""
+        """Return weights of a file that an earlier tuner, or a person, left."""
         content = read_file(self.setup.paths.weights)
         try:
             return {} if content is None else self._parsed(content).weights

@@ -53,7 +53,7 @@ _ZETA = 5.591582441177751
 
 
 def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
-    """Level at which a candidate is tested, by e-LOND (Xu and Ramdas, AISTATS 2024).
+    """Return level at which a candidate is tested, by e-LOND (Xu and Ramdas, AISTATS 2024).
 
     A candidate is promoted when its e-value reaches one over this. Of all promotions then at most a share
     ``alpha`` is expected to be false, whatever the candidates have to do with each other: a search that
@@ -76,12 +76,12 @@ class Verdict:
 
 
 def margins(goal: Goal) -> dict[str, float]:
-    """Guardrails of a whole fleet's trial: measure -> rise that is not tolerated."""
+    """Return guardrails of a whole fleet's trial: measure -> rise that is not tolerated."""
     return {E2E: goal.e2e_margin, ERRORS: goal.error_margin, CONCENTRATION: goal.concentration_margin}
 
 
 def lag_one(values: Sequence[float]) -> float:
-    """Correlation of each value with the next; 0 where nothing varies."""
+    """Return correlation of each value with the next; 0 where nothing varies."""
     n = len(values)
     mean = sum(values) / n if n else 0.0
     spread = sum((value - mean) ** 2 for value in values)
@@ -91,7 +91,7 @@ def lag_one(values: Sequence[float]) -> float:
 
 
 def uncorrelated(values: Sequence[float]) -> list[float]:
-    """Values, merged by pairs while neighbours are alike beyond chance (2 standard errors)."""
+    """Return values, merged by pairs while neighbours are alike beyond chance (2 standard errors)."""
     out = list(values)
     while len(out) >= 2 * _MIN_MERGED and lag_one(out) > 2.0 / math.sqrt(len(out)):
         out = [(a + b) / 2.0 for a, b in zip(out[::2], out[1::2], strict=False)]
@@ -99,7 +99,7 @@ def uncorrelated(values: Sequence[float]) -> list[float]:
 
 
 def _arms(trial: Trial) -> tuple[str, str]:
-    """The arm with the newer weights, and the other one."""
+    """Return the arm with the newer weights, and the other one."""
     return (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
 
 
@@ -115,7 +115,7 @@ def unwell(record: Record, trial: Trial, settings: TunerSettings) -> str:
 
 
 def abrupt(record: Record, trial: Trial) -> Verdict | None:
-    """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
+    """Check whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
 
     The arms of a switchback have their blocks at different times, so a burst of load or an outage within one
     block looks like bad weights: a second pair must say the same.
@@ -135,13 +135,13 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
 
 
 def fails_now(record: Record, trial: Trial) -> bool:
-    """Whether the newer weights fail plainly in their newest block."""
+    """Check whether the newer weights fail plainly in their newest block."""
     rises = _rises(record, trial, ERRORS)
     return bool(rises) and rises[max(rises)] >= _ABRUPT[ERRORS]
 
 
 def _rises(record: Record, trial: Trial, measure: str) -> dict[int, float]:
-    """Rise of a measure in each open block of the newer weights that has enough requests.
+    """Return rise of a measure in each open block of the newer weights that has enough requests.
 
     In a split both arms have the same blocks, and all of them together count as one more, -1. In a switchback
     the other arm's newest block is compared with: after an outage it fails, too.
@@ -162,12 +162,12 @@ def _rises(record: Record, trial: Trial, measure: str) -> dict[int, float]:
 
 
 def _own_rise(found: Mapping[str, float], measure: str) -> float:
-    """Rise of a measure; slow requests less what failed more, which is judged as failures."""
+    """Return rise of a measure; slow requests less what failed more, which is judged as failures."""
     return found[measure] - (max(0.0, found[ERRORS]) if measure == SLOW else 0.0)
 
 
 def _full(record: Record, arm: str) -> dict[int, Tally]:
-    """An arm's open blocks with enough requests to be looked at alone."""
+    """Return an arm's open blocks with enough requests to be looked at alone."""
     blocks = {block: arms[arm] for block, arms in record.open.items() if arm in arms}
     return {block: tally for block, tally in blocks.items() if tally.requests >= _ABRUPT_REQUESTS}
 
@@ -185,7 +185,7 @@ def judge_split(record: Record, settings: TunerSettings) -> Verdict:
 def _harmed(
     record: Record, limits: Mapping[str, float], settings: TunerSettings, *, bound: float
 ) -> Verdict | None:
-    """The first guardrail that is shown to be broken."""
+    """Return the first guardrail that is shown to be broken."""
     alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
         rises = -_bets(record, measure, margin, bound)
@@ -195,19 +195,19 @@ def _harmed(
 
 
 def _bets(record: Record, measure: str, margin: float, bound: float) -> Bets:
-    """Bets on a guardrail; what differences are winsorised to limits stakes, and margins are small."""
+    """Return bets on a guardrail; what differences are winsorised to limits stakes, and margins are small."""
     span = 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
     return Bets(uncorrelated(record.values(measure)), span)
 
 
 def _objective(record: Record, settings: TunerSettings) -> tuple[Bets, Bets]:
-    """Bets on slow requests, before and after neighbours that are alike are merged."""
+    """Return bets on slow requests, before and after neighbours that are alike are merged."""
     slow, bound = record.values(SLOW), settings.evidence.block_bound
     return Bets(slow, bound), Bets(uncorrelated(slow), bound)
 
 
 def _concentrated(record: Record) -> float:
-    """How much more the candidate concentrates at least, from all of its requests.
+    """Return how much more the candidate concentrates at least, from all of its requests.
 
     Slices of a small share hold too few requests: the hottest of a few is hot by chance. Requests of a
     session stay together, so ten of them are taken as one; 3 standard errors.
@@ -220,7 +220,7 @@ def _concentrated(record: Record) -> float:
 
 
 def judge_switchback(record: Record, settings: TunerSettings, level: float) -> Verdict:
-    """Whether a candidate may be promoted.
+    """Check whether a candidate may be promoted.
 
     Args:
         record: the evidence.
@@ -257,7 +257,7 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
 
 
 def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
-    """Guardrails that may end a trial now; concentration not while it may yet be excused."""
+    """Return guardrails that may end a trial now; concentration not while it may yet be excused."""
     limits = margins(settings.goal)
     few = len(record.units) < settings.evidence.min_pairs
     if few or (sum(record.values(SLOW)) < 0.0 and sum(record.values(E2E)) < 0.0):
@@ -266,24 +266,24 @@ def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
 
 
 def _e2e_gains(record: Record, settings: TunerSettings) -> bool:
-    """Whether slow E2E is shown to be lower at all, neighbours alike or not."""
+    """Check whether slow E2E is shown to be lower at all, neighbours alike or not."""
     span = min(settings.evidence.block_bound, _SPAN_MARGINS * settings.goal.e2e_margin)
     raw, alpha = record.values(E2E), settings.evidence.guard_level
     return all(Bets(part, span).shows_below(0.0, alpha) for part in (raw, uncorrelated(raw)))
 
 
 def log_e(record: Record, settings: TunerSettings) -> float:
-    """Logarithm of the e-value that slow requests have fallen."""
+    """Return logarithm of the e-value that slow requests have fallen."""
     return min(bets.log_e() for bets in _objective(record, settings))
 
 
 def log_e_regret(record: Record, settings: TunerSettings) -> float:
-    """Logarithm of the e-value that slow requests have risen against the old weights."""
+    """Return logarithm of the e-value that slow requests have risen against the old weights."""
     return min((-bets).log_e() for bets in _objective(record, settings))
 
 
 def intervals(record: Record, settings: TunerSettings) -> dict[str, tuple[float, float]]:
-    """Bounds of the differences in a switchback by measure, which hold at all times."""
+    """Return bounds of the differences in a switchback by measure, which hold at all times."""
     bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
     out = {SLOW: _objective(record, settings)[1].interval(alpha / 2.0)}
     for measure, margin in margins(settings.goal).items():
@@ -292,7 +292,7 @@ def intervals(record: Record, settings: TunerSettings) -> dict[str, tuple[float,
 
 
 def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
-    """Whether a promoted candidate is to be regretted."""
+    """Check whether a promoted candidate is to be regretted."""
     evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
     if log_e_regret(record, settings) >= -math.log(evidence.guard_level):
         return Verdict(END, "slow requests shown to have risen against the old weights")

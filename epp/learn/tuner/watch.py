@@ -1,7 +1,7 @@
 """The whole fleet during a trial, against itself before it: harm that both arms suffer alike.
 
 Owns the fleet's blocks, the baseline that they make while the incumbent serves alone, and the test that ends
-a trial for the fleet's sake. Arms are not told apart here: in a full pool one arm's queues are the other's
+a trial for the fleet's sake. Arms are not distinguished here: in a full pool one arm's queues are the other's
 too, so a comparison of arms sees nothing. Pure; plain data.
 
 Rules
@@ -139,7 +139,7 @@ def enter(watch: Watch, sample: Sample, settings: TunerSettings) -> None:
 
 
 def begin(watch: Watch) -> Watch:
-    """A trial begins: its evidence is empty, the baseline stays as it is until the trial is over."""
+    """Begin a trial: its evidence is empty, the baseline stays as it is until the trial is over."""
     return Watch(open=watch.open, recent=watch.recent, baseline=watch.baseline, skip_until=watch.skip_until)
 
 
@@ -184,7 +184,7 @@ def completed(watch: Watch, complete: int, windows: tuple[int, ...]) -> Iterator
 
 
 def _loads(recent: Sequence[tuple[int, int, int]], windows: tuple[int, ...]) -> tuple[float, ...]:
-    """Requests and prompt tokens of a block, over windows that end with the newest one."""
+    """Return requests and prompt tokens of a block, over windows that end with the newest one."""
     newest, out = recent[-1][0], []
     for wanted in windows:
         within = [part for part in recent if part[0] > newest - wanted]
@@ -194,13 +194,13 @@ def _loads(recent: Sequence[tuple[int, int, int]], windows: tuple[int, ...]) -> 
 
 
 def share(block: Block, limit: int) -> float:
-    """Part of a block's requests above a coarse place."""
+    """Return part of a block's requests above a coarse place."""
     slow = sum(n for place, n in block.places.items() if place > limit)
     return slow / block.requests
 
 
 def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
-    """Share of slow requests, and how it spreads over the blocks."""
+    """Return share of slow requests, and how it spreads over the blocks."""
     counts = np.array([block.requests for block in blocks], dtype=float)
     shares = np.array([share(block, limit) for block in blocks])
     mean = float(np.average(shares, weights=counts))
@@ -208,7 +208,7 @@ def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
 
 
 def coarse_limit(slow_ms: float) -> int:
-    """The coarse place that T falls into; what lies above is slow."""
+    """Return the coarse place that T falls into; what lies above is slow."""
     return bin_of(slow_ms) // _COARSE
 
 
@@ -287,7 +287,7 @@ def comparison(watch: Watch, before: str) -> str:
 
 
 def harmed(watch: Watch, settings: TunerSettings) -> str:
-    """Why the trial is to end for the fleet's sake; empty while nothing is shown."""
+    """Return why the trial is to end for the fleet's sake; empty while nothing is shown."""
     if watch.evidence < 1.0 / settings.evidence.fleet_level:
         return ""
     found = comparison(watch, "before under that load")
