@@ -107,28 +107,6 @@ def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capability.yaml", "results.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "no checked answers"),
-        ('{"question": "q", "model": "m"}\n', "line 1.*language"),
-        (
-            '{"question":"q","model":"m","language":"en","prompt_tokens":0,"correct":true}',
-            "line 1.*prompt_tokens",
-        ),
-        (
-            '{"question":"q","model":"m","language":"en","prompt_tokens":9,"correct":true,"more":1}',
-            "one question",
-        ),
-    ],
-)
-def test_what_cannot_be_fitted_is_said(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text(text)
-    with pytest.raises(EppError, match=words):
-        fit(read_rows(path), 0)
-
-
 def test_flight_records_with_feedback_are_checked_answers(tmp_path: Path) -> None:
     requests = decided(6, "laar")
     with recorder_to(tmp_path) as (recorder, _):

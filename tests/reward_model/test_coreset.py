@@ -38,12 +38,3 @@ def test_farthest_first_is_greedy_k_centre_under_cosine_distance(
 
     assert chosen[0] == wanted[0]
     assert abs(reach(chosen.tolist()) - reach(wanted)) < 1e-3
-
-
-def test_rows_without_error_come_last_and_a_few_rows_are_all_kept() -> None:
-    vectors = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], np.float32)
-    assert farthest_first(vectors, 2).tolist() == [3, 1]
-    assert farthest_first(vectors, 3).tolist() == [3, 1, 0]
-    assert sorted(farthest_first(vectors, 9).tolist()) == [0, 1, 2, 3]
-    assert farthest_first(np.zeros((3, 2), np.float32), 2).tolist() == [0, 1]
-    assert farthest_first(vectors, 0).tolist() == []

@@ -76,16 +76,6 @@ def test_the_training_row_is_the_snapshot_of_the_decision(recorded: Recorded) ->
     assert found.choice.rows[:, running].sum() == 4  # those before, and not the request itself
 
 
-def test_another_endpoint_than_was_picked_teaches_and_proves_nothing(recorded: Recorded) -> None:
-    decision = recorded.decision()
-    other = (decision.chosen + 1) % len(decision.fleet)
-    outcome = recorded.outcome(decision, served=decision.fleet.endpoints[other])
-    found = log_of(decision, outcome, DEFAULT_FEATURES)
-    assert found is not None
-    assert np.array_equal(found.sample.row, found.choice.rows[other])
-    assert not found.served_pick
-
-
 def test_chances_are_the_policys_own_where_it_tells_them(recorded: Recorded) -> None:
     decision = recorded.decision()
     told = np.array([0.1, 0.2, 0.7])

@@ -6,7 +6,6 @@ import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from epp.learn.tuner.state import RollBack
 from epp.learn.tuner.status import status_lines
 from epp.learn.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
 from tests.kit.tunework import GOOD, World
@@ -64,14 +63,4 @@ def test_what_a_trial_ended_is_not_proposed_again(tmp_path: Path) -> None:
     world.until("screen")
     world.until("baseline")
     assert "ended in screen" in world.state.reason
-    assert world.state.refused == [GOOD]
-
-
-def test_what_was_promoted_and_rolled_back_is_not_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [GOOD])
-    world.start()
-    world.until("probation")
-    assert world.state.refused == []
-    assert world.tuner is not None
-    world.tuner.handle(RollBack(world.clock.wall_s(), 0, "a ticket"))
     assert world.state.refused == [GOOD]

@@ -94,20 +94,6 @@ def epp(*words: object) -> int:
     return main([str(word) for word in words])
 
 
-def test_pins_are_shown_kept_and_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = configured(tmp_path)
-    assert epp("weights", "pin", "queue_weight=0.7", "rtt_weight=5", "--config", config) == 0
-    assert epp("weights", "show", "--config", config) == 0
-    shown = capsys.readouterr().out
-    assert "queue_weight = 0.7  (override" in shown
-    assert "rtt_weight = 5  (override; [0, 50], tuned in [0.01, 2])" in shown
-    assert epp("weights", "unpin", "rtt_weight", "--config", config) == 0
-    assert "queue_weight: 0.7" in (tmp_path / "overrides.yaml").read_text()
-    assert epp("weights", "unpin", "--all", "--config", config) == 0
-    assert epp("weights", "show", "--config", config) == 0
-    assert "override" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.learn.tuner.operator_requests import OperatorRequest, ask
 from epp.learn.tuner.plan import parse_plan
 from tests.kit.tunework import GOOD, QUICK, STARTING, World
 
@@ -150,27 +149,6 @@ def test_a_step_of_the_clock_costs_the_blocks_around_it(world: World, step_s: fl
     assert world.state.trial.id != trial.id, "the schedule began anew"
     world.until("probation")
     assert world.state.incumbent == GOOD
-
-
-def test_operators_freeze_thaw_and_roll_back(tmp_path: Path) -> None:
-    world = World(tmp_path, [GOOD])
-    world.start()
-    world.until("probation")
-    ask(world.paths, OperatorRequest("rollback", "support ticket", 0))
-    world.run(2)
-    assert world.state.phase == "frozen"
-    assert plan(world).weights == STARTING
-    assert "support ticket" in plan(world).reason
-    world.die()
-    world.start()
-    world.run(3)
-    assert [change.how for change in world.state.history] == ["start", "promoted", "rolled-back"], "done once"
-    ask(world.paths, OperatorRequest("thaw", "again"))
-    world.run(2)
-    assert not world.state.held
-    ask(world.paths, OperatorRequest("freeze", "holidays"))
-    world.run(2)
-    assert world.state.reason == "by request: holidays"
 
 
 def test_a_weights_file_changed_behind_the_tuners_back_is_written_again(tmp_path: Path) -> None:
